@@ -22,6 +22,17 @@ def select_jax() -> None:
         os.environ.setdefault("KERAS_BACKEND", "jax")
 
 
+def check_chosen_backend() -> None:
+    """Raise where the environment chooses another backend, whose package may be missing or slow to import.
+
+    Raises:
+        BackendError: `KERAS_BACKEND` is not `jax`, and Keras is not imported yet.
+    """
+    chosen = os.environ.get("KERAS_BACKEND", "jax")
+    if "keras" not in sys.modules and chosen != "jax":
+        raise _wrong_backend(f"KERAS_BACKEND={chosen!r}")
+
+
 def require_jax() -> None:
     """Import Keras and check that it runs on JAX.
 
@@ -29,14 +40,18 @@ def require_jax() -> None:
         BackendError: when Keras already runs on another backend.
     """
     select_jax()
+    check_chosen_backend()
     import keras
 
     if keras.config.backend() != "jax":
-        raise BackendError(
-            "Keras must run on the JAX backend. "
-            f"Received: keras.config.backend()={keras.config.backend()!r}. Set KERAS_BACKEND=jax in the "
-            "environment, or write `import unisono` before `import keras`."
-        )
+        raise _wrong_backend(f"keras.config.backend()={keras.config.backend()!r}")
+
+
+def _wrong_backend(received: str) -> BackendError:
+    return BackendError(
+        f"Keras must run on the JAX backend. Received: {received}. Set KERAS_BACKEND=jax in the environment, "
+        "or write `import unisono` before `import keras`."
+    )
 
 
 def wants_own_lowering(switch: str) -> bool:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import operator
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeGuard
+from typing import SupportsIndex, TypeGuard
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from unisono._types import UserValue
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def whole_number(value: UserValue, least: int) -> int | None:
+def whole_number(value: object, least: int) -> int | None:
     """Return an argument as a Python int, if it is a whole number of at least a given size.
 
     Returns:
@@ -29,8 +29,8 @@ def whole_number(value: UserValue, least: int) -> int | None:
     return number if number is not None and number >= least else None
 
 
-def _index_of(value: UserValue) -> int | None:
-    if isinstance(value, bool):
+def _index_of(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
         # NumPy's integers have an index, and floats, which `int` would truncate without an error, have none.
@@ -39,12 +39,10 @@ def _index_of(value: UserValue) -> int | None:
         return None
 
 
-def checked_whole(value: UserValue, name: str, least: int, hint: str) -> int:
+def checked_whole(value: object, name: str, least: int, hint: str) -> int:
     """Return an argument as a Python int.
 
     Args:
-        value: what the user passed.
-        name: of the argument.
         least: the smallest allowed number.
         hint: what to write instead.
 
@@ -63,7 +61,7 @@ def checked_whole(value: UserValue, name: str, least: int, hint: str) -> int:
     return number
 
 
-def is_number(value: UserValue) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether an argument is a whole or floating-point number, also NumPy's.
 
     >>> is_number(3), is_number(0.5), is_number(True), is_number("3")
@@ -73,7 +71,7 @@ def is_number(value: UserValue) -> TypeGuard[float]:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def whole_numbers(values: Iterable[UserValue], least: int) -> list[int] | None:
+def whole_numbers(values: Iterable[object], least: int) -> list[int] | None:
     """Return arguments as Python ints; None if one of them is no whole number of at least a given size.
 
     >>> whole_numbers((3, 4), 1), whole_numbers((3, 4.0), 1)
@@ -82,6 +80,29 @@ def whole_numbers(values: Iterable[UserValue], least: int) -> list[int] | None:
     given = [whole_number(value, least) for value in values]
     found = [number for number in given if number is not None]
     return found if len(found) == len(given) else None
+
+
+def takes_arguments(fn: object, count: int, *names: str) -> bool:
+    """Return whether a function can be called with a number of positional arguments, as far as is known.
+
+    Args:
+        names: arguments that are given by name, too.
+
+    >>> takes_arguments(lambda x, y: x, 2), takes_arguments(lambda x: x, 2)
+    (True, False)
+    """
+    if not callable(fn):
+        return False
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        # A function in C may have no signature.
+        return True
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -96,8 +117,9 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if isinstance(text, str) and _SCHEME.match(text):
         raise UnsupportedError(
-            "Files are written and read on file systems of this machine. "
-            f"Received: {text!r}. Write a directory, such as one where `gcsfuse` or `mount-s3` has mounted "
-            "the bucket, or of a network file system; in a cluster, one that all tasks see."
+            "Files are written and read on file systems of this machine; checkpoints, backups, logs, models "
+            "and saved data also in object stores such as `s3://` and `gs://`. "
+            f"Received: {text!r}. Write a directory, as where `gcsfuse` or `mount-s3` has mounted the "
+            "bucket; in a cluster, one that all tasks see."
         )
     return Path(path)

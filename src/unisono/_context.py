@@ -10,14 +10,16 @@ Tests: tests/unit/test_context.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from unisono._errors import ContextError, MixedStrategyError
-from unisono._types import PyTree, UserValue
+from unisono._checks import takes_arguments
+from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError
+from unisono._system._blocks import set_for_block
+from unisono._types import PyTree, Tree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 
 if TYPE_CHECKING:
@@ -43,13 +45,13 @@ class ReplicaEngine(Protocol):
     def is_empty(self) -> bool:
         """Whether this replica has no rows while others have: its results must be ignored."""
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Combine `tree` over the replicas; every replica gets the result."""
 
     def total(self, size: int) -> int:
         """Return the sum over the replicas of a size that is known while tracing."""
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Concatenate `tree` over the replicas along `axis`."""
 
     def exchange(self, tree: PyTree) -> PyTree:
@@ -95,14 +97,9 @@ def current() -> Context | None:
     return _CURRENT.get()
 
 
-@contextlib.contextmanager
-def entered(context: Context | None) -> Iterator[None]:
+def entered(context: Context | None) -> AbstractContextManager[object]:
     """Make `context` current for a block."""
-    token = _CURRENT.set(context)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
+    return set_for_block(_CURRENT, context)
 
 
 def get_strategy() -> Strategy:
@@ -138,6 +135,11 @@ def get_replica_context() -> ReplicaContext | None:
     """Return the `ReplicaContext` inside a replica, and None in cross-replica context.
 
     Outside of every scope it belongs to the default strategy, with one replica.
+
+    >>> import unisono
+    >>> with unisono.MirroredStrategy(["cpu:0"]).scope():
+    ...     unisono.get_replica_context() is None
+    True
     """
     context = _CURRENT.get()
     if context is None:
@@ -162,6 +164,12 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
     Raises:
         ContextError: when called inside a `with strategy.scope()` block or a replica.
+
+    >>> import unisono
+    >>> unisono.experimental_set_strategy(unisono.OneDeviceStrategy("cpu:0"))
+    >>> unisono.has_strategy()
+    True
+    >>> unisono.experimental_set_strategy(None)
     """
     context = _CURRENT.get()
     if context is not None and not isinstance(context, _SetContext):
@@ -220,7 +228,7 @@ def creator_of(thing: keras.Model | keras.Variable) -> Strategy | None:
     return getattr(thing, _CREATOR, None)
 
 
-def check_holder(variable: Any) -> None:
+def check_holder(variable: keras.Variable) -> None:
     """Raise when another strategy than the current one holds a variable.
 
     Raises:
@@ -244,6 +252,14 @@ class ReplicaContext:
     """The replica that runs the code, and its collective operations.
 
     Returned by `get_replica_context()` inside the function given to `strategy.run`.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def step():
+    ...     context = unisono.get_replica_context()
+    ...     return context.all_reduce("sum", 1.0 + context.replica_id_in_sync_group)
+    >>> [float(total) for total in strategy.run(step).values]
+    [3.0, 3.0]
     """
 
     def __init__(self, strategy: ReplicatedStrategy, engine: ReplicaEngine) -> None:
@@ -274,15 +290,15 @@ class ReplicaContext:
         return self._engine.num_replicas
 
     @property
-    def devices(self) -> tuple[Any, ...]:
+    def devices(self) -> tuple[jax.Device, ...]:
         """The devices of the strategy, in replica order."""
         return tuple(self._strategy.worker_devices)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: PyTree, options: UserValue = None) -> PyTree:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Tree, options: object = None) -> Tree:
         """Combine `value` over all replicas and return the result on each; differentiable.
 
         Args:
-            reduce_op: sum or mean.
+            reduce_op: sum, or mean over replicas: that of rows only where all have equally many.
             value: a pytree of arrays with the same shapes on every replica; None leaves are kept.
             options: accepted for tf.distribute's signature; the strategy's own options apply.
 
@@ -298,7 +314,8 @@ class ReplicaContext:
         # One call for all dense arrays, so that the engine can pack them into few collectives.
         plain = iter(self._engine.all_reduce(op, [x for x in leaves if not isinstance(x, IndexedSlices)]))
         every = [self._rows(op, x) if isinstance(x, IndexedSlices) else next(plain) for x in leaves]
-        return jax.tree.unflatten(structure, every)
+        reduced: Tree = jax.tree.unflatten(structure, every)
+        return reduced
 
     def _rows(self, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
         """Return the sum of sparse rows: the concatenated rows of all replicas."""
@@ -308,7 +325,7 @@ class ReplicaContext:
             values = values / self.num_replicas_in_sync
         return IndexedSlices(values, indices, slices.dense_shape)
 
-    def all_gather(self, value: PyTree, axis: int, options: UserValue = None) -> PyTree:
+    def all_gather(self, value: Tree, axis: int, options: object = None) -> Tree:
         """Concatenate `value` of all replicas along `axis`, in replica order; differentiable.
 
         Args:
@@ -320,9 +337,9 @@ class ReplicaContext:
 
     def merge_call(
         self,
-        merge_fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        merge_fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> UserValue:
         """Call `merge_fn(strategy, *args)` once in cross-replica context, with all replicas' args.
 
@@ -333,14 +350,23 @@ class ReplicaContext:
 
         Returns:
             This replica's part of the result of `merge_fn`.
+
+        Raises:
+            InvalidTypeError: `merge_fn` does not take the strategy and the arguments.
         """
+        if not takes_arguments(merge_fn, 1 + len(args), *(kwargs or {})):
+            raise InvalidTypeError(
+                "`merge_fn` receives the strategy, and then the arguments of `merge_call`. Received: "
+                f"{getattr(merge_fn, '__qualname__', merge_fn)}, which does not take 1 + {len(args)} of "
+                "them. Write `merge_call(lambda strategy, ...: ..., args=(...,))`."
+            )
         every_args, every_kwargs = self._engine.exchange((tuple(args), dict(kwargs or {})))
         # Without a replica: `merge_fn` may call what only cross-replica context allows, such as `update`.
         with entered(Context(self._strategy, merging=self)):
             result = merge_fn(self._strategy, *every_args, **every_kwargs)
         return self.own_part(result)
 
-    def own_part(self, result: UserValue) -> UserValue:
+    def own_part(self, result: object) -> UserValue:
         """Return a pytree of all replicas with this replica's value in place of each `PerReplica`.
 
         Args:
@@ -348,7 +374,7 @@ class ReplicaContext:
         """
         import jax
 
-        def part(leaf: UserValue) -> UserValue:
+        def part(leaf: object) -> object:
             if not isinstance(leaf, PerReplica):
                 return leaf
             index = self._engine.replica_id
@@ -365,7 +391,7 @@ class OneReplica:
     replica_id = 0
     is_empty = False
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Return the value, which is its own sum and mean."""
         return tree
 
@@ -373,11 +399,11 @@ class OneReplica:
         """Return the size."""
         return size
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Return the value."""
         return tree
 
-    def exchange(self, tree: PyTree) -> PyTree:
+    def exchange(self, tree: Tree) -> Tree:
         """Return the value."""
         return tree
 

@@ -106,5 +106,9 @@ class UnsupportedError(UnisonoError, NotImplementedError):
     """An option or operation is not supported here."""
 
 
+class NeedsValueError(UnsupportedError):
+    """Code of a step needs the value of what is traced."""
+
+
 class TapeError(UnisonoError, RuntimeError):
     """A `GradientTape` was used where it cannot differentiate."""

@@ -9,12 +9,13 @@ Tests: tests/unit/test_mesh.py.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import logging
 import os
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -23,6 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unisono._backend import devices_forced_by, reserve_threads, threads_of_xla
 from unisono._errors import BackendError, DeviceError, InvalidArgumentError
 from unisono._types import ArrayLike, PyTree
+
+_LOG = logging.getLogger("unisono")
 
 #: The name of the mesh axis along which replicas lie.
 AXIS = "replica"
@@ -40,6 +43,9 @@ class ReplicaMesh:
 
     Args:
         devices: at least one, none twice.
+
+    >>> ReplicaMesh(resolve_devices(["cpu:0", "cpu:1"])).num_replicas
+    2
     """
 
     devices: tuple[jax.Device, ...]
@@ -109,7 +115,7 @@ class ReplicaMesh:
         # `device_put` would compare the values of all processes: a collective for every array.
         return jax.tree.map(lambda x: self._put_on_processes(x, sharding), tree)
 
-    def _put_on_processes(self, value: Any, sharding: NamedSharding) -> Any:
+    def _put_on_processes(self, value: object, sharding: NamedSharding) -> jax.Array:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             if value.sharding.is_equivalent_to(sharding, value.ndim):
                 return value
@@ -121,7 +127,7 @@ class ReplicaMesh:
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-    def put_parts(self, parts: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+    def put_parts(self, parts: Sequence[jax.Array | np.ndarray]) -> Sequence[jax.Array | np.ndarray]:
         """Return the parts of a batch of unequal sizes, each on the device of its replica.
 
         On several processes they stay as they are: replicas of unequal size are traced in turn, and every
@@ -144,7 +150,7 @@ class ReplicaMesh:
             (self.num_replicas,), self.sharded, lambda index: np.full(1, value)
         )
 
-    def local(self, array: ArrayLike) -> ArrayLike:
+    def local(self, array: jax.Array) -> jax.Array:
         """Return this process' copy of an array that is the same on all devices.
 
         Between steps every process holds arrays of its own: an operation on an array of all
@@ -157,7 +163,7 @@ class ReplicaMesh:
             return array
         return array.addressable_data(0) if array.is_fully_replicated else array
 
-    def local_each(self, arrays: list[PyTree]) -> list[PyTree]:
+    def local_each(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Return `local` of each array; the list itself where all devices are of this process.
 
         Args:
@@ -165,7 +171,7 @@ class ReplicaMesh:
         """
         return [self.local(x) for x in arrays] if self._spans_processes else arrays
 
-    def lay_out(self, array: ArrayLike, sharding: NamedSharding) -> ArrayLike:
+    def lay_out(self, array: jax.Array, sharding: NamedSharding) -> jax.Array:
         """Fix, in a step that is traced, where a result lies, so that each process holds what it may read.
 
         Args:
@@ -176,7 +182,7 @@ class ReplicaMesh:
 
 
 @functools.cache
-def _resharded(sharding: NamedSharding) -> Any:
+def _resharded(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     """The identity, with its result laid out anew by all processes together."""
     return jax.jit(lambda x: x, out_shardings=sharding)
 
@@ -200,21 +206,29 @@ def resolve_devices(
     """Return the devices of a list of names.
 
     Args:
-        devices: names such as `"/gpu:0"`, `"GPU:1"`, `"cpu:0"`, or `jax.Device`s. None or an
-            empty sequence takes all accelerators, or all CPU devices where there are none.
+        devices: names such as `"/gpu:0"`, `"GPU:1"`, `"cpu:0"`, or `jax.Device`s. None takes all
+            accelerators, or all CPU devices where there are none.
         num: the number of devices to take, instead of names.
 
     Raises:
-        DeviceError: when a device is absent, named twice, or its name is malformed.
+        DeviceError: when there is none, one is absent or named twice, or its name is malformed.
         InvalidArgumentError: when both `devices` and `num` are given.
+
+    >>> len(resolve_devices(["cpu:0", "cpu:1"]))
+    2
     """
     if devices and num is not None:
         raise InvalidArgumentError(
             f"Give either `devices` or their number. Received: devices={list(devices)!r} and {num}. "
             "Leave one of them out."
         )
-    if devices is None or (isinstance(devices, Sequence) and not devices):
+    if devices is None:
         return _first(num)
+    if isinstance(devices, Sequence) and not devices:
+        raise DeviceError(
+            f"A strategy needs at least one device. Received: devices={devices!r}. "
+            "Leave `devices` out to take all of them."
+        )
     _check_devices(devices)
     parsed = [_parse(d) if isinstance(d, str) else d for d in devices]
     wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
@@ -353,6 +367,12 @@ def fuse_results() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {extra}".strip()
 
 
+def stay_on_cpus() -> None:
+    """Keep JAX from other devices than CPUs, if it has not started: it takes most of each GPU's memory."""
+    if not jax_runs():
+        jax.config.update("jax_platforms", "cpu")
+
+
 def jax_runs() -> bool:
     """Return whether a backend has started."""
     # JAX has no public predicate that does not start one. But it refuses to change the number of CPU devices
@@ -366,9 +386,32 @@ def jax_runs() -> bool:
     return False
 
 
-def _config(name: str) -> Any:
+def _config(name: str) -> int:
     """Return an option of JAX, which `jax.config` does not declare as an attribute."""
-    return getattr(jax.config, name)
+    option: int = getattr(jax.config, name)
+    return option
+
+
+def check_alike(devices: Sequence[jax.Device]) -> None:
+    """Check that replicas can run one program; warn where one kind of device would wait for another.
+
+    Raises:
+        DeviceError: when the devices are of several platforms.
+    """
+    first = devices[0]
+    for device in devices:
+        if device.platform != first.platform:
+            raise DeviceError(
+                "All replicas must be on devices of one platform, since they run one program. Received: "
+                f"{first} ({first.platform}) and {device} ({device.platform}). Name devices of one platform."
+            )
+    kinds = collections.Counter(device.device_kind for device in devices)
+    if len(kinds) > 1:
+        _LOG.warning(
+            "The replicas are on devices of several kinds (%s), which get equal parts of a batch: in each "
+            "step the faster ones wait for the others. Choose with `devices` or CUDA_VISIBLE_DEVICES.",
+            ", ".join(f"{count} x {kind}" for kind, count in kinds.items()),
+        )
 
 
 def ensure_collectives_can_run(devices: Sequence[jax.Device]) -> None:

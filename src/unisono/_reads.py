@@ -8,12 +8,13 @@ Tests: tests/virtual/step/test_function_data.py.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import NoReturn, Protocol, TypeAlias
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._blocks import set_for_block
 from unisono._types import PyTree
 
 
@@ -38,7 +39,7 @@ class Reader(Protocol):
     def iterate(self, source: DataSource) -> None:
         """Allow the start of an iteration, or raise to forbid it."""
 
-    def read(self, source: DataSource, advance: Callable[[], Any]) -> PyTree:
+    def read(self, source: DataSource, advance: Callable[[], object]) -> PyTree:
         """Return the next batch of an iterator; `advance` reads it from the source.
 
         Raises:
@@ -54,14 +55,9 @@ def current_reader() -> Reader | None:
     return _READER.get()
 
 
-@contextlib.contextmanager
-def read_by(reader: Reader | None) -> Iterator[None]:
+def read_by(reader: Reader | None) -> AbstractContextManager[object]:
     """Let `reader` handle all reads within the block; None restores direct reads."""
-    token = _READER.set(reader)
-    try:
-        yield
-    finally:
-        _READER.reset(token)
+    return set_for_block(_READER, reader)
 
 
 def note_iteration(source: DataSource) -> None:
@@ -82,7 +78,7 @@ class _ReadRejection:
             "to the step as an argument: `strategy.run(step, args=(next(iterator),))`."
         )
 
-    def read(self, source: DataSource, advance: Callable[[], Any]) -> NoReturn:
+    def read(self, source: DataSource, advance: Callable[[], object]) -> NoReturn:
         """Raise an error."""
         self.iterate(source)
 

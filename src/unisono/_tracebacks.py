@@ -1,4 +1,4 @@
-"""Shorten the tracebacks of errors that the library raises on purpose to the user's frames.
+"""Shorten the tracebacks of errors that end a program: the library's frames between the user's are not shown.
 
 Set `UNISONO_TRACEBACK=full` in the environment to see all frames.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,9 @@ _VARIABLE = "UNISONO_TRACEBACK"
 _PACKAGES = ("unisono", "keras", "jax", "jaxlib", "grain", "orbax")
 
 #: Modules of the standard library through which these packages call a user's code.
-_BETWEEN = (contextlib.__file__, functools.__file__)
+_BETWEEN = (contextlib.__file__, functools.__file__, importlib.__file__)
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 
 _HINT = f"Unisono's own frames are not shown: set {_VARIABLE}=full to see them."
 
@@ -33,6 +36,11 @@ def is_user_code(filename: str) -> bool:
     return not filename.startswith(tuple(_folders()))
 
 
+def is_program(filename: str) -> bool:
+    """Return whether the code of a file is the user's program, and not that of any library."""
+    return is_user_code(filename) and "site-packages" not in filename and not filename.startswith(_STANDARD)
+
+
 def _folders() -> Iterator[str]:
     for name in _PACKAGES:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -42,35 +50,63 @@ def _folders() -> Iterator[str]:
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback of the user's frames only, or of all frames where none is the user's."""
-    frames = []
-    at = trace
-    while at is not None:
-        if is_user_code(at.tb_frame.f_code.co_filename):
-            frames.append(at)
-        at = at.tb_next
+    return _linked([f for f in _frames_of(trace) if is_user_code(f.tb_frame.f_code.co_filename)]) or trace
+
+
+def _frames_of(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _linked(frames: list[TracebackType]) -> TracebackType | None:
     shown: TracebackType | None = None
     for frame in reversed(frames):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return shown or trace
+    return shown
+
+
+def _without_libraries_between(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the libraries' frames above the last frame of the user's program.
+
+    What stands below is where another library, or this one, failed.
+    """
+    frames = list(_frames_of(trace))
+    of_program = [is_program(frame.tb_frame.f_code.co_filename) for frame in frames]
+    last = max((i for i, is_own in enumerate(of_program) if is_own), default=0)
+    hidden = [not is_user_code(frame.tb_frame.f_code.co_filename) for frame in frames[:last]]
+    if not any(hidden):
+        return trace
+    return _linked([f for f, hide in zip(frames, hidden + [False] * len(frames), strict=False) if not hide])
 
 
 def shorten(error: BaseException) -> None:
-    """Reduce the traceback of a `UnisonoError` to the user's frames and add a note; leave other errors alone.
+    """Reduce the traceback of a `UnisonoError` to the user's frames, and add a note.
+
+    Another error keeps the frames below the user's last one, where it was raised.
 
     Args:
         error: any error; its causes and contexts are shortened, too.
     """
-    if not isinstance(error, UnisonoError) or os.environ.get(_VARIABLE, "").lower() == "full":
+    if os.environ.get(_VARIABLE, "").lower() == "full":
         return
-    if _HINT not in getattr(error, "__notes__", ()):
-        error.add_note(_HINT)
+    keep = user_frames if isinstance(error, UnisonoError) else _without_libraries_between
     # Causes and contexts may form a circle.
     seen: set[int] = set()
     at: BaseException | None = error
+    is_shorter = isinstance(error, UnisonoError)
     while at is not None and id(at) not in seen:
         seen.add(id(at))
-        at.__traceback__ = user_frames(at.__traceback__)
+        kept = keep(at.__traceback__)
+        is_shorter |= kept is not at.__traceback__
+        at.__traceback__ = kept
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    if is_shorter and _HINT not in getattr(error, "__notes__", ()):
+        error.add_note(_HINT)
+
+
+#: Functions that add notes to errors of other libraries, where they end a program.
+EXPLAINERS: list[Callable[[BaseException], None]] = []
 
 
 def install() -> None:
@@ -90,12 +126,17 @@ class _Hook:
         before: the previous hook, which is called with the shortened error.
     """
 
-    def __init__(self, before: Callable[[Any, Any, Any], Any]) -> None:
+    def __init__(
+        self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]
+    ) -> None:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         shorten(error)
-        self._before(kind, error, error.__traceback__ if isinstance(error, UnisonoError) else trace)
+        for add_notes in EXPLAINERS:
+            add_notes(error)
+        # An error that was not raised has no traceback of its own.
+        self._before(kind, error, error.__traceback__ or trace)
 
 
 def _show_in_notebook(

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 #: A nested structure of arrays, as `jax.tree` takes it: an array, tuples, lists and dicts of them, or None.
 PyTree: TypeAlias = Any
+
+#: A structure of arrays, for a function that returns the same structure around arrays of the same kind.
+Tree = TypeVar("Tree")
 
 #: Whatever becomes an array: a NumPy or JAX array, a Python number, nested lists of numbers.
 ArrayLike: TypeAlias = Any
 
 #: What the user's function returns, or an argument for it, which the library hands on unread.
 UserValue: TypeAlias = Any
+
+#: Positional and keyword arguments of a call.
+CallArguments: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
 
 #: What Keras hands to a hook of a callback: numbers by name, which the callback may change.
 Logs: TypeAlias = dict[str, Any] | None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import jax
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import ArrayLike
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 T = TypeVar("T")
 
@@ -83,13 +87,13 @@ class PerReplica(DistributedValues):
 
     __slots__ = ("_stacked", "_values")
 
-    def __init__(self, values: Iterable[Any]) -> None:
+    def __init__(self, values: Iterable[object]) -> None:
         self._values: tuple[Any, ...] | None = tuple(values)
         # Not only `jax.Array`: `jax.tree` puts placeholders of any kind here.
         self._stacked: Any = None
 
     @classmethod
-    def from_stacked(cls, stacked: ArrayLike) -> PerReplica:
+    def from_stacked(cls, stacked: object) -> PerReplica:
         """Return the value whose replica `i` has `stacked[i]`.
 
         Args:
@@ -119,14 +123,14 @@ class PerReplica(DistributedValues):
         shards = None if isinstance(self._stacked, jax.core.Tracer) else _shards(self._stacked)
         return shards or tuple(self._stacked[i] for i in range(self._stacked.shape[0]))
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], bool]:
+    def tree_flatten(self) -> tuple[tuple[object, ...], bool]:
         """Return JAX's children: the stacked array, or the values."""
         if self._values is None:
             return (self._stacked,), True
         return self._values, False
 
     @classmethod
-    def tree_unflatten(cls, is_stacked: bool, children: tuple[Any, ...]) -> PerReplica:
+    def tree_unflatten(cls, is_stacked: bool, children: tuple[object, ...]) -> PerReplica:
         """Return a value from its children: the inverse of `tree_flatten`."""
         return cls.from_stacked(children[0]) if is_stacked else cls(children)
 
@@ -172,13 +176,13 @@ class IndexedSlices:
     ) -> None:
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
 
-    def tree_flatten(self) -> tuple[tuple[ArrayLike, ArrayLike], Sequence[int] | None]:
+    def tree_flatten(self) -> tuple[tuple[object, object], Sequence[int] | None]:
         """Return JAX's children: values and indices."""
         return (self.values, self.indices), self.dense_shape
 
     @classmethod
     def tree_unflatten(
-        cls, dense_shape: Sequence[int] | None, children: tuple[ArrayLike, ArrayLike]
+        cls, dense_shape: Sequence[int] | None, children: tuple[object, object]
     ) -> IndexedSlices:
         """Return a value from its children: the inverse of `tree_flatten`."""
         return cls(*children, dense_shape)
@@ -187,7 +191,7 @@ class IndexedSlices:
         return f"IndexedSlices(values={self.values!r}, indices={self.indices!r})"
 
 
-def _shards(stacked: ArrayLike) -> tuple[jax.Array, ...] | None:
+def _shards(stacked: jax.Array | np.ndarray) -> tuple[jax.Array, ...] | None:
     """Return the replicas' values without a copy, None where each device does not hold just one of them."""
     shards = getattr(stacked, "addressable_shards", ())
     # As in tf.distribute, `values` are this process' replicas where an array belongs to several processes.

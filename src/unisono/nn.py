@@ -43,6 +43,7 @@ def compute_average_loss(
 
     Raises:
         ContextError: in cross-replica context.
+        InvalidArgumentError: the batch size is not positive.
 
     >>> float(compute_average_loss(jnp.array([1.0, 3.0])))
     2.0
@@ -53,6 +54,11 @@ def compute_average_loss(
         weights = jnp.asarray(sample_weight, losses.dtype)
         # Weights belong to the first axes, the examples; NumPy would align them with the last ones.
         losses = losses * weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    if isinstance(global_batch_size, (int, float)) and global_batch_size <= 0:
+        raise InvalidArgumentError(
+            "`global_batch_size` must be the number of rows of all replicas. Received: "
+            f"{global_batch_size}. Leave it out: the rows are counted."
+        )
     if global_batch_size is None:
         # At least 1: where no replica has rows, the loss is 0 and not NaN.
         global_batch_size = max(1, replica.engine.total(losses.shape[0] if losses.ndim else 1))

@@ -92,8 +92,6 @@ def convolve(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """Return a convolution, computed in the layout of XLA's fast code.
 
     Args:
-        lhs: the data.
-        rhs: the kernel.
         parameters: of the primitive `conv_general_dilated`.
 
     >>> numbers = lax.conv_dimension_numbers((1, 1, 3), (1, 1, 2), ("NCH", "OIH", "NCH"))

@@ -52,7 +52,6 @@ def pooling_gradient(
 
     Args:
         source: the gradient of the pooled values.
-        operand: the input of the pooling.
         select_prim: `lax.ge_p` for max-pooling, `lax.le_p` for min-pooling.
         window_dimensions: the window's size in each dimension.
         window_strides: the stride in each dimension.
@@ -85,8 +84,6 @@ class _PoolWindows:
     Args:
         shape: the shape of the padded operand.
         counts: the number of windows along each dimension.
-        strides: the strides of the windows.
-        sizes: the size of a window.
     """
 
     def __init__(
@@ -106,7 +103,6 @@ class _PoolWindows:
         """Return the position of each window's extreme value, the first one of equal values.
 
         Args:
-            padded: the padded operand.
             keeps: whether a value is kept, given the next one.
         """
 

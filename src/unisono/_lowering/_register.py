@@ -16,7 +16,6 @@ def register(primitive: Primitive, is_replaced: Callable[..., bool], replacement
     """Lower an operation of two operands by a function where it applies, and else by JAX's own rule.
 
     Args:
-        primitive: the operation.
         is_replaced: whether the function applies, from the shapes of the operands and the parameters by name.
         replacement: from the operands and the parameters by name to the result; traced.
     """

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import jax
@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from unisono._checks import is_number, whole_number
 from unisono._errors import InvalidArgumentError
-from unisono._types import ArrayLike, PyTree, UserValue
+from unisono._types import ArrayLike, Tree, UserValue
 from unisono._values import Mirrored, PerReplica, ReduceOp
 from unisono.collectives._reduce import all_gather, all_reduce
 
@@ -31,8 +31,8 @@ Destinations: TypeAlias = UserValue
 #: of 0.9 MB in all takes 0.44 ms with this rule, 0.60 ms one by one and 1.7 ms in one bucket.
 SMALL = 160 * 1024
 
-#: The size at which a bucket between workers is closed, in bytes. Gloo runs one ring per array, of about 1.5
-#: ms on loopback: 160 arrays of 64 KiB take 131 ms one by one and 17 ms in one bucket.
+#: The size at which a bucket between workers on CPUs is closed, in bytes. Gloo runs one ring per array, of
+#: about 1.5 ms on loopback: 160 arrays of 64 KiB take 131 ms one by one and 17 ms in one bucket.
 BYTES_PER_PACK = 32 * 1024 * 1024
 
 
@@ -42,9 +42,17 @@ class CrossDeviceOps:
     Subclass it for another algorithm: override `all_reduce`, which runs inside the compiled step, or
     tf.distribute's `reduce_implementation` or `batch_reduce_implementation`, which receive the values of
     all replicas. Gradients, `strategy.reduce` and `ReplicaContext.all_reduce` then use them.
+
+    >>> import unisono
+    >>> class Doubled(CrossDeviceOps):
+    ...     def all_reduce(self, values, axis_name, mean):
+    ...         reduced = super().all_reduce(values, axis_name, mean)
+    ...         return [2 * value for value in reduced]
     """
 
-    def all_reduce(self, reduce_op: ReduceOp, tree: PyTree, *, axis_name: str, axis_size: int) -> PyTree:
+    algorithm = "xla"
+
+    def all_reduce(self, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int) -> Tree:
         """Combine `tree` over the devices of a mesh axis; called inside `jax.shard_map`.
 
         Args:
@@ -56,7 +64,14 @@ class CrossDeviceOps:
         Returns:
             The combined pytree, on every device.
         """
-        return all_reduce(tree, reduce_op, axis_name=axis_name, axis_size=axis_size, smaller_than=SMALL)
+        packing, algorithm = self._packing(), self.algorithm
+        return all_reduce(
+            tree, reduce_op, axis_name=axis_name, axis_size=axis_size, algorithm=algorithm, **packing
+        )
+
+    def _packing(self) -> Mapping[str, int]:
+        """Return the rule by which arrays share a bucket; see `collectives._packing.plan`."""
+        return {"smaller_than": SMALL}
 
     @property
     def has_implementation(self) -> bool:
@@ -153,16 +168,13 @@ class CrossDeviceOps:
 
 
 def reduce_in_step(
-    ops: CrossDeviceOps, reduce_op: ReduceOp, tree: PyTree, *, axis_name: str, axis_size: int
-) -> PyTree:
+    ops: CrossDeviceOps, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int
+) -> Tree:
     """Combine `tree` inside a compiled step, with a subclass' hook where it has one.
 
     Args:
-        ops: the algorithm.
         reduce_op: sum or mean.
         tree: pytree of arrays.
-        axis_name: the mesh axis.
-        axis_size: its size.
     """
     if not ops.has_implementation:
         return ops.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
@@ -171,9 +183,10 @@ def reduce_in_step(
     every = [
         all_gather(jnp.asarray(leaf)[None], 0, axis_name=axis_name, axis_size=axis_size) for leaf in leaves
     ]
-    return jax.tree.unflatten(
+    reduced: Tree = jax.tree.unflatten(
         structure, ops.batch_reduce(reduce_op, [(PerReplica.from_stacked(x), None) for x in every])
     )
+    return reduced
 
 
 def check_destinations(destinations: Destinations) -> None:
@@ -228,8 +241,6 @@ def _combine(op: ReduceOp, value: PerReplica) -> jax.Array:
 class _PackingOps(CrossDeviceOps):
     """An all-reduce algorithm on a fixed number of buckets."""
 
-    algorithm = "xla"
-
     def __init__(self, num_packs: int = 1) -> None:
         if whole_number(num_packs, 0) is None:
             raise InvalidArgumentError(
@@ -238,19 +249,23 @@ class _PackingOps(CrossDeviceOps):
             )
         self.num_packs = int(num_packs)
 
-    def all_reduce(self, reduce_op: ReduceOp, tree: PyTree, *, axis_name: str, axis_size: int) -> PyTree:
-        """Combine `tree` with the algorithm of the class."""
-        return all_reduce(
-            tree,
-            reduce_op,
-            axis_name=axis_name,
-            axis_size=axis_size,
-            algorithm=self.algorithm,
-            num_packs=self.num_packs,
-        )
+    def _packing(self) -> Mapping[str, int]:
+        return {"num_packs": self.num_packs}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_packs={self.num_packs})"
+
+
+def own_ops(platform: str) -> CrossDeviceOps:
+    """Return XLA's all-reduce, with arrays packed where that is faster on a platform.
+
+    XLA's compilers for GPUs and TPUs combine all-reduces as their network takes them best, without a copy,
+    and start the first ones while other gradients are computed. On CPUs each array is sent by itself.
+
+    >>> own_ops("cpu"), own_ops("gpu")._packing()
+    (CrossDeviceOps(), {'num_packs': 0})
+    """
+    return CrossDeviceOps() if platform == "cpu" else _PackingOps(num_packs=0)
 
 
 class NcclAllReduce(_PackingOps):
@@ -258,9 +273,12 @@ class NcclAllReduce(_PackingOps):
 
     Args:
         num_packs: the number of buckets into which arrays are packed; 0 for none.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], NcclAllReduce())
     """
 
-    def all_reduce(self, reduce_op: ReduceOp, tree: PyTree, *, axis_name: str, axis_size: int) -> PyTree:
+    def all_reduce(self, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int) -> Tree:
         """Combine `tree` with XLA's all-reduce."""
         if jax.default_backend() != "gpu":
             _warn_without_nccl(jax.default_backend(), "XLA's all-reduce is used")
@@ -278,6 +296,9 @@ class HierarchicalCopyAllReduce(_PackingOps):
 
     Args:
         num_packs: the number of buckets into which arrays are packed; 0 for none.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], HierarchicalCopyAllReduce(num_packs=2))
     """
 
     algorithm = "hierarchical"
@@ -288,6 +309,9 @@ class RingAllReduce(_PackingOps):
 
     Args:
         num_packs: the number of buckets into which arrays are packed; 0 for none.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], RingAllReduce())
     """
 
     algorithm = "ring"
@@ -302,11 +326,14 @@ class ReductionToOneDevice(_PackingOps):
 
     Raises:
         InvalidArgumentError: for an `accumulation_fn`, because the sum is part of the compiled program.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], ReductionToOneDevice())
     """
 
     algorithm = "one_device"
 
-    def __init__(self, reduce_to_device: UserValue = None, accumulation_fn: None = None) -> None:
+    def __init__(self, reduce_to_device: object = None, accumulation_fn: None = None) -> None:
         super().__init__(num_packs=1)
         if accumulation_fn is not None:
             raise InvalidArgumentError(
@@ -319,9 +346,12 @@ class ReductionToOneDevice(_PackingOps):
 class CommunicationImplementation(enum.Enum):
     """The all-reduce algorithm between workers.
 
-    `AUTO`: recursive doubling and halving on CPUs; XLA's own all-reduce, which is NCCL's on GPUs, on other
-        devices.
+    `AUTO`: on CPUs of one host recursive doubling and halving, and of several hosts Gloo's ring; XLA's own
+        all-reduce, which is NCCL's on GPUs, on other devices.
     `RING`: a ring, on any device. `NCCL`: the same as `AUTO`, with a warning where there is no GPU.
+
+    >>> CommunicationImplementation("RING").name
+    'RING'
     """
 
     AUTO = "AUTO"
@@ -404,45 +434,42 @@ class CommunicationOptions:
 class PackedAllReduce(CrossDeviceOps):
     """The all-reduce of several workers: few large buckets, because each costs a round between all workers.
 
-    Args:
-        options: the size of a bucket, and the algorithm.
-        platform: the platform of the devices, such as `"cpu"`.
+    Where XLA's compiler combines all-reduces itself (see `own_ops`), arrays are packed if the user asks for
+    it.
 
-    >>> PackedAllReduce(CommunicationOptions(), "gpu").algorithm
-    'xla'
+    Args:
+        platform: the platform of the devices, such as `"cpu"`.
+        on_one_host: whether all workers are on one machine.
+
+    >>> PackedAllReduce(CommunicationOptions(), "gpu", on_one_host=True)
+    PackedAllReduce(bytes_per_pack=0)
     """
 
-    def __init__(self, options: CommunicationOptions, platform: str) -> None:
-        self._bytes_per_pack = options.bytes_per_pack or BYTES_PER_PACK
-        self.algorithm = _algorithm_of(options.implementation, platform)
+    def __init__(self, options: CommunicationOptions, platform: str, on_one_host: bool) -> None:
+        self.algorithm = _algorithm_of(options.implementation, platform, on_one_host)
+        packs = platform == "cpu" or self.algorithm != "xla"
+        self._bytes_per_pack = options.bytes_per_pack or (BYTES_PER_PACK if packs else 0)
 
-    def all_reduce(self, reduce_op: ReduceOp, tree: PyTree, *, axis_name: str, axis_size: int) -> PyTree:
-        """Combine `tree` in buckets."""
-        return all_reduce(
-            tree,
-            reduce_op,
-            axis_name=axis_name,
-            axis_size=axis_size,
-            algorithm=self.algorithm,
-            bytes_per_pack=self._bytes_per_pack,
-        )
+    def _packing(self) -> Mapping[str, int]:
+        return {"bytes_per_pack": self._bytes_per_pack}
 
     def __repr__(self) -> str:
         return f"PackedAllReduce(bytes_per_pack={self._bytes_per_pack})"
 
 
-def _algorithm_of(implementation: CommunicationImplementation | str, platform: str) -> str:
+def _algorithm_of(implementation: CommunicationImplementation | str, platform: str, on_one_host: bool) -> str:
     """Return the key in `ALGORITHMS` of an implementation on a platform.
 
-    >>> _algorithm_of(CommunicationImplementation.AUTO, "cpu"), _algorithm_of("RING", "gpu")
+    >>> _algorithm_of(CommunicationImplementation.AUTO, "cpu", True), _algorithm_of("RING", "gpu", True)
     ('exchange', 'ring')
     """
     chosen = CommunicationImplementation(implementation)
     if chosen is CommunicationImplementation.RING:
         return "ring"
-    # NCCL knows the machine's links. Gloo's all-reduce takes twice the time of an exchange, see `_reduce`.
+    # NCCL knows the machine's links. Within a host Gloo's all-reduce takes twice the time of an exchange, and
+    # half of it over a slow link, see `_reduce`.
     if platform != "cpu":
         return "xla"
     if chosen is CommunicationImplementation.NCCL:
-        _warn_without_nccl(platform, "recursive doubling and halving is used")
-    return "exchange"
+        _warn_without_nccl(platform, "Gloo is used")
+    return "exchange" if on_one_host else "across_hosts"

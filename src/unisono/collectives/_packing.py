@@ -133,6 +133,15 @@ def unpack(buckets: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:
     return [arrays[i] for i in range(len(plan.shapes))]
 
 
+def split_rows(array: jax.Array, parts: int) -> jax.Array:
+    """Return an array as rows of equal lengths, shape `(parts, ceil(size / parts))`; zeros fill the last.
+
+    >>> split_rows(jnp.arange(3), 2).tolist()
+    [[0, 1], [2, 0]]
+    """
+    return jnp.pad(jnp.ravel(array), (0, -array.size % parts)).reshape(parts, -1)
+
+
 def _starts(bucket: jax.Array, sizes: list[int]) -> Sequence[int | jax.Array]:
     """Where each array begins in the bucket, on CPUs as numbers that the compiler does not know.
 

@@ -1,6 +1,6 @@
 """Collectives inside `jax.shard_map`: the all-reduce algorithms, all-gather, reduce-scatter and broadcast.
 
-All are differentiable: the gradient of an all-reduce is the all-reduce of the gradients. None
+All are differentiable: the gradient of an all-reduce is the all-reduce of the gradients. On CPUs none
 uses `lax.psum_scatter`, which returns wrong numbers over Gloo
 (https://github.com/jax-ml/jax/issues/40830).
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import PyTree
+from unisono._types import Tree
 from unisono._values import ReduceOp
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 
@@ -24,7 +24,7 @@ Reducer = Callable[[list[jax.Array], str, int], list[jax.Array]]
 
 
 def _xla(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
-    """XLA's own all-reduce: NCCL on GPUs, ICI on TPUs. All buckets in one operation."""
+    """XLA's own all-reduce: NCCL on GPUs, ICI on TPUs."""
     return list(lax.psum(buckets, axis_name))
 
 
@@ -151,6 +151,22 @@ def _halving(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     return part.reshape(-1)[: bucket.size]
 
 
+#: Buckets of fewer bytes are exchanged whole between hosts, too, in one round in place of two.
+_QUICK = 64 * 1024
+
+
+def _across_hosts(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+    """Sum large buckets by XLA's own all-reduce, and exchange small ones.
+
+    Gloo's ring uses both directions of a link at once. Its send and receive of an exchange do not: two hosts
+    at 100 Mbit/s needed 157 ms for 1 MB, and 84 ms by the ring (the bound is 80), measured once by itself;
+    `benchmarks/links.py` measures training.
+    """
+    large = [b for b in buckets if b.nbytes >= _QUICK]
+    sums = iter(_xla(large, axis_name, axis_size) if large else ())
+    return [next(sums) if b.nbytes >= _QUICK else _exchange([b], axis_name, axis_size)[0] for b in buckets]
+
+
 #: The all-reduce algorithms; each compiles to another program.
 ALGORITHMS: dict[str, Reducer] = {
     "xla": _xla,
@@ -158,11 +174,12 @@ ALGORITHMS: dict[str, Reducer] = {
     "hierarchical": _hierarchical,
     "one_device": _one_device,
     "exchange": _exchange,
+    "across_hosts": _across_hosts,
 }
 
 
 def all_reduce(
-    tree: PyTree,
+    tree: Tree,
     op: ReduceOp | str,
     *,
     axis_name: str,
@@ -171,14 +188,12 @@ def all_reduce(
     bytes_per_pack: int = 0,
     num_packs: int = 0,
     smaller_than: int = 0,
-) -> PyTree:
+) -> Tree:
     """Return the sum or mean of `tree` over the devices of a mesh axis, on each of them.
 
     Args:
         tree: pytree of arrays; None leaves are kept.
         op: sum or mean, for `ReduceOp.parse`.
-        axis_name: the mesh axis.
-        axis_size: its size.
         algorithm: a key of `ALGORITHMS`.
         bytes_per_pack: see `collectives._packing.plan`.
         num_packs: see `collectives._packing.plan`.
@@ -196,20 +211,20 @@ def all_reduce(
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     _check_types(leaves, op)
-    # Without a collective: the program of one device stays free of them.
-    if axis_size == 1 or not leaves:
-        return jax.tree.unflatten(structure, leaves)
-    packing = plan(
-        [(leaf.shape, leaf.dtype) for leaf in leaves],
-        bytes_per_pack=bytes_per_pack,
-        num_packs=num_packs,
-        smaller_than=smaller_than,
-    )
-    summed = _reduce(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
-    if op is ReduceOp.MEAN:
-        # After the sum, once: dividing before would round each replica's term.
-        summed = [(x / axis_size).astype(x.dtype) for x in summed]
-    return jax.tree.unflatten(structure, summed)
+    # Else without a collective: the program of one device stays free of them.
+    if axis_size > 1 and leaves:
+        packing = plan(
+            [(leaf.shape, leaf.dtype) for leaf in leaves],
+            bytes_per_pack=bytes_per_pack,
+            num_packs=num_packs,
+            smaller_than=smaller_than,
+        )
+        leaves = _reduce(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
+        if op is ReduceOp.MEAN:
+            # After the sum, once: dividing before would round each replica's term.
+            leaves = [(x / axis_size).astype(x.dtype) for x in leaves]
+    reduced: Tree = jax.tree.unflatten(structure, leaves)
+    return reduced
 
 
 def _reduce(
@@ -259,8 +274,6 @@ def all_gather(x: jax.Array, axis: int, *, axis_name: str, axis_size: int) -> ja
     Args:
         x: array of rank 1 or more.
         axis: the dimension to concatenate; negative numbers count from the last.
-        axis_name: the mesh axis.
-        axis_size: its size.
 
     Raises:
         InvalidArgumentError: for a scalar, or an `axis` out of range.
@@ -288,10 +301,17 @@ def all_gather(x: jax.Array, axis: int, *, axis_name: str, axis_size: int) -> ja
         return gathered(x), None
 
     def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array]:
-        # JAX's own derivative is a psum_scatter, which is wrong over Gloo (see the module's docstring).
+        return (lax.platform_dependent(cotangent, cpu=part_of_sum, default=sum_of_parts),)
+
+    def part_of_sum(cotangent: jax.Array) -> jax.Array:
         total = lax.psum(cotangent, axis_name)
         size = x.shape[at]
-        return (lax.dynamic_slice_in_dim(total, lax.axis_index(axis_name) * size, size, at),)
+        part: jax.Array = lax.dynamic_slice_in_dim(total, lax.axis_index(axis_name) * size, size, at)
+        return part
+
+    def sum_of_parts(cotangent: jax.Array) -> jax.Array:
+        part: jax.Array = lax.psum_scatter(cotangent, axis_name, scatter_dimension=at, tiled=True)
+        return part
 
     gathered.defvjp(forward, backward)
     return gathered(x)
@@ -302,8 +322,6 @@ def reduce_scatter(x: jax.Array, *, axis_name: str, axis_size: int) -> jax.Array
 
     Args:
         x: array whose first dimension divides by `axis_size`.
-        axis_name: the mesh axis.
-        axis_size: its size.
 
     Raises:
         InvalidArgumentError: when the first dimension does not divide by `axis_size`.
@@ -328,10 +346,7 @@ def broadcast(x: jax.Array, root: int, *, axis_name: str, axis_size: int) -> jax
     """Return the array of device `root` on every device.
 
     Args:
-        x: array.
         root: the device to copy from.
-        axis_name: the mesh axis.
-        axis_size: its size.
 
     Raises:
         InvalidArgumentError: for a `root` out of range.

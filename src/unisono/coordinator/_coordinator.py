@@ -10,14 +10,14 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._reads import DataIterator
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Call
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from unisono.strategies._parameter_server import ParameterServerStrategy
 
 _NUMBERS = itertools.count()
+
+#: Positional and keyword arguments of a call.
+Given = TypeVar("Given", bound=tuple[tuple[object, ...], dict[str, object]])
 
 
 class ClusterCoordinator:
@@ -71,11 +74,13 @@ class ClusterCoordinator:
         if hasattr(self, "_strategy"):
             return
         self._strategy, self._job = strategy, strategy.job
-        self._steps = FunctionSteps(strategy, tables=self._job.variables.may_be_table)
+        self._steps = FunctionSteps(strategy, self._job.destination)
         #: By function and kinds of arguments.
         self._functions: dict[Hashable, ScheduledFunction] = {}
         #: What calls will return, with their iterators, which the program may have dropped.
-        self._waiting: collections.deque[tuple[Future[Any], list[PerWorkerIterator]]] = collections.deque()
+        self._waiting: collections.deque[tuple[Future[RunResult], list[PerWorkerIterator]]] = (
+            collections.deque()
+        )
 
     @property
     def strategy(self) -> ParameterServerStrategy:
@@ -84,9 +89,9 @@ class ClusterCoordinator:
 
     def schedule(
         self,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] | None = None,
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
     ) -> RemoteValue:
         """Schedule a function; return its result, later.
 
@@ -126,7 +131,10 @@ class ClusterCoordinator:
         )
 
     def _run_with_batches(
-        self, fn: Callable[..., UserValue], given: PyTree, iterators: list[str]
+        self,
+        fn: Callable[..., object],
+        given: tuple[tuple[object, ...], dict[str, object]],
+        iterators: list[str],
     ) -> tuple[Future[RunResult], Callable[[RunResult], PyTree]]:
         """Schedule a call with iterators of the workers; return what it will compute, and what that means."""
         example = _with_specs(given, iterators, [()] * len(iterators))
@@ -172,7 +180,7 @@ class ClusterCoordinator:
         """
         return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else _here(leaf), val)
 
-    def create_per_worker_dataset(self, dataset_fn: UserValue) -> PerWorkerValues:
+    def create_per_worker_dataset(self, dataset_fn: object) -> PerWorkerValues:
         """Let every worker make a dataset of its own.
 
         The data are not divided between the workers, unless the function does it.
@@ -198,39 +206,41 @@ class ClusterCoordinator:
             self._waiting.popleft()
 
 
-def _with_specs(given: PyTree, iterators: Sequence[str], specs: Sequence[PyTree]) -> PyTree:
+def _with_specs(given: Given, iterators: Sequence[str], specs: Sequence[PyTree]) -> Given:
     """Return arguments with what stands for the workers' iterators, by their place in the call."""
     place = {name: number for number, name in enumerate(iterators)}
 
-    def stand_in(leaf: Any) -> Any:
+    def stand_in(leaf: object) -> object:
         if not isinstance(leaf, (PerWorkerIterator, WorkerIterator)):
             return leaf
         number = place[leaf.name] if isinstance(leaf, PerWorkerIterator) else leaf.number
         return WorkerIterator(number, jax.tree.map(_canonical_spec, specs[number]))
 
-    return jax.tree.map(stand_in, given)
+    changed: Given = jax.tree.map(stand_in, given)
+    return changed
 
 
 def _canonical_spec(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
-def _canonical(array: Any) -> np.ndarray:
+def _canonical(array: object) -> np.ndarray:
     host = np.asarray(array)
     return np.asarray(host, jax.dtypes.canonicalize_dtype(host.dtype))
 
 
-def _here(leaf: Any) -> Any:
+def _here(leaf: object) -> object:
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
-def _python_function(fn: UserValue) -> Callable[..., UserValue]:
+def _python_function(fn: object) -> Callable[..., object]:
     """Return the Python function behind a `unisono.function`, also behind a method that is one."""
     if isinstance(fn, Function):
         return fn.python_function
-    owner = getattr(fn.func, "__self__", None) if isinstance(fn, functools.partial) else None
-    if isinstance(owner, Function):
-        return functools.partial(owner.python_function, *fn.args, **fn.keywords)
+    if isinstance(fn, functools.partial):
+        owner = getattr(fn.func, "__self__", None)
+        if isinstance(owner, Function):
+            return functools.partial(owner.python_function, *fn.args, **fn.keywords)
     raise InvalidTypeError(
         f"`schedule` takes a `unisono.function`. Received: {fn!r}. Decorate it with `@unisono.function`."
     )

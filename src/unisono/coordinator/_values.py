@@ -9,7 +9,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ class RemoteValue:
         return f"<RemoteValue: {'there' if self._future.done() else 'not there yet'}>"
 
 
-def _as_numpy(leaf: Any) -> Any:
+def _as_numpy(leaf: object) -> object:
     # A scalar is a number of NumPy, as in TensorFlow.
     return leaf[()] if isinstance(leaf, np.ndarray) else leaf
 
@@ -102,7 +102,7 @@ class PerWorkerIterator:
     def __iter__(self) -> PerWorkerIterator:
         return self
 
-    def __next__(self) -> PyTree:
+    def __next__(self) -> NoReturn:
         raise ContextError(
             "The iterator of a per-worker dataset can be read on workers alone. Received: `next` on the "
             "coordinator. Pass it to the function that you give to `coordinator.schedule`."

@@ -21,7 +21,7 @@ from unisono.data._sharding import balanced_sizes
 ENDED = object()
 
 
-def as_array(leaf: UserValue) -> ArrayLike:
+def as_array(leaf: object) -> ArrayLike:
     """Convert tensors of other libraries to NumPy arrays.
 
     Args:
@@ -35,6 +35,14 @@ def as_array(leaf: UserValue) -> ArrayLike:
     if hasattr(leaf, "__array__"):
         return np.asarray(leaf)
     return leaf
+
+
+def owned(array: ArrayLike) -> ArrayLike:
+    """Return a copy of a NumPy array, which its source may write to again; other arrays as they are.
+
+    JAX may read an aligned buffer in place, and what it copies to a device after the call has returned.
+    """
+    return np.array(array, subok=True) if isinstance(array, np.ndarray) else array
 
 
 def check_values(batch: PyTree, name: str = "batch") -> None:
@@ -58,6 +66,18 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
             # Paths are built for the error only.
             path, _ = jax.tree_util.tree_leaves_with_path(batch)[number]
             raise _unusable(f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
+
+
+def check_no_rows(what: str, data: object) -> None:
+    """Raise for rows of Hugging Face, of which only the user knows what is input and what is target."""
+    columns = getattr(data, "column_names", None)
+    if columns is not None and hasattr(data, "with_format"):
+        made = "from_source(data)" if hasattr(data, "__len__") else "from_generator(lambda: data)"
+        raise InvalidTypeError(
+            f"{what} needs batches `(x, y)`. Received: a Hugging Face dataset of rows with the columns "
+            f"{columns}. Write `data = data.with_format('numpy')` and `unisono.data.Dataset.{made}"
+            ".map(lambda row: (row['x'], row['y'])).batch(64)`."
+        )
 
 
 def empty(what: str) -> InvalidArgumentError:
@@ -184,7 +204,7 @@ def split_spec(spec: PyTree, replicas: int, here: Sequence[int] | None = None) -
     TensorSpec(shape=(2, 3), dtype=dtype('int32'))
     """
 
-    def split(leaf: UserValue) -> TensorSpec | PerReplica:
+    def split(leaf: object) -> TensorSpec | PerReplica:
         whole = on_devices(leaf)
         # As the batches themselves: one replica gets plain arrays, and scalars are equal on all.
         if replicas == 1 or whole.shape == ():
@@ -198,7 +218,7 @@ def split_spec(spec: PyTree, replicas: int, here: Sequence[int] | None = None) -
     return jax.tree.map(split, spec)
 
 
-def on_devices(spec: UserValue) -> TensorSpec:
+def on_devices(spec: object) -> TensorSpec:
     """Return a component's specification on the devices, where 64-bit types may become 32-bit ones."""
     found = as_spec(spec)
     if found.dtype.kind not in "biufc":

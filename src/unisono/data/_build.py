@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from unisono._checks import local_path
+from unisono._system._object_store import StorePath, given_place
 from unisono.data._pipeline import _indexed, _streams
 from unisono.data._pipeline._caching import IndexedCache, StreamCache
 from unisono.data._pipeline._cardinality import AUTOTUNE, INFINITE
@@ -116,9 +116,9 @@ def zipped(parents: Sequence[Node], arrange: Callable[[Sequence[Element]], Eleme
     return _streams.StreamZip(tuple(parents), arrange)
 
 
-def cached(parent: Node, filename: str) -> Node:
+def cached(parent: Node, filename: str | os.PathLike[str] | StorePath) -> Node:
     """Return a node that keeps the elements, in a file where one is named."""
-    store = FileStore(str(local_path(filename))) if filename else MemoryStore()
+    store = FileStore(given_place(filename)) if filename else MemoryStore()
     if isinstance(parent, IndexedNode) and parent.cardinality != INFINITE:
         return IndexedCache(parent, store)
     return StreamCache(parent, store)

@@ -6,16 +6,16 @@ Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_sta
 from __future__ import annotations
 
 import glob
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from unisono._checks import checked_whole, local_path
+from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._reads import DataSet, note_iteration
+from unisono._system._object_store import given_place
 from unisono.data import _build
 from unisono.data._methods import SAVED, FurtherTransforms
 from unisono.data._options import Options
@@ -55,6 +55,11 @@ class Dataset(FurtherTransforms, DataSet):
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         super().__init__()
+        if not isinstance(node, Node):
+            raise InvalidTypeError(
+                f"A `Dataset` is made by one of its functions. Received: Dataset({type(node).__name__}). "
+                "Write `Dataset.from_tensor_slices((x, y))`."
+            )
         self._node = node
         self._options = options or Options()
 
@@ -368,15 +373,21 @@ class Dataset(FurtherTransforms, DataSet):
 
         Raises:
             InvalidArgumentError: No data set was saved there.
+
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp() + "/numbers"
+        >>> Dataset.range(3).save(folder)
+        >>> len(list(Dataset.load(folder)))
+        3
         """
         del element_spec, compression
-        name = str(local_path(path) / SAVED)
-        if not os.path.isfile(name):
+        file = given_place(path) / SAVED
+        if not file.is_file():
             raise InvalidArgumentError(
                 f"load needs a directory that save wrote. Received: path={path!r}, without the file "
                 f"{SAVED!r}. Write dataset.save({path!r}) first."
             )
-        loaded = Dataset(StoreSource(FileStore(name)))
+        loaded = Dataset(StoreSource(FileStore(file)))
         if reader_func is None:
             return loaded
         # As in tf.data the function receives a data set of shards; `save` writes one.

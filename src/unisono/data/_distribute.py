@@ -20,9 +20,11 @@ from unisono.data._batches import (
     as_array,
     as_spec,
     check_batched,
+    check_no_rows,
     check_values,
     common_rows,
     on_devices,
+    owned,
     split_spec,
 )
 from unisono.data._dataset import Dataset
@@ -60,26 +62,18 @@ def _split(array: ArrayLike, rows: int, mesh: ReplicaMesh) -> ArrayLike | PerRep
         return array
     replicas = mesh.num_replicas
     if replicas == 1:
-        return jax.device_put(_owned(array), mesh.devices[0])
+        return jax.device_put(owned(array), mesh.devices[0])
     if rows % replicas == 0 and rows:
         # One array of all parts: JAX places it in one call, and a step takes it as it is.
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
-        return PerReplica.from_stacked(mesh.put(_owned(parts), mesh.sharded))
-    return PerReplica(mesh.put_parts([_owned(array[a:b]) for a, b in split_points(rows, replicas)]))
-
-
-def _owned(array: ArrayLike) -> ArrayLike:
-    """Return a copy that is never written to: JAX may read an aligned NumPy buffer in place, and later."""
-    return np.array(array) if isinstance(array, np.ndarray) else array
+        return PerReplica.from_stacked(mesh.put(owned(parts), mesh.sharded))
+    return PerReplica(mesh.put_parts([owned(array[a:b]) for a, b in split_points(rows, replicas)]))
 
 
 def per_replica_elements(iterator: Iterator[PyTree], mesh: ReplicaMesh) -> Iterator[PyTree]:
     """Yield per-replica values: successive elements of `iterator` go to successive replicas.
 
     Replicas without an element, at the end or where it is `ENDED`, get arrays of no rows.
-
-    Args:
-        iterator: of one replica's batches.
     """
     for first in iterator:
         row = [first, *(next(iterator, ENDED) for _ in range(mesh.num_replicas - 1))]
@@ -89,12 +83,12 @@ def per_replica_elements(iterator: Iterator[PyTree], mesh: ReplicaMesh) -> Itera
         for element in row:
             check_values(element)
         if mesh.num_replicas == 1:
-            yield jax.tree.map(lambda x: jax.device_put(_owned(x), mesh.devices[0]), row[0])
+            yield jax.tree.map(lambda x: jax.device_put(owned(x), mesh.devices[0]), row[0])
         else:
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 
 
-def _without_rows(leaf: UserValue) -> np.ndarray:
+def _without_rows(leaf: object) -> np.ndarray:
     array = np.asarray(as_array(leaf))
     if array.ndim == 0:
         raise InvalidArgumentError(
@@ -112,7 +106,7 @@ def _joined(leaves: tuple[ArrayLike, ...], mesh: ReplicaMesh) -> PerReplica:
         return PerReplica.from_stacked(
             jax.device_put(np.stack([np.asarray(a) for a in arrays]), mesh.sharded)
         )
-    return PerReplica(jax.device_put(_owned(a), d) for a, d in zip(arrays, mesh.devices, strict=True))
+    return PerReplica(jax.device_put(owned(a), d) for a, d in zip(arrays, mesh.devices, strict=True))
 
 
 class DistributedDataset(DataSet, abc.ABC):
@@ -182,9 +176,7 @@ class DistributedDataset(DataSet, abc.ABC):
         # Without this, truth would be decided by len().
         return True
 
-    def reduce(
-        self, initial_state: UserValue, reduce_func: Callable[[UserValue, PyTree], UserValue]
-    ) -> UserValue:
+    def reduce(self, initial_state: object, reduce_func: Callable[[object, PyTree], object]) -> UserValue:
         """Combine all elements into one value.
 
         Args:
@@ -215,7 +207,7 @@ class SplitDataset(DistributedDataset):
 
     def __init__(
         self,
-        dataset: UserValue,
+        dataset: object,
         mesh: ReplicaMesh,
         options: InputOptions | None = None,
         check_iterable_here: Callable[[], None] = lambda: None,
@@ -267,11 +259,17 @@ class SplitDataset(DistributedDataset):
     def host_batches(self) -> UserValue:
         """What Keras' `fit` takes: the source, or a `Dataset` of what Keras would not take for data."""
         source = self._dataset
-        if isinstance(source, Sequence) and not isinstance(source, Dataset):
-            return Dataset.from_source(_Elements(source))
-        if callable(source) and not hasattr(source, "__iter__"):
-            return Dataset.from_generator(lambda: map(_tuples, batches_of(source)))
-        return source
+        is_list = isinstance(source, Sequence) and not isinstance(source, Dataset)
+        is_function = callable(source) and not hasattr(source, "__iter__")
+        return dataset_of(source) if is_list or is_function else source
+
+
+def dataset_of(source: UserValue) -> Dataset:
+    """Return a list of batches, an iterable of them or a function that returns one, as a `Dataset`."""
+    if isinstance(source, Sequence):
+        return Dataset.from_source(_Elements(source))
+    dataset = Dataset.from_generator(lambda: map(_tuples, batches_of(source)))
+    return dataset.assert_cardinality(len(source)) if hasattr(source, "__len__") else dataset
 
 
 class _Elements(Sequence[PyTree]):
@@ -298,7 +296,7 @@ class FunctionDataset(DistributedDataset):
 
     def __init__(
         self,
-        dataset_fn: Callable[[InputContext], UserValue],
+        dataset_fn: Callable[[InputContext], Iterable[object]],
         mesh: ReplicaMesh,
         options: InputOptions,
         check_iterable_here: Callable[[], None],
@@ -397,7 +395,7 @@ def _cardinality_of(dataset: UserValue) -> int:
         return UNKNOWN
 
 
-def _spec_of(dataset: UserValue) -> PyTree:
+def _spec_of(dataset: object) -> PyTree:
     """Return the specification of a source's batches: its own, or the first one's with any number of rows."""
     if hasattr(dataset, "element_spec"):
         return jax.tree.map(as_spec, dataset.element_spec)
@@ -415,14 +413,15 @@ def _spec_of(dataset: UserValue) -> PyTree:
     return jax.tree.map(_first_spec, first)
 
 
-def _first_spec(leaf: UserValue) -> TensorSpec:
+def _first_spec(leaf: object) -> TensorSpec:
     array = np.asarray(as_array(leaf))
     shape = (None, *array.shape[1:]) if array.ndim else ()
     return TensorSpec(shape, array.dtype)
 
 
-def _check_iterable(dataset: UserValue) -> None:
+def _check_iterable(dataset: object) -> None:
     # A list of arrays is a list of batches, a tuple of them is `(x, y)`.
+    check_no_rows("`distribute_dataset`", dataset)
     is_arrays = isinstance(dataset, tuple) and all(hasattr(x, "shape") for x in dataset)
     if isinstance(dataset, dict) or hasattr(dataset, "shape") or is_arrays:
         raise InvalidTypeError(

@@ -143,7 +143,7 @@ class DistributedIterator(DataIterator):
             raise _no_state(self._batches)
         return self._source_state() if self._state is None else self._state
 
-    def set_state(self, state: UserValue) -> None:
+    def set_state(self, state: object) -> None:
         """Resume from a state.
 
         Args:

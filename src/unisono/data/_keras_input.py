@@ -34,6 +34,10 @@ def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Keras
 
     Returns:
         A `keras.utils.PyDataset`; for a data set of unknown size, a `grain.IterDataset`.
+
+    >>> from unisono.data import Dataset
+    >>> as_keras_input(Dataset.range(10).batch(4)).num_batches
+    3
     """
     # A `PyDataset` must name its number of batches, or be infinite.
     if dataset.cardinality() == UNKNOWN:
@@ -42,11 +46,7 @@ def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | Keras
 
 
 class Position:
-    """The position in a data set over several iterations, and the states from which they can be resumed.
-
-    Args:
-        dataset: A data set of batches.
-    """
+    """The position in a data set over several iterations, and the states from which they can be resumed."""
 
     def __init__(self, dataset: Dataset, keep_states: int) -> None:
         self._dataset = dataset
@@ -153,9 +153,6 @@ class Position:
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """Return the state after a batch of this iteration, even if Keras has read ahead since.
-
-        Args:
-            batches: Number of batches that were used.
 
         Returns:
             A state for `resume_from`.

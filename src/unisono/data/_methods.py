@@ -10,8 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from unisono._checks import checked_whole, local_path
+from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._system._object_store import given_place
 from unisono._types import ArrayLike, UserValue
 from unisono.data import _build
 from unisono.data._pipeline import _functions, _structure
@@ -219,7 +220,7 @@ class FurtherTransforms(Transforms):
         """
         return self.derived(TakeWhile(self.node, _functions.predicate(predicate)))
 
-    def scan(self, initial_state: UserValue, scan_func: Callable[[Any, Any], Any]) -> Self:
+    def scan(self, initial_state: object, scan_func: Callable[[Any, Any], Any]) -> Self:
         """Apply a function with a state to each element.
 
         Args:
@@ -236,7 +237,7 @@ class FurtherTransforms(Transforms):
         """
         _functions.checked(scan_func, "scan")
 
-        def scanned(state: UserValue, element: Element) -> tuple[UserValue, Element]:
+        def scanned(state: object, element: Element) -> tuple[UserValue, Element]:
             result = scan_func(state, element)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise InvalidTypeError(
@@ -346,7 +347,7 @@ class FurtherTransforms(Transforms):
         """
         _not_supported("snapshot", reader_func=reader_func, shard_func=shard_func)
         del compression
-        return self.derived(_build.cached(self.node, str(local_path(path) / "snapshot")))
+        return self.derived(_build.cached(self.node, given_place(path) / "snapshot"))
 
     def save(
         self,
@@ -373,7 +374,7 @@ class FurtherTransforms(Transforms):
             yield _structure.map_leaves(_structure.spec_as_bytes, self.node.spec)
             yield from self
 
-        write_all(str(local_path(path) / SAVED), elements())
+        write_all(given_place(path) / SAVED, elements())
 
     def get_single_element(self) -> Element:
         """Return the only element.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+from unisono._errors import InvalidArgumentError
 from unisono.data._sharding import AutoShardPolicy
 
 
@@ -17,6 +18,9 @@ class DistributeOptions:
 
     Args:
         auto_shard_policy: The unit that is split: files, elements, or nothing.
+
+    >>> DistributeOptions().auto_shard_policy.name
+    'AUTO'
     """
 
     auto_shard_policy: AutoShardPolicy = AutoShardPolicy.AUTO
@@ -46,10 +50,18 @@ class Options:
 
         Returns:
             New options.
+
+        Raises:
+            InvalidArgumentError: the policy is none of `AutoShardPolicy`.
         """
         # Deep, because `experimental_distribute` is an object that the user may change later.
         result = copy.deepcopy(self)
         policy = later.experimental_distribute.auto_shard_policy
+        if not isinstance(policy, AutoShardPolicy):
+            raise InvalidArgumentError(
+                "`auto_shard_policy` must be an `AutoShardPolicy`. Received: "
+                f"{policy!r}. Write `unisono.data.experimental.AutoShardPolicy.DATA`."
+            )
         # AUTO is the default and counts as not set: it must not override a policy that was chosen earlier.
         if policy != AutoShardPolicy.AUTO:
             result.experimental_distribute.auto_shard_policy = policy

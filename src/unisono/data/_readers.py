@@ -41,6 +41,13 @@ def TextLineDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
     Returns:
         A data set.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "lines.txt")
+    >>> path.write_bytes(bytes([97, 10, 98, 10]))
+    4
+    >>> list(TextLineDataset(str(path)).as_numpy_iterator())
+    [b'a', b'b']
     """
     return _records(
         filenames, lambda name: Generator(functools.partial(_lines, name), _TEXT), num_parallel_reads
@@ -57,6 +64,14 @@ def TFRecordDataset(filenames: Filenames, num_parallel_reads: int | None = None)
 
     Returns:
         A data set.
+
+    >>> import tempfile
+    >>> from unisono import tf
+    >>> path = tempfile.mkdtemp() + "/records"
+    >>> with tf.io.TFRecordWriter(path) as writer:
+    ...     writer.write(b"one")
+    >>> list(TFRecordDataset(path).as_numpy_iterator())
+    [b'one']
     """
     return _records(filenames, TFRecords, num_parallel_reads)
 
@@ -69,6 +84,15 @@ def ArrayRecordDataset(filenames: str | os.PathLike[str] | list[str]) -> Dataset
 
     Returns:
         A data set.
+
+    >>> import tempfile
+    >>> from array_record.python.array_record_module import ArrayRecordWriter
+    >>> path = tempfile.mkdtemp() + "/records"
+    >>> writer = ArrayRecordWriter(path, "group_size:1")
+    >>> writer.write(b"one")
+    >>> writer.close()
+    >>> list(ArrayRecordDataset(path).as_numpy_iterator())
+    [b'one']
     """
     paths = filenames if isinstance(filenames, list) else [os.fspath(filenames)]
     return Dataset(Source(lambda: grain.sources.ArrayRecordDataSource(paths)))

@@ -16,9 +16,6 @@ def balanced_sizes(total: int, parts: int) -> tuple[int, ...]:
     TensorFlow uses chunks of the rounded-up size, which can leave the last replicas without rows
     (6 rows on 4 replicas: 2, 2, 2, 0).
 
-    Args:
-        total: the number of rows.
-
     >>> balanced_sizes(5, 2), balanced_sizes(1, 2)
     ((3, 2), (1, 0))
     """
@@ -45,14 +42,23 @@ def split_points(total: int, parts: int) -> tuple[tuple[int, int], ...]:
 
 
 class InputReplicationMode(enum.Enum):
-    """Whether an input function is called once per worker or once per replica."""
+    """Whether an input function is called once per worker or once per replica.
+
+    >>> [mode.name for mode in InputReplicationMode]
+    ['PER_WORKER', 'PER_REPLICA']
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
 
 
 class AutoShardPolicy(enum.Enum):
-    """How the input is divided between workers."""
+    """How the input is divided between workers.
+
+    >>> import unisono
+    >>> options = unisono.data.Options()
+    >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    """
 
     OFF = "OFF"
     AUTO = "AUTO"

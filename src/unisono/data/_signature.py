@@ -61,7 +61,7 @@ def as_signature(output_signature: Element, output_types: Element, output_shapes
     return None if output_types is None else _from_types(output_types, output_shapes)
 
 
-def _as_spec(spec: UserValue) -> TensorSpec:
+def _as_spec(spec: object) -> TensorSpec:
     if not isinstance(spec, SpecLike):
         raise InvalidTypeError(
             "output_signature must be made of specs with a shape and a dtype, in tuples and dicts. "
@@ -116,7 +116,7 @@ def conform(value: UserValue, signature: Element, path: Path = ()) -> Element:
     return leaf
 
 
-def _is_row(value: tuple[UserValue, ...], promised: Sequence[int | None] | None) -> bool:
+def _is_row(value: tuple[object, ...], promised: Sequence[int | None] | None) -> bool:
     """Return whether a tuple of numbers is an array of one dimension, as its signature says."""
     numbers = all(isinstance(item, (int, float, np.number)) for item in value)
     return numbers and promised is not None and _fits((len(value),), promised)
@@ -130,7 +130,7 @@ def _fits(shape: Sequence[int], promised: Sequence[int | None] | None) -> bool:
     return all(wanted in (None, size) for size, wanted in zip(shape, promised, strict=True))
 
 
-def _check(holds: bool, value: UserValue, signature: Element, path: Path) -> None:
+def _check(holds: bool, value: object, signature: Element, path: Path) -> None:
     if not holds:
         raise InvalidTypeError(
             "A generator must yield the structure of its signature. "

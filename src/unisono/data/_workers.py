@@ -21,7 +21,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono._values import PerReplica
 from unisono.data._batches import ENDED, as_array, check_values
 from unisono.data._dataset import Dataset
@@ -133,7 +133,7 @@ def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: Worker
     return jax.tree.unflatten(structure, columns)
 
 
-def _sendable(value: UserValue) -> np.ndarray:
+def _sendable(value: object) -> np.ndarray:
     array = np.asarray(as_array(value))
     if array.dtype.kind not in "biufcSUV":
         raise InvalidTypeError(
@@ -213,11 +213,7 @@ def _any_rows(spec: TensorSpec) -> TensorSpec:
 
 
 def joined_batches(batches: Iterable[PyTree], group: WorkerGroup) -> Iterator[PyTree]:
-    """Yield the rows of all workers' next batches, until none has one.
-
-    Args:
-        batches: this worker's: structures of arrays.
-    """
+    """Yield the rows of all workers' next batches, until none has one."""
     if group.size == 1:
         yield from batches
         return

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unisono._types import UserValue
 from unisono.data._dataset import Dataset
 from unisono.data._iterator import DistributedIterator, OptionalBatch
 from unisono.data._options import DistributeOptions
@@ -39,6 +38,10 @@ def cardinality(dataset: Dataset) -> int:
 
     Args:
         dataset: The data set.
+
+    >>> from unisono.data import Dataset
+    >>> int(cardinality(Dataset.range(3)))
+    3
     """
     return dataset.cardinality()
 
@@ -50,6 +53,10 @@ def save(dataset: Dataset, path: str, **options: Any) -> None:
         dataset: The data set.
         path: The directory.
         **options: The options of `Dataset.save`.
+
+    >>> import tempfile
+    >>> from unisono.data import Dataset
+    >>> save(Dataset.range(3), tempfile.mkdtemp() + "/numbers")
     """
     dataset.save(path, **options)
 
@@ -59,6 +66,10 @@ def get_single_element(dataset: Dataset) -> Element:
 
     Args:
         dataset: A data set of one element.
+
+    >>> from unisono.data import Dataset
+    >>> int(get_single_element(Dataset.range(1)))
+    0
     """
     return dataset.get_single_element()
 
@@ -132,16 +143,24 @@ def shuffle_and_repeat(
         buffer_size: As in `Dataset.shuffle`.
         count: As in `Dataset.repeat`.
         seed: As in `Dataset.shuffle`.
+
+    >>> from unisono.data import Dataset
+    >>> len(list(Dataset.range(3).apply(shuffle_and_repeat(3, count=2, seed=0))))
+    6
     """
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
-def prefetch_to_device(device: UserValue, buffer_size: int | None = None) -> Callable[[Dataset], Dataset]:
+def prefetch_to_device(device: object, buffer_size: int | None = None) -> Callable[[Dataset], Dataset]:
     """Return a function for `Dataset.apply` that reads ahead; the strategy puts batches onto its devices.
 
     Args:
         device: Accepted for compatibility.
         buffer_size: As in `Dataset.prefetch`.
+
+    >>> from unisono.data import Dataset
+    >>> len(list(Dataset.range(3).apply(prefetch_to_device("/gpu:0"))))
+    3
     """
     del device
     return lambda dataset: dataset.prefetch(buffer_size)
@@ -152,6 +171,12 @@ def get_next_as_optional(iterator: DistributedIterator) -> OptionalBatch:
 
     Args:
         iterator: A `unisono.DistributedIterator`.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0"])
+    >>> iterator = iter(strategy.distribute_dataset(unisono.data.Dataset.range(2).batch(2)))
+    >>> get_next_as_optional(iterator).has_value(), get_next_as_optional(iterator).has_value()
+    (True, False)
     """
     return iterator.get_next_as_optional()
 

@@ -29,7 +29,6 @@ def on_host(values: object, caller: str) -> np.ndarray:
 
     Args:
         values: numbers or strings: an array, a nested list, or one of them.
-        caller: what needs them, for the error.
 
     Returns:
         An array of numbers, or of bytes.
@@ -96,7 +95,6 @@ def hash_buckets(array: np.ndarray, buckets: int) -> np.ndarray:
 
     Args:
         array: what `on_host` returned.
-        buckets: how many there are.
 
     Returns:
         int64 numbers from 0 to `buckets` - 1, of the array's shape.

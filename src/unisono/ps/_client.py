@@ -29,6 +29,7 @@ from unisono.ps.state._variables import StoredSpec
 from unisono.rpc._calls import PeerLostError, PushToServer, RequestClient, RequestNumbers, StaleValuesError
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
+from unisono.rpc._versions import installed
 
 #: Seconds after which a request is sent again, and between two attempts while a server is away.
 RETRY_AFTER = 5.0
@@ -91,6 +92,11 @@ class ServerClient:
         """How many servers the cluster has."""
         return len(self._clients)
 
+    @property
+    def generation(self) -> int:
+        """Which start of the job this is, once it has begun."""
+        return self._generation
+
     def begin_job(self, least: int) -> int:
         """Drop the variables of earlier jobs on all servers; return the generation of this job.
 
@@ -98,7 +104,7 @@ class ServerClient:
         """
         known = [int(answer.meta["generation"]) for answer in self.on_all(Op.STATUS)]
         self._generation = max(least, 1 + max(known, default=0))
-        self.on_all(Op.HELLO, {"reset": True})
+        self.on_all(Op.HELLO, {"reset": True, "versions": installed()})
         return self._generation
 
     def used_batches(self) -> dict[str, int]:

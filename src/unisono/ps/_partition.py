@@ -22,6 +22,10 @@ class Partitioner(abc.ABC):
     """Decide into how many shards a variable is cut.
 
     A subclass implements `__call__`. Any function of the same arguments is a partitioner as well.
+
+    >>> class Halves(Partitioner):
+    ...     def __call__(self, shape, dtype, axis=0):
+    ...         return [2] + [1] * (len(shape) - 1)
     """
 
     @abc.abstractmethod
@@ -29,8 +33,6 @@ class Partitioner(abc.ABC):
         """Return the number of parts for each axis of a variable; all but that of `axis` are 1.
 
         Args:
-            shape: of the variable.
-            dtype: of the variable.
             axis: the axis to cut.
         """
 

@@ -20,7 +20,7 @@ from unisono._lowering._compiler_options import compiler_options
 from unisono._mesh import local_devices
 from unisono.ps.state._push import Array
 
-#: What JAX computes with 32 bits unless it is told otherwise.
+#: What JAX computes with 32 bits unless 64 bits are enabled.
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
@@ -31,6 +31,12 @@ def digest_of(blob: bytes) -> str:
     32
     """
     return hashlib.blake2b(blob, digest_size=16).hexdigest()
+
+
+def own_platform() -> str:
+    """Return on what programs run in this process, as `jax.export` names it; starts JAX."""
+    platform: str = jax.export.default_export_platform()
+    return platform
 
 
 class ExportedProgram:
@@ -67,7 +73,11 @@ class ExportedProgram:
         donated = (0, 1) if self.counts is not None else ()
         #: How often the program was compiled: once for each number of rows, where that is open.
         self.compiled_count = 0
-        self._call = jax.jit(self._traced, donate_argnums=donated, compiler_options=compiler_options("cpu"))
+        platform = own_platform()
+        #: Where it runs, if that is not the usual device of this process.
+        self.device = None if platform in exported.platforms else local_devices("cpu")[0]
+        options = compiler_options(platform if self.device is None else "cpu")
+        self._call = jax.jit(self._traced, donate_argnums=donated, compiler_options=options)
 
     def _traced(self, *args: Any) -> Any:
         self.compiled_count += 1
@@ -105,7 +115,11 @@ class ExportedProgram:
         Args:
             args: the program's arguments; of an update, `values` and `slots` are donated.
         """
-        with jax.enable_x64(True) if self._needs_x64 else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if self._needs_x64:
+                stack.enter_context(jax.enable_x64(True))
+            if self.device is not None:
+                stack.enter_context(jax.default_device(self.device))
             # All arrays are on one device, committed: otherwise the second call would compile again.
             return self._call(*args)
 

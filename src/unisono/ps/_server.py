@@ -51,6 +51,7 @@ from unisono.rpc._calls import ClientId, StaleValuesError, error_answer
 from unisono.rpc._fields import ints, listed, mapping, whole
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
+from unisono.rpc._versions import check_versions
 
 _LOG = logging.getLogger("unisono")
 
@@ -134,13 +135,11 @@ class VariableServer:
             self.exit_code = 1
             self.ended.set()
             return error_answer(frame, error)
-        except UnisonoError as error:
-            self.counts["errors"] += 1
-            return error_answer(frame, error)
         except Exception as error:
             # Whatever a client sends, the server goes on.
             self.counts["errors"] += 1
-            _LOG.warning("A parameter server could not answer %s.", frame, exc_info=True)
+            if not isinstance(error, UnisonoError):
+                _LOG.warning("A parameter server could not answer %s.", frame, exc_info=True)
             return error_answer(frame, error)
 
     def _check(self, client: ClientId, frame: Frame) -> None:
@@ -176,6 +175,8 @@ class VariableServer:
 
     def _hello(self, frame: Frame) -> Frame:
         self.store.raise_generation(frame.generation)
+        # After that, or the chief whose versions are others could not end this task.
+        check_versions(frame.meta.get("versions"))
         if frame.meta.get("reset"):
             self.store.reset(request=frame.request)
         return self._status(frame)

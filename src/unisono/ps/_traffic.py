@@ -1,4 +1,4 @@
-"""What steps cost: bytes pulled and pushed, and how many updates of others an update has missed.
+"""What steps cost: bytes pulled and pushed, seconds, and how many updates of others an update has missed.
 
 A worker counts while it sends and receives, and says it in the reply to each step; the chief adds it up. No
 message is sent for it.
@@ -8,17 +8,22 @@ Tests: tests/unit/ps/test_traffic.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from unisono.cluster.liveness._task_events import process_events
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 
 _MB = 1e6
+#: The parts of a worker's step.
+PARTS = ("data", "pull", "compute", "push")
 
 
 @dataclasses.dataclass
@@ -31,6 +36,11 @@ class StepCosts:
         updates: pushes that were applied, one for each server and step.
         missed: by how many pushes of others these were preceded, since their step had pulled; in sum.
         most: the same of one push, at most.
+        data: seconds in which the worker waited for batches of its datasets.
+        pull: seconds in which it waited for values. A pull that travels with a push costs less.
+        compute: seconds in which it computed.
+        push: seconds from the moment when its pushes went off until all servers had them; it computes the
+            next step meanwhile.
     """
 
     pulled: int = 0
@@ -39,25 +49,25 @@ class StepCosts:
     missed: int = 0
     most: int = 0
     steps: int = 0
+    data: float = 0.0
+    pull: float = 0.0
+    compute: float = 0.0
+    push: float = 0.0
 
-    def add(self, others: Iterable[int]) -> None:
+    def add(self, others: Iterable[float]) -> None:
         """Add what other steps have cost.
 
         Args:
             others: the fields, in order.
 
         >>> costs = StepCosts(pulled=10, most=3)
-        >>> costs.add([5, 0, 1, 2, 2, 1])
-        >>> costs.pulled, costs.missed, costs.most, costs.steps
-        (15, 2, 3, 1)
+        >>> costs.add([5, 0, 1, 2, 2, 1, 0.0, 0.5, 0.25, 0.0])
+        >>> costs.pulled, costs.missed, costs.most, costs.steps, costs.pull
+        (15, 2, 3, 1, 0.5)
         """
-        pulled, pushed, updates, missed, most, steps = others
-        self.pulled += pulled
-        self.pushed += pushed
-        self.updates += updates
-        self.missed += missed
-        self.most = max(self.most, most)
-        self.steps += steps
+        for name, other in zip(vars(self), others, strict=True):
+            own = getattr(self, name)
+            setattr(self, name, max(own, other) if name == "most" else own + other)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -67,6 +77,7 @@ class StepCosts:
             "staleness_max": float(self.most),
             "pulled_mb": self.pulled / _MB,
             "pushed_mb": self.pushed / _MB,
+            **{f"{name}_ms": 1000 * getattr(self, name) / max(1, self.steps) for name in PARTS},
         }
 
 
@@ -89,12 +100,31 @@ class Traffic:
                 self._costs.pushed += sum(array.nbytes for array in arrays)
             return functools.partial(self._answered, server, op, self._counts.get(server))
 
-    def take(self) -> list[int]:
+    @contextlib.contextmanager
+    def spending(self, part: str) -> Iterator[None]:
+        """Count the seconds of a block, also where it raises.
+
+        Args:
+            part: one of `PARTS`.
+        """
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent(part, time.perf_counter() - began)
+
+    def spent(self, part: str, seconds: float) -> None:
+        """Count seconds of a part."""
+        with self._lock:
+            setattr(self._costs, part, getattr(self._costs, part) + seconds)
+
+    def take(self) -> list[float]:
         """Return the costs of one step, and begin to count for the next."""
         with self._lock:
             costs, self._costs = self._costs, StepCosts()
+        costs.steps = 1
         # Not `astuple`, which copies deeply: this is for each step.
-        return [costs.pulled, costs.pushed, costs.updates, costs.missed, costs.most, 1]
+        return list(vars(costs).values())
 
     def _answered(self, server: int, op: Op, before: int | None, sent: Future[Frame]) -> None:
         if sent.exception() is not None:
@@ -121,8 +151,9 @@ class StepTally:
         self._lock = threading.Lock()
         self._workers: dict[int, StepCosts] = {}
 
-    def add(self, worker: int, cost: Sequence[int]) -> None:
+    def add(self, worker: int, cost: Sequence[float]) -> None:
         """Add a step."""
+        process_events().stepped()
         with self._lock:
             self._workers.setdefault(worker, StepCosts()).add(cost)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import reprlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import ArrayLike, PyTree, UserValue
+from unisono._types import PyTree
 from unisono._values import Mirrored, PerReplica
 
 
@@ -32,6 +33,10 @@ class Kind(enum.Enum):
 
 #: The spec of Python's float, whose value is no part of a program.
 NUMBER = jax.ShapeDtypeStruct((), np.dtype("float32"), weak_type=True)
+
+
+#: An array among the arguments of a call, or the spec that stands for one.
+CallArray: TypeAlias = jax.Array | np.ndarray | np.generic | float | jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Call:
     statics: tuple[Any, ...]
 
     @classmethod
-    def parse(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def parse(cls, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
         """Take arguments apart.
 
         Raises:
@@ -60,7 +65,7 @@ class Call:
         if not isinstance(args, (list, tuple)):
             raise InvalidTypeError(
                 "`args` must be a list or tuple with the positional arguments of the step. "
-                f"Received: args={args!r}. Write `strategy.run(fn, args=(x,))`."
+                f"Received: args={reprlib.repr(args)}. Write `strategy.run(fn, args=(x,))`."
             )
         # `PerReplica` and `Mirrored` stay whole here: how they reach the replicas depends on the wrapper.
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_value)
@@ -74,11 +79,7 @@ class Call:
         return Kind.RAGGED in self.kinds
 
     def is_empty(self, replica: int) -> bool:
-        """Whether a replica gets arrays without rows where others get some.
-
-        Args:
-            replica: its number.
-        """
+        """Whether a replica gets arrays without rows where others get some."""
         ragged = [part for kind, part in zip(self.kinds, self.parts, strict=True) if kind is Kind.RAGGED]
         shapes = [part[replica].shape for part in ragged if len(part) > replica]
         return bool(shapes) and all(shape[:1] == (0,) for shape in shapes)
@@ -110,7 +111,7 @@ class Call:
         )
         return dataclasses.replace(self, parts=tuple(parts))
 
-    def rebuild(self, arrays: Sequence[Any], pick: Callable[[Kind, tuple[Any, ...]], Any]) -> PyTree:
+    def rebuild(self, arrays: Sequence[object], pick: Callable[[Kind, tuple[Any, ...]], Any]) -> PyTree:
         """Put `(args, kwargs)` together again around other arrays.
 
         Args:
@@ -132,16 +133,16 @@ class Call:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def _is_value(leaf: UserValue) -> bool:
+def _is_value(leaf: object) -> bool:
     return isinstance(leaf, (PerReplica, Mirrored))
 
 
-def is_array(leaf: UserValue) -> bool:
+def is_array(leaf: object) -> TypeGuard[jax.Array | np.ndarray | np.generic]:
     """Whether JAX can trace `leaf`; Python's own numbers are not arrays."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
-def _classify(leaf: UserValue) -> tuple[Kind, tuple[Any, ...], Any]:
+def _classify(leaf: object) -> tuple[Kind, tuple[CallArray, ...], object]:
     if isinstance(leaf, PerReplica):
         return _classify_per_replica(leaf)
     if isinstance(leaf, Mirrored):
@@ -157,7 +158,7 @@ def _classify(leaf: UserValue) -> tuple[Kind, tuple[Any, ...], Any]:
     return Kind.STATIC, (), leaf
 
 
-def _classify_per_replica(leaf: PerReplica) -> tuple[Kind, tuple[Any, ...], Any]:
+def _classify_per_replica(leaf: PerReplica) -> tuple[Kind, tuple[CallArray, ...], object]:
     if leaf.stacked is not None:
         return Kind.SPLIT, (leaf.stacked,), None
     values = leaf.values
@@ -169,7 +170,7 @@ def _classify_per_replica(leaf: PerReplica) -> tuple[Kind, tuple[Any, ...], Any]
     return Kind.RAGGED, arrays, None
 
 
-def _stack(arrays: tuple[Any, ...]) -> jax.Array | np.ndarray:
+def _stack(arrays: tuple[jax.Array, ...]) -> jax.Array | np.ndarray:
     """One array of values that may lie on several devices."""
     if any(isinstance(a, jax.core.Tracer) for a in arrays):
         return jnp.stack(arrays)
@@ -177,7 +178,7 @@ def _stack(arrays: tuple[Any, ...]) -> jax.Array | np.ndarray:
     return np.stack([np.asarray(a) for a in arrays])
 
 
-def _aval(x: ArrayLike) -> Hashable:
+def _aval(x: CallArray) -> Hashable:
     # The value of a float is not part of the program.
     if isinstance(x, float):
         return "float"
@@ -185,7 +186,7 @@ def _aval(x: ArrayLike) -> Hashable:
     return (x.shape, str(x.dtype), getattr(x, "weak_type", False))
 
 
-def _hashable(value: UserValue) -> Hashable:
+def _hashable(value: object) -> Hashable:
     try:
         hash(value)
     except TypeError:
@@ -202,10 +203,10 @@ class Output:
     entries: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def parse(cls, result: UserValue) -> tuple[Output, list[Any], list[Any]]:
+    def parse(cls, result: object) -> tuple[Output, list[jax.Array], list[CallArray]]:
         """Return the description, the arrays of this replica and the mirrored arrays."""
         leaves, structure = jax.tree.flatten(result, is_leaf=_is_value)
-        own: list[Any] = []
+        own: list[jax.Array] = []
         mirrored: list[Any] = []
         entries: list[tuple[str, Any]] = []
         for leaf in leaves:
@@ -221,7 +222,7 @@ class Output:
                 entries.append(("static", value))
         return cls(structure, tuple(entries)), own, mirrored
 
-    def rebuild(self, own: Sequence[Any], mirrored: Sequence[Any]) -> PyTree:
+    def rebuild(self, own: Sequence[object], mirrored: Sequence[object]) -> PyTree:
         """Put the result together from the values that stand for the replicas' arrays."""
         of_own, of_mirrored = iter(own), iter(mirrored)
         leaves = []
@@ -249,7 +250,7 @@ class _Word(str):
         return str(self)
 
 
-def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> PyTree:
+def regroup(outputs: Sequence[tuple[Output, list[jax.Array], list[CallArray]]]) -> PyTree:
     """Join what each replica returned, where replicas were traced in turn.
 
     Arrays become a `PerReplica`; equal Python objects are returned as they are.
@@ -286,7 +287,7 @@ def regroup(outputs: Sequence[tuple[Output, list[Any], list[Any]]]) -> PyTree:
     return Output(first.structure, tuple(entries)).rebuild(joined, mirrored)
 
 
-def _per_replica(arrays: Sequence[Any]) -> PerReplica:
+def _per_replica(arrays: Sequence[jax.Array]) -> PerReplica:
     """One array for each replica, stacked where their shapes are equal."""
     if len({array.shape for array in arrays}) == 1:
         # One array is one leaf of the program's result, and the form that `strategy.reduce` takes at once.
@@ -302,14 +303,14 @@ class Result:
     statics: tuple[Any, ...]
 
     @classmethod
-    def parse(cls, result: UserValue) -> tuple[Result, list[Any]]:
+    def parse(cls, result: object) -> tuple[Result, list[jax.Array]]:
         """Take a pytree apart into its arrays and the rest."""
         leaves, structure = jax.tree.flatten(result)
         leaves = [leaf.value if isinstance(leaf, keras.Variable) else leaf for leaf in leaves]
         statics = tuple(_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in leaves)
         return cls(structure, statics), [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
 
-    def rebuild(self, arrays: Sequence[Any]) -> PyTree:
+    def rebuild(self, arrays: Sequence[object]) -> PyTree:
         """Inverse of `parse`."""
         following = iter(arrays)
         leaves = [next(following) if s is _ARRAY else s for s in self.statics]
@@ -339,12 +340,7 @@ class LazyArray:
 
     @classmethod
     def of_step(cls, every: jax.Array, step: int) -> LazyArray:
-        """Return one step's value.
-
-        Args:
-            every: values of all steps of a program.
-            step: which.
-        """
+        """Return one step's value."""
         return cls(lambda: every, step)
 
     @property
@@ -370,6 +366,6 @@ class LazyArray:
         return self.__array__().shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """The array's."""
         return self.__array__().dtype

@@ -14,22 +14,25 @@ import keras
 
 from unisono._lowering._executables import Executables
 from unisono._mesh import ReplicaMesh
-from unisono._types import ArrayLike, PyTree, UserValue
+from unisono._types import PyTree, Tree
 from unisono._values import PerReplica
+from unisono.cluster.liveness._task_events import process_events
 from unisono.data._batches import check_values
 from unisono.step._call_signature import Call, Result
-from unisono.step._dispatch import CompiledStep
+from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
 from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discarded, discover
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
-from unisono.step._value_handle import RowsHandle, ValueHandle
+from unisono.step._value_handle import RowsHandle, ValueHandle, VariableValue
 from unisono.step.eager._recording import current_recorder, note_read
 from unisono.step.functions._identity import identity_of
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from unisono.strategies._replicated import ReplicatedStrategy
 
 _LOG = logging.getLogger("unisono")
@@ -52,15 +55,13 @@ class Entry:
 
     Args:
         traced: from values of variables and arrays to results and new values.
-        plan: which variables.
-        strategy: on whose replicas.
         is_shared: whether all replicas take part, and not this process alone.
         executables: where an equal program may have been compiled; None to compile it.
     """
 
     def __init__(
         self,
-        traced: Callable[..., tuple[Any, list[Any]]],
+        traced: Callable[[list[jax.Array], list[jax.Array]], tuple[object, list[jax.Array]]],
         plan: StatePlan,
         strategy: ReplicatedStrategy,
         is_shared: bool = True,
@@ -75,7 +76,7 @@ class Entry:
         self.strategy = strategy
         self._results: list[Result] = []
         # By slot: what the variable holds between steps, and the array on all devices that stands for it.
-        self._held: list[Any] = [_NOTHING] * len(plan.slots)
+        self._held: list[object] = [_NOTHING] * len(plan.slots)
         self._arrays: list[Any] = [None] * len(plan.slots)
         #: By slot: what stands for a value on parameter servers, which stays there and is read for each step.
         self._elsewhere: dict[int, RowsHandle] = {}
@@ -88,7 +89,9 @@ class Entry:
         is_written = [s.written for s in plan.slots]
 
         # Written state is donated, so that XLA updates it in place; what is only read is needed again.
-        def pure(donated: list[Any], kept: Any) -> tuple[list[Any], list[Any]]:
+        def pure(
+            donated: list[jax.Array], kept: tuple[list[jax.Array], list[jax.Array]]
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
             reads, arrays = kept
             of_written, of_read = iter(donated), iter(reads)
             values = [next(of_written) if w else next(of_read) for w in is_written]
@@ -104,12 +107,12 @@ class Entry:
             executables=executables,
         )  # fmt: skip
 
-    def arguments(self, call: Call) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+    def arguments(self, call: Call) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array]]]:
         """The donated and the kept arguments, on their devices."""
         if current_recorder() is not None:
             for slot in self.plan.slots:
                 note_read(slot.variable)
-        assigned: dict[int, Any] = {}
+        assigned: dict[int, VariableValue] = {}
         for i, (read, slot, held) in enumerate(zip(self._readers, self.plan.slots, self._held, strict=True)):
             # The same array as after the last step: nothing was assigned, and it is on all devices already.
             if (value := read(slot.variable)) is not held:
@@ -121,7 +124,7 @@ class Entry:
         return written, ([values[i] for i in self._read], self.place_arrays(call))
 
     def __call__(self, call: Call) -> PyTree:
-        done: list[Any] = []
+        done: list[Started[list[jax.Array], list[jax.Array]]] = []
         try:
             if self._is_shared:
                 self.note(call)
@@ -143,19 +146,15 @@ class Entry:
         return self._results[-1].rebuild(self.strategy.mesh.local_each(outputs))
 
     def note(self, call: Call) -> None:
-        """Note that a step of all processes begins.
-
-        Args:
-            call: its arguments.
-        """
+        """Note that a step of all processes begins."""
         self.strategy.process_group.note_step(self._kind, (call.arrays,))
 
-    def _compared(self) -> tuple[list[str], list[Any]]:
+    def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Names and arrays of what all workers must hold alike after a step."""
         slots = [(i, s) for i, s in self._written if s.layout.spec == UNSHARDED]
         return [s.variable.path for _, s in slots], [self._arrays[i] for i, _ in slots]
 
-    def _store_all(self, new: list[Any]) -> None:
+    def _store_all(self, new: Sequence[jax.Array]) -> None:
         """Store the new state in the variables."""
         for (i, slot), value in zip(self._written, self.strategy.state_layout.rest(new), strict=True):
             if self._elsewhere and i in self._elsewhere:
@@ -178,17 +177,18 @@ class Entry:
             _store(slot, jnp.asarray(value))
             object.__setattr__(slot.variable, _IS_ALIKE, True)
 
-    def _place_all(self, assigned: Mapping[int, Any]) -> None:
+    def _place_all(self, assigned: Mapping[int, VariableValue]) -> None:
         """Put what variables were assigned onto the devices; each has memory of its own there."""
         slots = self.plan.slots
         held = [read(slot.variable) for read, slot in zip(self._readers, slots, strict=True)]
         users = collections.Counter(map(id, held))
         for i, value in assigned.items():
             # Another variable's array, as after `target.assign(source)`: what is donated must be held once.
-            is_shared = users[id(value)] > 1 and isinstance(value, jax.Array)
-            self._place(i, slots[i], jnp.copy(value) if is_shared else value)
+            is_shared = users[id(value)] > 1
+            own = jnp.copy(value) if is_shared and isinstance(value, jax.Array) else value
+            self._place(i, slots[i], own)
 
-    def _place(self, number: int, slot: Slot, value: Any) -> None:
+    def _place(self, number: int, slot: Slot, value: VariableValue) -> None:
         """Put what a variable holds onto the devices."""
         # What is written is donated: where the step then fails, it is placed anew.
         self._held[number] = _NOTHING
@@ -204,12 +204,8 @@ class Entry:
             _store(slot, held)
         self._arrays[number] = array
 
-    def place_arrays(self, call: Call) -> list[Any]:
-        """Return the arrays of a call on their devices.
-
-        Args:
-            call: its arguments.
-        """
+    def place_arrays(self, call: Call) -> list[jax.Array]:
+        """Return the arrays of a call on their devices."""
         mesh = self.strategy.mesh
         return [
             x
@@ -219,29 +215,30 @@ class Entry:
         ]
 
 
-def _laid_out(result: PyTree, mesh: ReplicaMesh) -> PyTree:
+def _laid_out(result: Tree, mesh: ReplicaMesh) -> Tree:
     """Fix where a step's results lie, so that each process holds what it may look at."""
 
-    def place(leaf: UserValue) -> PyTree:
+    def place(leaf: object) -> PyTree:
         if isinstance(leaf, PerReplica) and leaf.stacked is not None:
             return PerReplica.from_stacked(mesh.lay_out(leaf.stacked, mesh.sharded))
         return jax.tree.map(
             lambda x: mesh.lay_out(x, mesh.replicated) if isinstance(x, jax.Array) else x, leaf
         )
 
-    return jax.tree.map(place, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    placed: Tree = jax.tree.map(place, result, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    return placed
 
 
-def _reader_of(slot: Slot) -> Callable[[keras.Variable], Any]:
+def _reader_of(slot: Slot) -> Callable[[keras.Variable], VariableValue]:
     """Return what reads the array that the variable of a slot holds; a C function, since steps call it."""
     return operator.attrgetter("stored_copies") if slot.is_stacked else stored_value
 
 
-def _stored(slot: Slot) -> Any:
+def _stored(slot: Slot) -> VariableValue:
     return _reader_of(slot)(slot.variable)
 
 
-def _store(slot: Slot, value: ArrayLike) -> None:
+def _store(slot: Slot, value: VariableValue) -> None:
     # Not `assign`, which converts and checks what was computed for this very variable.
     if slot.is_stacked:
         slot.variable.stored_copies = value
@@ -262,15 +259,15 @@ class StepCompiler:
         self._strategy, self._explains_many = strategy, explains_many
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Code of functions that change what they close over: each function is a step of its own.
-        self._changing: set[Any] = set()
-        self._programs_of: collections.Counter[Any] = collections.Counter()
+        self._changing: set[CodeType | None] = set()
+        self._programs_of: collections.Counter[object] = collections.Counter()
 
     @property
     def num_programs(self) -> int:
         """How many programs were compiled and are kept."""
         return len(self._entries)
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PyTree:
+    def run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> PyTree:
         """Call `fn` once per replica and return what it returns, regrouped."""
         call = Call.parse(args, kwargs)
         check_values(args, "args")
@@ -279,12 +276,13 @@ class StepCompiler:
         if frame is not None:
             return self._run_inside(fn, call, frame.scope)
         try:
+            process_events().stepped()
             return self.entry(fn, call)(call)
         except Exception as error:
             explain(error, fn, "`strategy.run`")
             raise
 
-    def entry(self, fn: Callable[..., Any], call: Call) -> Entry:
+    def entry(self, fn: Callable[..., object], call: Call) -> Entry:
         """The compiled step for a function and a call's signature."""
         code, same = getattr(fn, "__code__", None), identity_of(fn)
         key = (fn if code in self._changing else same, call.signature)
@@ -301,11 +299,11 @@ class StepCompiler:
                 self._entries.popitem(last=False)
         return entry
 
-    def _build(self, fn: Callable[..., Any], call: Call) -> Entry:
+    def _build(self, fn: Callable[..., object], call: Call) -> Entry:
         plan = self._discover(fn, call, None)
         return Entry(ReplicatedStep(self._strategy, fn, call, plan), plan, self._strategy)
 
-    def _discover(self, fn: Callable[..., Any], call: Call, parent: StateScope | None) -> StatePlan:
+    def _discover(self, fn: Callable[..., object], call: Call, parent: StateScope | None) -> StatePlan:
         step = ReplicatedStep(self._strategy, fn, call, parent=parent)
         discover(lambda arrays: discarded(step([], arrays)), call.arrays)
         plan = StatePlan.from_scopes(step.scopes, self._strategy.state_layout)
@@ -316,7 +314,7 @@ class StepCompiler:
                     slot.variable.promote(self._strategy.num_replicas_in_sync)
         return plan
 
-    def _run_inside(self, fn: Callable[..., Any], call: Call, scope: StateScope) -> PyTree:
+    def _run_inside(self, fn: Callable[..., object], call: Call, scope: StateScope) -> PyTree:
         """Run as a part of the program of a `unisono.function`."""
         scope.strategies.add(self._strategy)
         plan = self._discover(fn, call, scope)
@@ -331,10 +329,12 @@ class StepCompiler:
                     scope.add_update((slot.variable, slot.layout.enter(value, in_replica=False)))
         return result
 
-    def _note_program(self, fn: Callable[..., Any]) -> None:
+    def _note_program(self, fn: Callable[..., object]) -> None:
         name = getattr(fn, "__qualname__", repr(fn))
-        self._programs_of[name] += 1
-        if self._explains_many and self._programs_of[name] == _MANY_PROGRAMS:
+        # Other lambdas have the same name.
+        code = getattr(fn, "__code__", name)
+        self._programs_of[code] += 1
+        if self._explains_many and self._programs_of[code] == _MANY_PROGRAMS:
             _LOG.warning(
                 "%s was compiled %d times: a program depends on the shapes of arrays and on the values "
                 "of Python ints, bools and strings, also of those that it closes over. Pass what changes as "
@@ -344,7 +344,7 @@ class StepCompiler:
             )
 
 
-def _value_in(slot: Slot, scope: StateScope, replicas: int) -> Any:
+def _value_in(slot: Slot, scope: StateScope, replicas: int) -> jax.Array:
     """The value of a variable in the function around a step."""
     if not slot.is_stacked:
         return slot.layout.leave(scope.get_current_value(slot.variable), in_replica=False)

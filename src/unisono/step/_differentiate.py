@@ -8,19 +8,21 @@ Tests: tests/virtual/step/test_tape.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-_Values = list[tuple[Any, ...]]
+_Values = list[tuple[jax.Array, ...]]
+
+#: A gradient for each source; None for one without.
+Gradients = list[jax.Array | None]
 
 
 def gradient_of(
-    replay: Callable[[_Values], tuple[Any, list[list[Any]]]], values: _Values
-) -> list[tuple[list[Any], list[Any]]]:
+    replay: Callable[[_Values], tuple[jax.Array, list[list[jax.Array]]]], values: _Values
+) -> list[tuple[Gradients, Gradients]]:
     """Differentiate a replay by its arguments and by the tensors that it watched.
 
     Args:
@@ -35,7 +37,7 @@ def gradient_of(
     flat, structure = jax.tree.flatten(values)
     counts: list[int] = []
 
-    def flat_replay(*args: Any) -> tuple[Any, list[Any]]:
+    def flat_replay(*args: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         scalar, watched = replay(jax.tree.unflatten(structure, args))
         counts[:] = [len(w) for w in watched]
         return scalar, [jnp.asarray(t) for w in watched for t in w]
@@ -72,13 +74,13 @@ class _CutJaxpr:
         outer = {*jaxpr.invars, *jaxpr.constvars}
         self._computed = {v for v in sources if v not in outer}
 
-    def watched_primals(self, args: list[Any]) -> list[Any]:
+    def watched_primals(self, args: list[jax.Array]) -> list[jax.Array]:
         """The values of the watched tensors at `args`."""
         if not self._watched:
             return []
         return list(jex.jaxpr_as_fun(self._closed)(*args)[1:])
 
-    def gradients(self, primals: list[Any]) -> list[Any]:
+    def gradients(self, primals: list[jax.Array]) -> Gradients:
         """The gradients by every argument and watched tensor, None where there is none."""
         sources = [*self._closed.jaxpr.invars, *self._watched]
         needed = self._needed()
@@ -92,19 +94,19 @@ class _CutJaxpr:
         # computed inside is cut out alone.
         inside = [i for i in wanted if sources[i] in self._computed]
         groups = [[i for i in wanted if i not in inside], *([i] for i in inside)]
-        grads: list[Any] = [None] * len(primals)
+        grads: Gradients = [None] * len(primals)
         for group in groups:
             for i, grad in zip(group, self._gradient(primals, group), strict=True):
                 grads[i] = grad
         return grads
 
-    def _gradient(self, primals: list[Any], group: list[int]) -> list[Any]:
-        def scalar(chosen: list[Any]) -> Any:
+    def _gradient(self, primals: list[jax.Array], group: list[int]) -> list[jax.Array]:
+        def scalar(chosen: list[jax.Array]) -> jax.Array:
             return self._call(primals, dict(zip(group, chosen, strict=True)))
 
         return list(jax.grad(scalar)([primals[i] for i in group])) if group else []
 
-    def _needed(self) -> set[Any]:
+    def _needed(self) -> set[jex.Var]:
         """The variables that the scalar depends on through differentiable steps."""
         needed = {self._scalar} if isinstance(self._scalar, jex.Var) else set()
         for eqn in reversed(self._closed.jaxpr.eqns):
@@ -115,11 +117,11 @@ class _CutJaxpr:
                 needed.update(v for v in eqn.invars if isinstance(v, jex.Var))
         return needed
 
-    def _call(self, primals: list[Any], chosen: dict[int, Any]) -> Any:
+    def _call(self, primals: list[jax.Array], chosen: dict[int, jax.Array]) -> jax.Array:
         """Evaluate the scalar with the watched tensors given from outside."""
         jaxpr = self._closed.jaxpr
         args = [chosen.get(i, x) for i, x in enumerate(primals[: self._num_args])]
-        inside: dict[Any, Any] = {}
+        inside: dict[jex.Var, jax.Array] = {}
         for i, value in chosen.items():
             if i < self._num_args:
                 continue
@@ -140,11 +142,15 @@ class _CutJaxpr:
             debug_info=jaxpr.debug_info.with_unknown_names(),
         )
         closed = jex.ClosedJaxpr(cut, [self._constants[v] for v in constvars])
-        return jex.jaxpr_as_fun(closed)(*args, *inside.values())[0]
+        found: jax.Array = jex.jaxpr_as_fun(closed)(*args, *inside.values())[0]
+        return found
 
 
-def _without_outputs(eqn: jex.JaxprEqn, replaced: dict[Any, Any]) -> Any:
+def _without_outputs(eqn: jex.JaxprEqn, replaced: Mapping[jex.Var, jax.Array]) -> jex.JaxprEqn:
     """The equation with outputs that are given from outside renamed, so that none is bound twice."""
     if not any(v in replaced for v in eqn.outvars):
         return eqn
-    return eqn.replace(outvars=[jex.Var(v.aval) if v in replaced else v for v in eqn.outvars])
+    renamed: jex.JaxprEqn = eqn.replace(
+        outvars=[jex.Var(v.aval) if v in replaced else v for v in eqn.outvars]
+    )
+    return renamed

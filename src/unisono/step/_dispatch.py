@@ -5,9 +5,10 @@ Tests: tests/virtual/step/test_run_ahead.py, tests/virtual/step/test_compiler.py
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -17,8 +18,10 @@ from unisono._lowering._compiler_options import compiler_options
 from unisono._lowering._executables import Executables
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
-from unisono._types import PyTree
+from unisono._system._blocks import garbage_collection_paused
+from unisono._types import PyTree, Tree
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
+from unisono.cluster.liveness._in_flight import ProgramToken
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._run_ahead import run_ahead_of
 
@@ -26,12 +29,19 @@ from unisono.step._run_ahead import run_ahead_of
 _CAREFUL_CALLS = 3
 
 
-class CompiledStep:
+Donated = TypeVar("Donated")
+Kept = TypeVar("Kept")
+Outputs = TypeVar("Outputs")
+
+#: What a started step returns: outputs, the new state, and a token that is ready when the step is done.
+Started: TypeAlias = tuple[Outputs, Donated, ProgramToken]
+
+
+class CompiledStep(Generic[Donated, Kept, Outputs]):
     """A pure function compiled for a mesh, with its state donated.
 
     Args:
         fn: from `(donated, kept)` to `(outputs, state)`; both pytrees of arrays.
-        mesh: the devices.
         state_shardings: where the new state goes; a pytree prefix, or None.
         in_specs: with `out_specs`, run `fn` in `jax.shard_map`: once per replica.
         out_specs: the counterpart for `(outputs, state)`.
@@ -42,7 +52,7 @@ class CompiledStep:
 
     def __init__(
         self,
-        fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+        fn: Callable[[Donated, Kept], tuple[Outputs, Donated]],
         mesh: ReplicaMesh,
         state_shardings: PyTree = None,
         in_specs: PyTree = None,
@@ -58,7 +68,7 @@ class CompiledStep:
             fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
         @INTERRUPTS.interruptible
-        def with_token(donated: PyTree, kept: PyTree) -> PyTree:
+        def with_token(donated: Donated, kept: Kept) -> tuple[Outputs, Donated, jax.Array]:
             # The token is ready when the step is done; the other outputs may be donated on.
             with read_by(NOT_IN_A_STEP):
                 return *fn(donated, kept), jnp.zeros((), jnp.int8)
@@ -73,12 +83,12 @@ class CompiledStep:
             compiler_options=compiler_options(mesh.platform),
         )
         #: What is called: JAX's function, or a program that was compiled before.
-        self._program: Callable[..., Any] = self._compiled
+        self._program: Callable[[Donated, Kept], Started[Outputs, Donated]] = self._compiled
         self._careful: float | None = None
 
     def __call__(
-        self, donated: PyTree, kept: PyTree, done: list[PyTree] | None = None
-    ) -> tuple[PyTree, PyTree]:
+        self, donated: Donated, kept: Kept, done: list[Started[Outputs, Donated]] | None = None
+    ) -> tuple[Outputs, Donated]:
         """Start the step; returns before it is done.
 
         Args:
@@ -103,9 +113,12 @@ class CompiledStep:
         self._run_ahead.wait_for_capacity(token)
         return outputs, state
 
-    def _start_carefully(self, given: tuple[PyTree], kept: tuple[PyTree], done: list[PyTree]) -> None:
+    def _start_carefully(
+        self, given: tuple[Donated], kept: tuple[Kept], done: list[Started[Outputs, Donated]]
+    ) -> None:
         """Start the step where JAX does it in Python code: at first, and always if it has side effects."""
-        with INTERRUPTS.put_off():
+        is_new = self._careful is None
+        with INTERRUPTS.put_off(), garbage_collection_paused() if is_new else contextlib.nullcontext():
             if self._careful is None:
                 effects = self.jaxpr(*given, *kept).effects
                 self._careful = math.inf if effects else _CAREFUL_CALLS
@@ -121,13 +134,13 @@ class CompiledStep:
                 done[:] = map(self._program, given, kept)
             self._careful -= 1
 
-    def _take_compiled(self, executables: Executables, given: tuple[PyTree], kept: tuple[PyTree]) -> None:
+    def _take_compiled(self, executables: Executables, given: tuple[Donated], kept: tuple[Kept]) -> None:
         """Use a program that was compiled before, which JAX starts from Python code."""
         found = executables.program(self._compiled.lower(*given, *kept), self._mesh)
         if found is not None:
             self._program, self._careful = found, math.inf
 
-    def _guarded(self, donated: PyTree, kept: PyTree) -> tuple[PyTree, PyTree]:
+    def _guarded(self, donated: Donated, kept: Kept) -> tuple[Outputs, Donated]:
         """Run the step and look for NaNs in all that it computed.
 
         JAX's own guard runs the step again op by op, which never ends inside `shard_map`.
@@ -147,17 +160,18 @@ class CompiledStep:
                     )
         return outputs, state
 
-    def jaxpr(self, donated: PyTree, kept: PyTree) -> jex.ClosedJaxpr:
+    def jaxpr(self, donated: Donated, kept: Kept) -> jex.ClosedJaxpr:
         """The traced program; calling it later with such arguments does not trace it again."""
-        traced: jex.ClosedJaxpr = self._compiled.trace(donated, kept).jaxpr
+        with garbage_collection_paused():
+            traced: jex.ClosedJaxpr = self._compiled.trace(donated, kept).jaxpr
         return traced
 
-    def lower(self, donated: PyTree, kept: PyTree) -> jax.stages.Lowered:
+    def lower(self, donated: Donated, kept: Kept) -> jax.stages.Lowered:
         """JAX's lowered program, for looking into it."""
         return self._compiled.lower(donated, kept)
 
 
-def _without_aliases(donated: PyTree, kept: PyTree) -> PyTree:
+def _without_aliases(donated: Tree, kept: object) -> Tree:
     """Copy arrays that are donated twice, or donated and kept: two variables may share one array."""
     leaves, structure = jax.tree.flatten(donated)
     seen = {id(x) for x in jax.tree.leaves(kept)}
@@ -167,4 +181,5 @@ def _without_aliases(donated: PyTree, kept: PyTree) -> PyTree:
     for leaf in leaves:
         single.append(jnp.copy(leaf) if id(leaf) in seen else leaf)
         seen.add(id(leaf))
-    return jax.tree.unflatten(structure, single)
+    copied: Tree = jax.tree.unflatten(structure, single)
+    return copied

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from unisono._mesh import AXIS
-from unisono._types import PyTree
+from unisono._types import PyTree, Tree
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._reduce import all_gather
@@ -21,12 +21,7 @@ UNSHARDED = jax.sharding.PartitionSpec()
 
 
 class SpmdEngine:
-    """A replica inside `jax.shard_map`: collectives are XLA's.
-
-    Args:
-        num_replicas: the size of the mesh axis.
-        cross_device_ops: how an all-reduce is done.
-    """
+    """A replica inside `jax.shard_map`: collectives are XLA's."""
 
     #: Replicas of one program have equal numbers of rows.
     is_empty = False
@@ -40,7 +35,7 @@ class SpmdEngine:
         """The position on the mesh axis, traced."""
         return jax.lax.axis_index(AXIS)
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """All-reduce by the strategy's algorithm."""
         return reduce_in_step(self._ops, op, tree, axis_name=AXIS, axis_size=self.num_replicas)
 
@@ -48,15 +43,18 @@ class SpmdEngine:
         """All replicas run one program, so their sizes are equal."""
         return size * self.num_replicas
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Concatenate along `axis`."""
-        return jax.tree.map(lambda x: all_gather(x, axis, axis_name=AXIS, axis_size=self.num_replicas), tree)
+        joined: Tree = jax.tree.map(
+            lambda x: all_gather(x, axis, axis_name=AXIS, axis_size=self.num_replicas), tree
+        )
+        return joined
 
     def exchange(self, tree: PyTree) -> PyTree:
         """Give every replica all replicas' arrays."""
         return jax.tree.map(self._stack, tree)
 
-    def _stack(self, leaf: PyTree) -> PyTree:
+    def _stack(self, leaf: object) -> object:
         # One program: its Python objects are the same in all replicas.
         if not isinstance(leaf, jax.Array):
             return leaf
@@ -81,28 +79,29 @@ class TurnEngine:
         self.replica_id = frame.index
         self.num_replicas = len(frame.run.program.bodies)
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Meet the others and add up."""
         return self._frame.meet(tree, lambda _, operands: [self._reduce(op, operands)] * self.num_replicas)
 
-    def _reduce(self, op: ReduceOp, operands: list[PyTree]) -> PyTree:
+    def _reduce(self, op: ReduceOp, operands: list[Tree]) -> Tree:
         if self._ops is None or not self._ops.has_implementation:
             return _reduce(op, operands)
         structure = jax.tree.structure(operands[0])
         # This program holds all replicas' values: the user's hook gets them without a gather.
         rows = zip(*map(jax.tree.leaves, operands), strict=True)
-        return jax.tree.unflatten(
+        reduced: Tree = jax.tree.unflatten(
             structure, self._ops.batch_reduce(op, [(PerReplica(r), None) for r in rows])
         )
+        return reduced
 
     def total(self, size: int) -> int:
         """Meet the others and add up; a Python number again."""
         return int(self._frame.meet(size, lambda _, sizes: [sum(sizes)] * self.num_replicas))
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Meet the others and concatenate; sizes may differ along `axis`."""
 
-        def join(_: int, operands: list[PyTree]) -> list[PyTree]:
+        def join(_: int, operands: list[Tree]) -> list[Tree]:
             joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=axis), *operands)
             return [joined] * self.num_replicas
 
@@ -117,7 +116,7 @@ class TurnEngine:
         return self._frame.meet(tree, gather)
 
 
-def _per_replica(*leaves: PyTree) -> PyTree:
+def _per_replica(*leaves: PyTree) -> object:
     if not isinstance(leaves[0], jax.Array):
         return leaves[0]
     if len({leaf.shape for leaf in leaves}) == 1:
@@ -125,9 +124,9 @@ def _per_replica(*leaves: PyTree) -> PyTree:
     return PerReplica(leaves)
 
 
-def _reduce(op: ReduceOp, operands: list[PyTree]) -> PyTree:
+def _reduce(op: ReduceOp, operands: list[Tree]) -> Tree:
     """Sum or mean of pytrees, leaf by leaf."""
-    total = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *operands)
-    if op is ReduceOp.SUM:
-        return total
-    return jax.tree.map(lambda leaf: leaf / len(operands), total)
+    total: Tree = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *operands)
+    if op is ReduceOp.MEAN:
+        total = jax.tree.map(lambda leaf: leaf / len(operands), total)
+    return total

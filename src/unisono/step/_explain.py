@@ -13,12 +13,11 @@ import linecache
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
 
 import jax
 
-from unisono._errors import UnsupportedError
-from unisono._tracebacks import is_user_code
+from unisono._context import ReplicaContext
+from unisono._tracebacks import EXPLAINERS, is_program
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
@@ -56,6 +55,8 @@ _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
     ),
 )
 
+_OF_TRACED = tuple(kind for kind, _, _ in _ADVICE)
+
 _NUMPY = (
     "`.numpy()` cannot read it",
     "`return` it from the step, and `np.asarray(value)` outside",
@@ -71,17 +72,8 @@ class _Place:
     text: str
 
 
-class NeedsValueError(UnsupportedError):
-    """Code needs the value of what is traced."""
-
-
-def warn_of_python(error: Exception, function: Callable[..., Any]) -> None:
-    """Warn that a function runs as plain Python because it needs a value of what is traced.
-
-    Args:
-        error: what its trace raised.
-        function: the user's.
-    """
+def warn_of_python(error: Exception, function: Callable[..., object]) -> None:
+    """Warn that a function runs as plain Python because it needs a value of what is traced."""
     place = _place_of(error.__traceback__)
     where = "" if place is None else f', line {place.line}, "{place.text}",'
     warnings.warn(
@@ -92,12 +84,10 @@ def warn_of_python(error: Exception, function: Callable[..., Any]) -> None:
     )
 
 
-def explain(error: BaseException, step: Callable[..., Any], called_by: str) -> None:
+def explain(error: BaseException, step: Callable[..., object], called_by: str) -> None:
     """Add a note to an error that a traced step made JAX or Keras raise; others stay as they are.
 
     Args:
-        error: what the step raised.
-        step: the user's function.
         called_by: what compiled it, such as `strategy.run`.
     """
     if getattr(error, "_unisono_is_explained", False):
@@ -111,8 +101,53 @@ def explain(error: BaseException, step: Callable[..., Any], called_by: str) -> N
             return
 
 
+def _explain_at_end(error: BaseException) -> None:
+    """Add a note to an error that ends the program, where it is about a value of a step or of `reduce`."""
+    note = _note_at_end(error)
+    if note is not None:
+        error.add_note(note)
+
+
+def _note_at_end(error: BaseException) -> str | None:
+    text = str(error)
+    if isinstance(error, AttributeError) and error.name == "numpy" and isinstance(error.obj, jax.Array):
+        return (
+            "It is an array of JAX. Write `float(value)` or `np.asarray(value)`; arrays that "
+            "`from unisono import tf` makes have `numpy()`."
+        )
+    if (
+        isinstance(error, AttributeError)
+        and "'NoneType'" in text
+        and hasattr(ReplicaContext, error.name or "")
+    ):
+        return (
+            "Between `strategy.scope()` and `strategy.run`, `unisono.get_replica_context()` is None. Call "
+            f"`{error.name}` in the function that `strategy.run` is given."
+        )
+    if isinstance(error, ValueError) and text.startswith("`compiler_options` can only be passed"):
+        return (
+            "`strategy.run` compiles the step itself, and cannot be called in a function of `jax.jit`. Write "
+            "`@unisono.function` in place of `@jax.jit`."
+        )
+    if isinstance(error, ValueError) and text.startswith("None is not a valid value for jnp.array"):
+        return (
+            "Something that is None was used as an array, as targets are in `model.fit(x)`. Write "
+            "`model.fit(x, y)`, or give each batch its targets."
+        )
+    if isinstance(error, _OF_TRACED) and not getattr(error, "_unisono_is_explained", False):
+        return (
+            "A value of a step has no number outside of its trace: it was kept in a list, an attribute or a "
+            "global variable.\nWrite `return value` in the step, and read what `strategy.run` returns; or "
+            "keep it in a `unisono.Variable` with `assign`."
+        )
+    return None
+
+
+EXPLAINERS.append(_explain_at_end)
+
+
 @contextlib.contextmanager
-def explaining(step: Callable[..., Any], called_by: str) -> Iterator[None]:
+def explaining(step: Callable[..., object], called_by: str) -> Iterator[None]:
     """Add a note to an error that leaves a block; see `explain`."""
     try:
         yield
@@ -131,7 +166,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__ or at.__context__
 
 
-def _note_on(cause: BaseException, error: BaseException, step: Callable[..., Any], by: str) -> str | None:
+def _note_on(cause: BaseException, error: BaseException, step: Callable[..., object], by: str) -> str | None:
     name = getattr(step, "__qualname__", type(step).__name__)
     place = _place_of(cause.__traceback__) or _place_of(error.__traceback__)
     where = f"In {name!r}, which {by} compiles"
@@ -160,9 +195,7 @@ def _place_of(trace: TracebackType | None) -> _Place | None:
     """The innermost place of a traceback in the user's code."""
     found = None
     while trace is not None:
-        if is_user_code(trace.tb_frame.f_code.co_filename) and "site-packages" not in (
-            trace.tb_frame.f_code.co_filename
-        ):
+        if is_program(trace.tb_frame.f_code.co_filename):
             found = trace
         trace = trace.tb_next
     if found is None:

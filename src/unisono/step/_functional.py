@@ -19,8 +19,9 @@ import keras
 from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine
 from unisono._errors import ContextError
 from unisono._reads import NOT_IN_A_STEP
+from unisono._types import PyTree
 from unisono._values import PerReplica
-from unisono.step._call_signature import Call, Output, regroup
+from unisono.step._call_signature import Call, CallArray, Output, regroup
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine, TurnEngine
 from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._program import Program, ReplicaFrame, Run
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 class Slot:
     """A variable of a step: how its copies merge, whether the step writes it, and how it lies."""
 
-    variable: Any
+    variable: keras.Variable
     rule: Merge
     written: bool
     layout: VariableLayout
@@ -54,13 +55,8 @@ class StatePlan:
 
     @classmethod
     def from_scopes(cls, scopes: Sequence[StateScope], layout: StateLayout) -> StatePlan:
-        """Make the plan of a step from what its replicas touched.
-
-        Args:
-            scopes: of the replicas.
-            layout: the strategy's.
-        """
-        seen: dict[int, Any] = {}
+        """Make the plan of a step from what its replicas touched."""
+        seen: dict[int, keras.Variable] = {}
         written: set[int] = set()
         by_replica: set[int] = set()
         for scope in scopes:
@@ -71,12 +67,7 @@ class StatePlan:
 
     @classmethod
     def from_cross_replica(cls, scope: StateScope, layout: StateLayout) -> StatePlan:
-        """Make the plan of a function that runs outside the replicas.
-
-        Args:
-            scope: of the function.
-            layout: the strategy's.
-        """
+        """Make the plan of a function that runs outside the replicas."""
         for key in scope.copies:
             scope.seen[key].promote(len(scope.copies[key]))
         # Nothing to merge: this code runs once, outside of the replicas.
@@ -84,7 +75,7 @@ class StatePlan:
         return cls(tuple(slots))
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[keras.Variable]:
         """The variables."""
         return [slot.variable for slot in self.slots]
 
@@ -98,13 +89,14 @@ class StatePlan:
         for key, variable in scope.seen.items():
             if key not in known:
                 raise ContextError(
-                    "A step may create variables in its first call only. Received: a new variable "
-                    f"{variable.path!r} in a later one. Create it before, or keep it in an object that "
-                    "lives longer than the step (`if self.v is None: self.v = unisono.Variable(0.)`)."
+                    "A step may create a variable once, and then uses it again. Received: "
+                    f"{variable.path!r}, created anew when the step was traced again. Create it before the "
+                    "step, or keep it in an object that lives longer (`if self.v is None: self.v = "
+                    "unisono.Variable(0.)`)."
                 )
 
 
-def _slot(variable: Any, written: bool, by_replica: bool, layout: StateLayout) -> Slot:
+def _slot(variable: keras.Variable, written: bool, by_replica: bool, layout: StateLayout) -> Slot:
     # What an optimizer writes is equal on all replicas, since it is made of reduced gradients.
     rule = merge_rule(kind_of(variable)) if by_replica else Merge.KEEP
     # A variable that has copies keeps them, also in a step that only reads it.
@@ -118,7 +110,6 @@ class ReplicatedStep:
     """A step on all replicas, as a pure function; may be traced inside any JAX transformation.
 
     Args:
-        strategy: whose replicas.
         fn: the step of one replica.
         call: its arguments; their arrays are passed at each call.
         plan: its variables; without one, values are those that the variables hold.
@@ -127,30 +118,35 @@ class ReplicatedStep:
     """
 
     strategy: ReplicatedStrategy
-    fn: Callable[..., Any]
+    fn: Callable[..., object]
     call: Call
     plan: StatePlan | None = None
     parent: StateScope | None = None
     scopes: list[StateScope] = dataclasses.field(default_factory=list)
 
-    def __call__(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(
+        self, values: list[jax.Array], arrays: Sequence[CallArray]
+    ) -> tuple[PyTree, list[jax.Array]]:
         """Return what the step returns, regrouped, and the new values of the written variables.
 
         Args:
             values: one for each slot of the plan; stacked where the slot is.
-            arrays: the call's arrays.
         """
         self.scopes.clear()
         if self.call.is_ragged:
             return self._in_turn(values, arrays)
         return self._together(values, arrays)
 
-    def _together(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+    def _together(
+        self, values: list[jax.Array], arrays: Sequence[CallArray]
+    ) -> tuple[PyTree, list[jax.Array]]:
         slots = self.plan.slots if self.plan else ()
         mesh, replicas = self.strategy.mesh, self.strategy.num_replicas_in_sync
         outputs: list[Output] = []
 
-        def body(values: list[Any], arrays: list[Any]) -> tuple[Any, Any, Any]:
+        def body(
+            values: list[jax.Array], arrays: Sequence[CallArray]
+        ) -> tuple[list[jax.Array], list[CallArray], list[jax.Array]]:
             engine: ReplicaEngine = OneReplica()
             if replicas > 1:
                 engine = SpmdEngine(replicas, self.strategy.cross_device_ops)
@@ -169,17 +165,15 @@ class ReplicatedStep:
                 body, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
             )
         own, mirrored, new = body(values, arrays)
-        if replicas > 1:
-            own = [PerReplica.from_stacked(x) for x in own]
-        return outputs[-1].rebuild(own, mirrored), new
+        given = [PerReplica.from_stacked(x) for x in own] if replicas > 1 else own
+        return outputs[-1].rebuild(given, mirrored), new
 
     def one_replica(
-        self, engine: ReplicaEngine, values: list[Any], arrays: list[Any]
-    ) -> tuple[Output, list[Any], list[Any], list[Any]]:
+        self, engine: ReplicaEngine, values: list[jax.Array], arrays: Sequence[CallArray]
+    ) -> tuple[Output, list[jax.Array], list[CallArray], list[jax.Array]]:
         """Run the step of one replica: the body of `jax.shard_map`.
 
         Args:
-            engine: of the replica.
             values: of the plan's variables, as they lie in the program.
             arrays: of the call; split ones with a leading axis of this replica's part.
 
@@ -213,7 +207,9 @@ class ReplicatedStep:
         ]
         return *Output.parse(result), new
 
-    def _in_turn(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+    def _in_turn(
+        self, values: list[jax.Array], arrays: Sequence[CallArray]
+    ) -> tuple[PyTree, list[jax.Array]]:
         """The replicas one after the other in one program, meeting at their collectives."""
         slots = self.plan.slots if self.plan else ()
         run = Run(self._turn_program(slots, values, arrays))
@@ -237,8 +233,10 @@ class ReplicatedStep:
         if self.plan is not None:
             self.plan.check_known(scope)
 
-    def _turn_program(self, slots: Sequence[Slot], values: list[Any], arrays: list[Any]) -> Program:
-        def body_of(i: int) -> Callable[[], Any]:
+    def _turn_program(
+        self, slots: Sequence[Slot], values: list[jax.Array], arrays: Sequence[CallArray]
+    ) -> Program:
+        def body_of(i: int) -> Callable[[], object]:
             args, kwargs = self.call.rebuild(arrays, lambda _, part: part[i] if len(part) > 1 else part[0][i])
             return lambda: self.fn(*args, **kwargs)
 
@@ -264,7 +262,7 @@ class ReplicatedStep:
         )
 
 
-def _entered(slot: Slot, value: Any, engine: ReplicaEngine) -> Any:
+def _entered(slot: Slot, value: jax.Array, engine: ReplicaEngine) -> Any:
     return localize(slot.rule, slot.layout.enter(value, engine.num_replicas > 1), engine)
 
 
@@ -276,7 +274,7 @@ class _ReplicaNumber(OneReplica):
     num_replicas: int
 
 
-def discover(step: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> None:
+def discover(step: Callable[[list[jax.Array]], object], arrays: Sequence[CallArray]) -> None:
     """Run a step without computing, and initialize the variables that it creates.
 
     Args:
@@ -288,5 +286,5 @@ def discover(step: Callable[[list[Any]], Any], arrays: Sequence[Any]) -> None:
         jax.eval_shape(step, list(arrays))
 
 
-def discarded(_: Any) -> None:
+def discarded(_: object) -> None:
     """Drop a result, which may hold objects that JAX cannot return from a trace."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -43,9 +43,9 @@ class Interrupts:
         self.pending = False
         self._since = 0.0
         self._held = 0
-        self._before: Callable[[int, FrameType | None], Any] | None = None
-        self._hook: Callable[[Any], Any] = sys.unraisablehook
-        self._interruptible: set[Any] = set()
+        self._before: Callable[[int, FrameType | None], object] | None = None
+        self._hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
+        self._interruptible: set[CodeType] = set()
 
     def interruptible(self, function: _F) -> _F:
         """Mark a function in which nothing is put off, although a section calls it; return it.

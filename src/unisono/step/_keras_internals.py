@@ -13,13 +13,14 @@ import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import keras
 
 from unisono._errors import BackendError
 from unisono._types import PyTree
+from unisono.step._value_handle import VariableValue
 
 #: Every name, by the class whose code must have it. `training/_bind` wraps some of them.
 RELIED_ON = {
@@ -42,6 +43,8 @@ RELIED_ON = {
     "name_scope": ("name_scope_stack", "override_parent"),
 }  # fmt: skip
 
+T = TypeVar("T")
+
 #: What a model's training step keeps between batches, by the names of its lists of variables.
 TrainingState = Mapping[str, Sequence[jax.Array]]
 
@@ -56,7 +59,7 @@ stored_value: Callable[[keras.Variable], Any] = operator.attrgetter("_value")
 stored_dtype: Callable[[keras.Variable], str] = operator.attrgetter("_dtype")
 
 
-def store_value(variable: keras.Variable, value: Any) -> None:
+def store_value(variable: keras.Variable, value: VariableValue) -> None:
     """Let a variable hold an array or `Shards`, without the conversion and the checks of `assign`.
 
     `Variable._value`, 3.0.
@@ -133,7 +136,7 @@ def _global_state() -> Any:
 # --- layers and models ------------------------------------------------------------------------------------
 
 
-def with_names(function: Callable[..., Any], **change: Callable[[Any], Any]) -> Callable[..., Any]:
+def with_names(function: Callable[..., T], **change: Callable[[object], object]) -> Callable[..., T]:
     """Return a function of Keras that uses other things under some names of its module.
 
     Initializers take random numbers from a module of Keras under the name `random` (since 3.0).
@@ -241,13 +244,13 @@ def loss_of_step(model: keras.Model, *arguments: PyTree, training: bool) -> jax.
     return found
 
 
-def compile_arguments(model: keras.Model) -> Mapping[str, Any]:
+def compile_arguments(model: keras.Model) -> Mapping[str, object]:
     """Return the arguments that `compile` was given, by name; the loss alone where Keras has not kept them.
 
     `Trainer._compile_config`, 3.0.
     """
     kept = getattr(model, "_compile_config", None)
-    arguments: Mapping[str, Any] = getattr(kept, "config", {"loss": model.loss})
+    arguments: Mapping[str, object] = getattr(kept, "config", {"loss": model.loss})
     return arguments
 
 
@@ -265,7 +268,7 @@ def build_for_batch(model: keras.Model, batch: PyTree) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def function_arguments(wrapper: keras.Loss | keras.metrics.Metric) -> Mapping[str, Any]:
+def function_arguments(wrapper: keras.Loss | keras.metrics.Metric) -> Mapping[str, object]:
     """Return the arguments with which a loss or metric calls the function that it was made of.
 
     Its configuration omits them. `LossFunctionWrapper._fn_kwargs` and `MeanMetricWrapper._fn_kwargs`, 3.0.
@@ -278,7 +281,7 @@ def trained_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return list(getattr(optimizer, "_trainable_variables", ()))
 
 
-def held_rate(optimizer: keras.Optimizer | None) -> Any:
+def held_rate(optimizer: keras.Optimizer | None) -> object:
     """Return the variable, schedule or function of the learning rate. `Optimizer._learning_rate`, 3.0."""
     return getattr(optimizer, "_learning_rate", None)
 
@@ -302,7 +305,6 @@ def clip_gradients(optimizer: keras.Optimizer, grads: list[jax.Array]) -> list[j
     """Return gradients clipped as an optimizer clips them. `Optimizer._clip_gradients`, 3.0.
 
     Args:
-        optimizer: any.
         grads: of all variables that have one.
     """
     return list(optimizer._clip_gradients(grads))
@@ -310,7 +312,7 @@ def clip_gradients(optimizer: keras.Optimizer, grads: list[jax.Array]) -> list[j
 
 @contextlib.contextmanager
 def clipped_by(
-    optimizer: keras.Optimizer, clip: Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
+    optimizer: keras.Optimizer, clip: Callable[[Callable[..., T]], Callable[..., T]]
 ) -> Iterator[None]:
     """Let an optimizer clip gradients in another way in a block. `Optimizer._clip_gradients`, 3.0.
 
@@ -329,7 +331,6 @@ def are_finite(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[jax.A
     """Return whether all gradients are finite. `LossScaleOptimizer.check_finite`, 3.0.
 
     Args:
-        optimizer: any.
         grads: of all variables that have one.
     """
     found: jax.Array = optimizer.check_finite(grads)
@@ -338,13 +339,11 @@ def are_finite(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[jax.A
 
 @contextlib.contextmanager
 def finite_by(
-    optimizer: keras.optimizers.LossScaleOptimizer,
-    check: Callable[[Callable[..., PyTree]], Callable[..., PyTree]],
+    optimizer: keras.optimizers.LossScaleOptimizer, check: Callable[[Callable[..., T]], Callable[..., T]]
 ) -> Iterator[None]:
     """Let an optimizer look for infinities in another way in a block. `LossScaleOptimizer.check_finite`, 3.0.
 
     Args:
-        optimizer: any.
         check: gets Keras' method, and returns what is called instead.
     """
     vars(optimizer)["check_finite"] = check(optimizer.check_finite)
@@ -394,7 +393,6 @@ def empty_variables(model: keras.Model, lists: Mapping[str, bool]) -> None:
     `Trainer._purge_model_variables`, 3.0.
 
     Args:
-        model: whose.
         lists: names of lists of variables, and whether they are emptied.
     """
     model._purge_model_variables(**lists)
@@ -417,7 +415,7 @@ def set_restored_epoch(model: keras.Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def is_validation(kwargs: Mapping[str, Any]) -> bool:
+def is_validation(kwargs: Mapping[str, object]) -> bool:
     """Return whether `fit` has called `evaluate`, for the validation after an epoch, and not a user.
 
     Args:
@@ -434,9 +432,10 @@ def has_had_model(callback: keras.callbacks.Callback) -> bool:
 def is_of_no_batch(error: UnboundLocalError) -> bool:
     """Return whether Keras' loop has failed because its data had no batch.
 
-    `predict` reads its variable `batch_outputs`, which the first batch sets, after the loop, 3.0.
+    Variables that the first batch sets are read after the loop: `batch_outputs` by `predict`, 3.0, and `logs`
+    by `fit` and `evaluate` of a model that is built, 3.0.
     """
-    return "'batch_outputs'" in str(error)
+    return any(f"'{name}'" in str(error) for name in ("batch_outputs", "logs"))
 
 
 # --- the check ---------------------------------------------------------------------------------------------
@@ -468,9 +467,6 @@ def names_in(cls: type) -> frozenset[str]:
 
     An attribute of instances is in the code of the method that sets it, often `__init__`: so the check
     makes no object, which would start JAX.
-
-    Args:
-        cls: any class.
 
     >>> class A:
     ...     def __init__(self):

@@ -19,12 +19,13 @@ import keras
 from unisono._mesh import ReplicaMesh
 from unisono._values import ReduceOp
 from unisono.step._engines import SHARDED, UNSHARDED
+from unisono.step._value_handle import VariableValue
 
 #: A gradient for each variable that an optimizer trains; None for one without.
 Gradients = Sequence[jax.Array | None]
 
-#: Sums or averages gradients of this replica over all replicas.
-GradientReducer = Callable[[ReduceOp, list[Any]], list[Any]]
+#: Sums or averages gradients of this replica, for variables, over all replicas.
+GradientReducer = Callable[[ReduceOp, list[Any], Sequence[keras.Variable]], list[Any]]
 
 #: An optimizer's update as a pure function: from its values, gradients and weights to weights and values.
 PureUpdate = Callable[[list[jax.Array], Gradients, list[jax.Array]], tuple[list[jax.Array], list[jax.Array]]]
@@ -32,11 +33,7 @@ PureUpdate = Callable[[list[jax.Array], Gradients, list[jax.Array]], tuple[list[
 
 @dataclasses.dataclass(frozen=True)
 class VariableLayout:
-    """How one variable lies: here the same array on every device.
-
-    Args:
-        mesh: the devices that compute.
-    """
+    """How one variable lies: here the same array on every device."""
 
     mesh: ReplicaMesh
 
@@ -50,7 +47,7 @@ class VariableLayout:
         """Where a program puts the new value."""
         return self.mesh.replicated
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: VariableValue) -> jax.Array:
         """Return the array that a program takes for what the variable holds; no communication.
 
         Args:
@@ -108,6 +105,11 @@ class StateLayout:
 
     Args:
         mesh: the devices that compute.
+
+    >>> from unisono.spi import ReplicaMesh, resolve_devices
+    >>> layout = StateLayout(ReplicaMesh(resolve_devices(["cpu:0", "cpu:1"])))
+    >>> layout.prepare(None)
+    False
     """
 
     def __init__(self, mesh: ReplicaMesh) -> None:
@@ -123,6 +125,14 @@ class StateLayout:
             is_stacked: whether it has one value for each replica between steps.
         """
         return self._stacked if is_stacked else self._whole
+
+    def extend(self, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
+        """Add the variables to an optimizer that is being built which gradients of the replicas need.
+
+        Args:
+            optimizer: has not made its own variables yet.
+            weights: that it trains.
+        """
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Decide how the variables of an optimizer lie, before a program is made that updates them.
@@ -203,7 +213,6 @@ class CentralLayout(StateLayout):
     """State rests once, in one place; a step copies it to every device that computes.
 
     Args:
-        mesh: the devices that compute.
         home: the place, on one device.
     """
 

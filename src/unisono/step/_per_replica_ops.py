@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def _reduce_single(
     return jnp.sum(value, axis=axes) if op is ReduceOp.SUM else jnp.mean(value, axis=axes)
 
 
-def _is_in_parts(array: ArrayLike) -> bool:
+def _is_in_parts(array: object) -> bool:
     """Return whether this process has the values of its own replicas alone."""
     return (
         isinstance(array, jax.Array)
@@ -111,7 +111,7 @@ def _axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     (0, 2)
     """
     try:
-        several: Sequence[Any] = axis if isinstance(axis, (tuple, list)) else (axis,)
+        several: Sequence[SupportsIndex] = axis if isinstance(axis, (tuple, list)) else (axis,)
         given = [operator.index(a) for a in several]
     except TypeError:
         raise InvalidTypeError(
@@ -136,8 +136,9 @@ def _reduce_stacked(stacked: jax.Array, op: ReduceOp, axes: tuple[int, ...] | No
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _reduce_ragged(values: list[Any], op: ReduceOp, axes: tuple[int, ...]) -> Any:
-    total = sum(jnp.sum(v, axis=axes) for v in values)
+def _reduce_ragged(values: list[jax.Array], op: ReduceOp, axes: tuple[int, ...]) -> jax.Array:
+    sums = [jnp.sum(v, axis=axes) for v in values]
+    total = sum(sums[1:], sums[0])
     if op is ReduceOp.SUM:
         return total
     # By elements and not by replicas, as in TensorFlow: the mean of uneven parts is that of all rows.
@@ -212,7 +213,7 @@ def _local(value: PerReplica, mesh: ReplicaMesh) -> tuple[Any, ...]:
     return values
 
 
-def _together(values: list[Any], mesh: ReplicaMesh) -> list[Any]:
+def _together(values: list[jax.Array], mesh: ReplicaMesh) -> list[jax.Array]:
     """Values of several devices where one program can see them all."""
     if any(isinstance(v, jax.core.Tracer) for v in values):
         return values

@@ -15,12 +15,25 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from unisono._context import Context, entered
 from unisono._errors import ContextError
 from unisono._reads import Reader, current_reader, read_by
+from unisono._system._blocks import set_for_block
 from unisono.step._scope import StateScope
+
+if TYPE_CHECKING:
+    import jax
+    import keras
+
+
+Operand = TypeVar("Operand")
+Value = TypeVar("Value")
+
+#: From where a batch is read: the instruction in each function on the stack.
+CallSite: TypeAlias = tuple[tuple[CodeType, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +46,13 @@ class Substitution:
     """
 
     tape: int
-    values: tuple[tuple[Any, Any], ...]
+    values: tuple[tuple[keras.Variable, jax.Array], ...]
 
 
 class _Stop(BaseException):
     """Ends a re-execution at its meeting point; not an `Exception`, so that no user code stops it."""
 
-    def __init__(self, frame: ReplicaFrame, operand: Any) -> None:
+    def __init__(self, frame: ReplicaFrame, operand: object) -> None:
         super().__init__()
         self.frame, self.operand = frame, operand
 
@@ -51,7 +64,6 @@ class ReplicaFrame:
     Args:
         run: the lockstep execution that this frame belongs to.
         index: which of the program's bodies is executed.
-        scope: its state.
         stop: the meeting point to stop at; None runs to the end.
         reads: from where the body read a batch, for each one that it read.
     """
@@ -62,10 +74,10 @@ class ReplicaFrame:
     stop: int | None = None
     meetings: int = 0
     tapes: int = 0
-    watched: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
-    reads: list[Any] = dataclasses.field(default_factory=list)
+    watched: dict[tuple[int, int], jax.Array] = dataclasses.field(default_factory=dict)
+    reads: list[object] = dataclasses.field(default_factory=list)
 
-    def meet(self, operand: Any, combine: Callable[[int, list[Any]], list[Any]]) -> Any:
+    def meet(self, operand: Operand, combine: Callable[[int, list[Operand]], list[Value]]) -> Value:
         """Bring the operands of all bodies together and return this body's result.
 
         Args:
@@ -75,17 +87,17 @@ class ReplicaFrame:
         number = self.meetings
         self.meetings += 1
         # Combined before, when another body of this run got here, or before the tape was entered.
-        if number in self.run.known:
-            return self.run.known[number][self.index]
-        if number == self.stop:
-            raise _Stop(self, operand)
-        operands = [
-            # This body has its operand; the others are executed again up to this point.
-            operand if i == self.index else self.run.operand_at(i, number)[0]
-            for i in range(len(self.run.program.bodies))
-        ]
-        self.run.known[number] = combine(number, operands)
-        return self.run.known[number][self.index]
+        if number not in self.run.known:
+            if number == self.stop:
+                raise _Stop(self, operand)
+            operands = [
+                # This body has its operand; the others are executed again up to this point.
+                operand if i == self.index else self.run.operand_at(i, number)[0]
+                for i in range(len(self.run.program.bodies))
+            ]
+            self.run.known[number] = combine(number, operands)
+        result: Value = self.run.known[number][self.index]
+        return result
 
     def enter_tape(self) -> int:
         """Count a tape and put in place the values that a derivative is taken at."""
@@ -111,7 +123,7 @@ class Program:
         reader: what the bodies read data from; None leaves it as it is.
     """
 
-    bodies: Sequence[Callable[[], Any]]
+    bodies: Sequence[Callable[[], object]]
     scopes: Sequence[Callable[[], StateScope]]
     contexts: Sequence[Callable[[ReplicaFrame], Context | None]]
     reader: Reader | None = None
@@ -121,7 +133,6 @@ class Run:
     """One lockstep execution of a program's bodies.
 
     Args:
-        program: what to execute.
         substitutions: for each body, the values to take instead of its own.
         known: results of meeting points that need no second execution.
     """
@@ -166,17 +177,13 @@ class Run:
     @contextlib.contextmanager
     def _entered(self, frame: ReplicaFrame) -> Iterator[None]:
         context = self.program.contexts[frame.index](frame)
-        token = _FRAME.set(frame)
-        reader = self.program.reader or current_reader()
-        try:
-            with (
-                contextlib.nullcontext() if context is None else entered(context),
-                read_by(reader),
-                frame.scope,
-            ):
-                yield
-        finally:
-            _FRAME.reset(token)
+        with (
+            set_for_block(_FRAME, frame),
+            contextlib.nullcontext() if context is None else entered(context),
+            read_by(self.program.reader or current_reader()),
+            frame.scope,
+        ):
+            yield
 
 
 _FRAME: ContextVar[ReplicaFrame | None] = ContextVar("unisono_frame", default=None)

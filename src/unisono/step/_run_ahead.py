@@ -6,9 +6,14 @@ Tests: tests/virtual/step/test_run_ahead.py.
 from __future__ import annotations
 
 import collections
-from typing import Any
+from typing import TYPE_CHECKING
 
 from unisono._mesh import ReplicaMesh
+from unisono.cluster.liveness._in_flight import ProgramToken
+
+if TYPE_CHECKING:
+    pass
+
 
 #: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
 #: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
@@ -24,10 +29,10 @@ class RunAhead:
 
     def __init__(self, limit: int = RUN_AHEAD) -> None:
         self._limit = limit
-        self._tokens: collections.deque[Any] = collections.deque()
+        self._tokens: collections.deque[ProgramToken] = collections.deque()
         self.waits = 0
 
-    def wait_for_capacity(self, token: Any) -> None:
+    def wait_for_capacity(self, token: ProgramToken) -> None:
         """Note a step that was started; wait for the one `limit` steps before it.
 
         Args:

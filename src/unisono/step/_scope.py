@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -14,23 +15,20 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unisono._system._blocks import set_for_block
 from unisono.step._keras_internals import stored_dtype, stored_value
 
 if TYPE_CHECKING:
+    from unisono.step._value_handle import VariableValue
     from unisono.strategies._replicated import ReplicatedStrategy
 
 #: Whether steps run to learn what they touch; values do not matter then.
 _DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False)
 
 
-@contextlib.contextmanager
-def discovering() -> Iterator[None]:
+def discovering() -> AbstractContextManager[object]:
     """Give code stand-ins for the values of variables outside of every step."""
-    token = _DISCOVERING.set(True)
-    try:
-        yield
-    finally:
-        _DISCOVERING.reset(token)
+    return set_for_block(_DISCOVERING, True)
 
 
 def is_discovering() -> bool:
@@ -70,7 +68,7 @@ class StateScope(keras.StatelessScope):
 
     def __init__(
         self,
-        values: Iterable[tuple[keras.Variable, jax.Array]] = (),
+        values: Iterable[tuple[keras.Variable, VariableValue]] = (),
         copies: Iterable[tuple[keras.Variable, jax.Array]] = (),
         parent: StateScope | None = None,
     ) -> None:
@@ -93,19 +91,19 @@ class StateScope(keras.StatelessScope):
             return value
         return self._parent.get_current_value(variable) if self._parent else _stored(variable)
 
-    def get_copies(self, variable: keras.Variable) -> Any:
+    def get_copies(self, variable: keras.Variable) -> jax.Array | None:
         """Return the replicas' copies of `variable` as cross-replica code has them, or None."""
         self.seen.setdefault(id(variable), variable)
         if id(variable) in self.copies:
             return self.copies[id(variable)]
         return self._parent.get_copies(variable) if self._parent else variable.stored_copies
 
-    def set_copies(self, variable: keras.Variable, copies: Any) -> None:
+    def set_copies(self, variable: keras.Variable, copies: jax.Array) -> None:
         """Replace the replicas' copies of `variable`."""
         self._note(variable)
         self.copies[id(variable)] = copies
 
-    def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
+    def add_update(self, update: tuple[keras.Variable, VariableValue]) -> None:
         """Keras' hook for `variable.assign`."""
         variable, value = update
         self._note(variable)
@@ -126,13 +124,8 @@ class StateScope(keras.StatelessScope):
         if not self._synced:
             self.written_by_replica[id(variable)] = variable
 
-    def merged(self, variable: keras.Variable, value: jax.Array) -> None:
-        """Replace what the replica itself wrote by a value that is equal on all replicas.
-
-        Args:
-            variable: any.
-            value: of all replicas.
-        """
+    def merged(self, variable: keras.Variable, value: VariableValue) -> None:
+        """Replace what the replica itself wrote by a value that is equal on all replicas."""
         self._note(variable)
         self.written_by_replica.pop(id(variable), None)
         self.state_mapping[id(variable)] = value

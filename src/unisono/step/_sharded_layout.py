@@ -20,6 +20,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,14 +33,15 @@ from jax import lax
 from unisono._context import current
 from unisono._errors import ContextError
 from unisono._mesh import AXIS, ReplicaMesh
+from unisono._system._blocks import set_for_block
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
-from unisono.collectives._packing import PackingPlan, pack, plan, unpack
+from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
 from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
-from unisono.step._value_handle import ValueHandle
+from unisono.step._value_handle import ValueHandle, VariableValue
 
 _LOG = logging.getLogger("unisono")
 
@@ -55,7 +57,6 @@ class Shards(ValueHandle):
 
     Args:
         parts: flat array. Between steps, and outside of the replicas, of all parts; in a replica of its own.
-        layout: the variable's.
         in_replica: whether `parts` is one replica's part, in `jax.shard_map`.
     """
 
@@ -115,9 +116,7 @@ class ShardedVariableLayout(VariableLayout):
     """How a variable lies in parts on the replicas.
 
     Args:
-        mesh: the devices that compute.
         shape: of the variable; at least one element.
-        group: the processes of these devices.
     """
 
     shape: tuple[int, ...]
@@ -143,7 +142,7 @@ class ShardedVariableLayout(VariableLayout):
         """The number of elements of a part."""
         return -(-self.size // self.mesh.num_replicas)
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: VariableValue) -> jax.Array:
         """Return all parts, of `Shards`, of an array of them, or of the variable's value."""
         if isinstance(value, Shards):
             return value.parts
@@ -164,7 +163,7 @@ class ShardedVariableLayout(VariableLayout):
         """Return what stands for the variable in a program; code that reads it gets the whole."""
         return Shards(array, self, in_replica)
 
-    def leave(self, value: Any, in_replica: bool) -> jax.Array:
+    def leave(self, value: VariableValue, in_replica: bool) -> jax.Array:
         """Return the parts; of a whole value, in a replica, its own."""
         if isinstance(value, Shards):
             return value.parts
@@ -177,9 +176,7 @@ class ShardedVariableLayout(VariableLayout):
         Args:
             value: of the variable's shape.
         """
-        replicas = self.mesh.num_replicas
-        padded = jnp.pad(jnp.ravel(value), (0, self.part_size * replicas - self.size))
-        return padded.reshape(replicas, self.part_size)
+        return split_rows(value, self.mesh.num_replicas)
 
     def own_part(self, value: jax.Array) -> jax.Array:
         """Return this replica's part of a whole value.
@@ -212,7 +209,7 @@ class ShardedVariableLayout(VariableLayout):
 class _WholeLayout(VariableLayout):
     """How a variable lies in a program that was made before the variable lay in parts."""
 
-    def place(self, value: Any) -> jax.Array:
+    def place(self, value: VariableValue) -> jax.Array:
         """Return the array on every device."""
         return super().place(as_read(value))
 
@@ -223,17 +220,12 @@ def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(layout.shaped, out_shardings=layout.mesh.replicated)
 
 
-@contextlib.contextmanager
-def in_parts() -> Iterator[None]:
+def in_parts() -> AbstractContextManager[object]:
     """Read variables as they lie: `variable.value` is `Shards` where they are in parts."""
-    token = _IN_PARTS.set(True)
-    try:
-        yield
-    finally:
-        _IN_PARTS.reset(token)
+    return set_for_block(_IN_PARTS, True)
 
 
-def as_read(value: Any) -> Any:
+def as_read(value: VariableValue) -> Any:
     """Return what code gets that reads a variable.
 
     Args:
@@ -245,24 +237,18 @@ def as_read(value: Any) -> Any:
     return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value
 
 
-class ShardedLayout(StateLayout):
-    """Optimizer variables of the shape of a weight lie in parts; everything else on every device.
+def lie_in_parts(variable: keras.Variable, layout: ShardedVariableLayout) -> None:
+    """Let a variable lie in parts from now on."""
+    object.__setattr__(variable, _MARK, layout)
 
-    Args:
-        mesh: the devices that compute.
-        why_whole: returns why an optimizer cannot update parts of weights apart, or None where it can.
-        group: the processes of these devices.
-    """
 
-    def __init__(
-        self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None], group: ProcessGroup
-    ) -> None:
+class PartsLayout(StateLayout):
+    """Variables for which `lie_in_parts` was called lie so; everything else on every device."""
+
+    def __init__(self, mesh: ReplicaMesh, group: ProcessGroup) -> None:
         super().__init__(mesh)
         self._group = group
         self._whole = _WholeLayout(mesh)
-        self._why_whole = why_whole
-        #: By optimizer: whether any of its variables lies in parts.
-        self._in_parts: weakref.WeakKeyDictionary[keras.Optimizer, bool] = weakref.WeakKeyDictionary()
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies; see `StateLayout.of`."""
@@ -270,6 +256,42 @@ class ShardedLayout(StateLayout):
         if isinstance(layout, ShardedVariableLayout) and layout.mesh is self._mesh and not is_stacked:
             return layout
         return super().of(variable, is_stacked)
+
+    def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
+        """Return the arrays that a program takes; see `StateLayout.place`."""
+        whole = [i for i, layout in enumerate(layouts) if not isinstance(layout, ShardedVariableLayout)]
+        arrays = self._mesh.put([as_read(values[i]) for i in whole], self._mesh.replicated)
+        placed = dict(zip(whole, arrays, strict=True))
+        return [
+            placed[i] if i in placed else layout.place(value)
+            for i, (layout, value) in enumerate(zip(layouts, values, strict=True))
+        ]
+
+    def gather(
+        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
+    ) -> None:
+        """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
+        for variable in variables:
+            held: VariableValue | None = (values or {}).get(id(variable))
+            held = stored_value(variable) if held is None else held
+            if isinstance(held, Shards):
+                held.gather()
+
+
+class ShardedLayout(PartsLayout):
+    """Optimizer variables of the shape of a weight lie in parts; everything else on every device.
+
+    Args:
+        why_whole: returns why an optimizer cannot update parts of weights apart, or None where it can.
+    """
+
+    def __init__(
+        self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None], group: ProcessGroup
+    ) -> None:
+        super().__init__(mesh, group)
+        self._why_whole = why_whole
+        #: By optimizer: whether any of its variables lies in parts.
+        self._in_parts: weakref.WeakKeyDictionary[keras.Optimizer, bool] = weakref.WeakKeyDictionary()
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Mark the variables that lie in parts, once for each optimizer; whether there are any."""
@@ -292,35 +314,14 @@ class ShardedLayout(StateLayout):
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
         for variable in optimizer.variables:
             if tuple(variable.shape) in shapes and is_split(variable.shape):
-                layout = ShardedVariableLayout(self._mesh, tuple(variable.shape), self._group)
-                object.__setattr__(variable, _MARK, layout)
+                lie_in_parts(variable, ShardedVariableLayout(self._mesh, tuple(variable.shape), self._group))
         return any(hasattr(variable, _MARK) for variable in optimizer.variables)
-
-    def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
-        """Return the arrays that a program takes; see `StateLayout.place`."""
-        whole = [i for i, layout in enumerate(layouts) if not isinstance(layout, ShardedVariableLayout)]
-        arrays = self._mesh.put([as_read(values[i]) for i in whole], self._mesh.replicated)
-        placed = dict(zip(whole, arrays, strict=True))
-        return [
-            placed[i] if i in placed else layout.place(value)
-            for i, (layout, value) in enumerate(zip(layouts, values, strict=True))
-        ]
-
-    def gather(
-        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
-    ) -> None:
-        """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
-        for variable in variables:
-            held: Any = (values or {}).get(id(variable))
-            held = stored_value(variable) if held is None else held
-            if isinstance(held, Shards):
-                held.gather()
 
     def update(
         self,
         optimizer: keras.Optimizer,
         values: Sequence[Any],
-        weights: Sequence[Any],
+        weights: Sequence[jax.Array],
         aggregate: Callable[[GradientReducer | None], Gradients],
         apply: PureUpdate,
     ) -> tuple[list[jax.Array], list[jax.Array]] | None:
@@ -350,7 +351,9 @@ class ShardedLayout(StateLayout):
         ]
         return self._gather_weights(layouts, new), left
 
-    def _reduce(self, op: ReduceOp, grads: list[Any]) -> list[Any]:
+    def _reduce(
+        self, op: ReduceOp, grads: list[jax.Array], _: Sequence[keras.Variable]
+    ) -> list[VariableValue]:
         """Reduce-scatter gradients; scalars are all-reduced, as every replica updates them."""
         layouts = [
             ShardedVariableLayout(self._mesh, g.shape, self._group) if is_split(g.shape) else None
@@ -368,8 +371,9 @@ class ShardedLayout(StateLayout):
 
     def _scattered(self, rows: list[jax.Array]) -> list[jax.Array]:
         """Sum arrays of shape `(replicas, n)` over the replicas; each gets its row."""
+        if not rows:
+            return []
         replicas = self._mesh.num_replicas
-        # A message between workers costs more than its bytes: all gradients of a type travel in one.
         packing = self._packing([(r.shape[1:], r.dtype) for r in rows])
         buckets = jax.vmap(lambda each: pack(each, packing))(rows)
         # Over Gloo `psum_scatter` returns wrong numbers; see `collectives._reduce`.
@@ -392,8 +396,10 @@ class ShardedLayout(StateLayout):
             for layout, w in zip(layouts, weights, strict=True)
         ]
 
-    def _packing(self, arrays: Sequence[tuple[tuple[int, ...], Any]]) -> PackingPlan:
-        return plan(arrays, num_packs=1 if self._group.size > 1 else 0)
+    def _packing(self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]]) -> PackingPlan:
+        # A message between workers costs more than its bytes: all arrays of a type travel in one, on CPUs.
+        # XLA's compilers for GPUs and TPUs combine what is to be sent themselves, see `own_ops`.
+        return plan(arrays, num_packs=1 if self._group.size > 1 and self._mesh.platform == "cpu" else 0)
 
 
 def is_split(shape: Sequence[int]) -> bool:
@@ -429,13 +435,15 @@ def _asking_all(optimizer: keras.Optimizer) -> Iterator[None]:
         yield
 
 
-def _check_finite(original: Callable[[Any], Any], grads: Sequence[Any]) -> jax.Array:
+def _check_finite(original: Callable[[Gradients], jax.Array], grads: Gradients) -> jax.Array:
     # One part that is not finite makes all replicas skip the step. As integers: booleans are not reduced.
     found: jax.Array = lax.pmin(jnp.asarray(original(grads)).astype(jnp.int32), AXIS)
     return found.astype(bool)
 
 
-def _clip(optimizer: keras.Optimizer, original: Callable[[Any], Any], grads: Sequence[Any]) -> Any:
+def _clip(
+    optimizer: keras.Optimizer, original: Callable[[Gradients], Gradients], grads: Gradients
+) -> Gradients:
     """`Optimizer._clip_gradients` by the norms of whole gradients."""
     if not (optimizer.clipnorm and optimizer.clipnorm > 0) and not optimizer.global_clipnorm:
         return original(grads)

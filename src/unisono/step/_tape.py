@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,17 @@ import keras
 
 from unisono._context import Context, ReplicaContext, current
 from unisono._errors import InvalidArgumentError, InvalidTypeError, TapeError
-from unisono._types import PyTree, UserValue
-from unisono.step._differentiate import gradient_of
+from unisono._types import PyTree
+from unisono.step._differentiate import Gradients, gradient_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
+from unisono.step._value_handle import VariableValue
 from unisono.step.eager._backward import differentiate, weights_of
 from unisono.step.eager._recording import Recorder, TapeRecording, recorder_here, require_recording
+
+Params = ParamSpec("Params")
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,7 @@ class _Request:
 
     target: PyTree
     weights: PyTree
-    values: tuple[Any, ...]
+    values: tuple[jax.Array, ...]
     #: How many weights there are for each element of `target`, each of which gives a derivative; 0 for one.
     count: int = 0
 
@@ -73,8 +77,8 @@ class GradientTape:
         self._number = 0
         self._entered_at = 0
         self._values: dict[int, Any] = {}
-        self._watched: list[Any] = []
-        self._watched_variables: dict[int, Any] = {}
+        self._watched: list[jax.Array] = []
+        self._watched_variables: dict[int, keras.Variable] = {}
         self._used = False
         #: In eager code: what was recorded, until a tape that is not persistent was used; where it records.
         self._recording: TapeRecording | None = None
@@ -273,8 +277,8 @@ class GradientTape:
         return require_recording(self._recording).variables
 
     def _gradients(
-        self, target: PyTree, sources: Sequence[Any], weights: PyTree, count: int = 0
-    ) -> list[Any]:
+        self, target: PyTree, sources: Sequence[keras.Variable | jax.Array], weights: PyTree, count: int = 0
+    ) -> list[jax.Array | None]:
         """Return the gradients by a list of sources; with a `count`, stacked ones for as many weights."""
         frame = self._frame
         if frame is None:
@@ -298,13 +302,13 @@ class GradientTape:
         return grads
 
     def _recorded_gradients(
-        self, target: PyTree, sources: Sequence[Any], weights: PyTree, each: bool
-    ) -> list[Any]:
+        self, target: PyTree, sources: Sequence[keras.Variable | jax.Array], weights: PyTree, each: bool
+    ) -> list[jax.Array | None]:
         recording = require_recording(self._recording)
         targets = [t.value if isinstance(t, keras.Variable) else t for t in jax.tree.leaves(target)]
-        if not targets:
+        if not targets or not all(hasattr(t, "dtype") for t in targets):
             raise InvalidTypeError(
-                f"A target is a tensor, or a structure of tensors. Received: {target!r}. Give "
+                f"A target is a tensor, or a structure of tensors. Received: {target!r:.200}. Give "
                 "`tape.gradient` what was computed inside its `with` block."
             )
         if not self._persistent:
@@ -318,8 +322,8 @@ class GradientTape:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
         return None if unwatched else grad
 
-    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> Any:
-        value = self._values.get(id(variable))
+    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> jax.Array:
+        value: jax.Array | None = self._values.get(id(variable))
         return frame.scope.get_current_value(variable) if value is None else value
 
     def _position(self, source: keras.Variable | jax.Array) -> int:
@@ -339,15 +343,17 @@ class _GradientPlan:
 
     tape: int
     entered_at: int
-    variables: tuple[Any, ...]
+    variables: tuple[keras.Variable, ...]
     positions: tuple[int, ...]
 
-    def solve(self, run: Run, number: int, requests: Sequence[_Request]) -> list[Any]:
+    def solve(self, run: Run, number: int, requests: Sequence[_Request]) -> list[tuple[Gradients, Gradients]]:
         """Return, for each body, its gradients by variables and by watched tensors."""
         # What met before the tape was entered does not depend on the substituted values.
         known = {k: v for k, v in run.known.items() if k < self.entered_at}
 
-        def replay(values: list[tuple[Any, ...]], which: Any = None) -> tuple[Any, list[list[Any]]]:
+        def replay(
+            values: list[tuple[jax.Array, ...]], which: jax.Array | None = None
+        ) -> tuple[jax.Array, list[list[jax.Array]]]:
             nested = Run(run.program, [self._with(run, i, v) for i, v in enumerate(values)], dict(known))
             totals, watched = [], []
             for i in range(len(requests)):
@@ -362,13 +368,13 @@ class _GradientPlan:
         if not count:
             return gradient_of(replay, values)
 
-        def each(which: jax.Array) -> list[Any]:
+        def each(which: jax.Array) -> list[tuple[Gradients, Gradients]]:
             return gradient_of(functools.partial(replay, which=which), values)
 
-        found: list[Any] = jax.vmap(each)(jnp.arange(count))
+        found: list[tuple[Gradients, Gradients]] = jax.vmap(each)(jnp.arange(count))
         return found
 
-    def _with(self, run: Run, index: int, values: tuple[Any, ...]) -> tuple[Substitution, ...]:
+    def _with(self, run: Run, index: int, values: tuple[jax.Array, ...]) -> tuple[Substitution, ...]:
         own = Substitution(self.tape, tuple(zip(self.variables, values, strict=True)))
         return (*run.substitutions[index], own)
 
@@ -382,18 +388,22 @@ def _total(target: PyTree, weights: PyTree) -> jax.Array:
     return sum(sums[1:], sums[0])
 
 
+#: What a function returned, its gradients, and the new values of what it wrote.
+_Derivative: TypeAlias = tuple[Value, list[jax.Array], list[tuple[keras.Variable, VariableValue]]]
+
+
 @dataclasses.dataclass(frozen=True)
-class _Closure:
+class _Closure(Generic[Value]):
     """What a replica brings to a `value_and_grad`: its function, and the state around it."""
 
-    fn: Callable[[], Any]
+    fn: Callable[[], Value]
     scope: StateScope
-    values: tuple[Any, ...]
+    values: tuple[jax.Array, ...]
 
 
 def value_and_grad(
-    fn: Callable[..., Any], variables: Sequence[Any], has_aux: bool = False
-) -> Callable[..., tuple[Any, list[Any]]]:
+    fn: Callable[Params, Value], variables: Sequence[keras.Variable], has_aux: bool = False
+) -> Callable[Params, tuple[Value, list[jax.Array]]]:
     """Return a function that gives `fn`'s value and its derivative by `variables`.
 
     The JAX way to write what a `GradientTape` records, for functions that read and write Keras
@@ -407,10 +417,14 @@ def value_and_grad(
     Returns:
         A function of `fn`'s arguments that returns `(value, gradients)`, where `value` is what
         `fn` returns and `gradients` a list of arrays, one for each variable.
+
+    >>> x = keras.Variable(3.0)
+    >>> [float(part) for part in jax.tree.leaves(value_and_grad(lambda: x * x, [x])())]
+    [9.0, 6.0]
     """
     wanted = list(variables)
 
-    def differentiated(*args: UserValue, **kwargs: UserValue) -> tuple[Any, list[Any]]:
+    def differentiated(*args: Params.args, **kwargs: Params.kwargs) -> tuple[Value, list[jax.Array]]:
         frame = current_frame()
         scope = frame.scope if frame else StateScope()
         values = tuple(scope.get_current_value(v) for v in wanted)
@@ -429,12 +443,14 @@ def value_and_grad(
 
 
 def _value_and_grad_solver(
-    variables: list[Any], has_aux: bool, context: Context | None
-) -> Callable[[int, list[Any]], list[Any]]:
+    variables: list[keras.Variable], has_aux: bool, context: Context | None
+) -> Callable[[int, list[_Closure[Value]]], list[_Derivative[Value]]]:
     """The combine function of a `value_and_grad` meeting point."""
 
-    def solve(_: int, closures: list[_Closure]) -> list[Any]:
-        def total(values: list[tuple[Any, ...]]) -> tuple[Any, list[Any]]:
+    def solve(_: int, closures: list[_Closure[Value]]) -> list[_Derivative[Value]]:
+        def total(
+            values: list[tuple[jax.Array, ...]],
+        ) -> tuple[jax.Array, list[tuple[Value, list[VariableValue]]]]:
             run = Run(_closures_program(closures, variables, values, context))
             outcomes = [run.complete(i) for i in range(len(closures))]
             losses = [out[0] if has_aux else out for out, _ in outcomes]
@@ -445,7 +461,7 @@ def _value_and_grad_solver(
             carried = [(out, [x for _, x in u]) for (out, _), u in zip(outcomes, updates, strict=True)]
             return sum(losses[1:], losses[0]), carried
 
-        names: list[list[Any]] = []
+        names: list[list[keras.Variable]] = []
         (_, carried), grads = jax.value_and_grad(total, has_aux=True)([c.values for c in closures])
         return [
             (out, list(grad), list(zip(named, new, strict=True)))
@@ -456,7 +472,10 @@ def _value_and_grad_solver(
 
 
 def _closures_program(
-    closures: Sequence[_Closure], variables: list[Any], values: list[tuple[Any, ...]], context: Context | None
+    closures: Sequence[_Closure[Value]],
+    variables: list[keras.Variable],
+    values: list[tuple[jax.Array, ...]],
+    context: Context | None,
 ) -> Program:
     """A program whose bodies are the closures, inside the state around each."""
 

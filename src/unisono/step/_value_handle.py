@@ -7,21 +7,19 @@ tests/virtual/strategies/test_sharded_state.py.
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
 
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
 
 class ValueHandle(abc.ABC):
-    """Stands for a variable's array that lies elsewhere; becomes an array where it is read.
+    """Stands for a variable's array that lies elsewhere; becomes an array where it is read."""
 
-    Args:
-        shape: of the variable.
-        dtype: likewise.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
 
     @abc.abstractmethod
@@ -36,7 +34,7 @@ class ValueHandle(abc.ABC):
         """Return the value for code that reads the variable; raise where it may not."""
         return self.whole()
 
-    def assigned(self, value: jax.Array) -> Any:
+    def assigned(self, value: jax.Array) -> VariableValue:
         """Return what the variable holds after an assignment.
 
         Args:
@@ -47,7 +45,7 @@ class ValueHandle(abc.ABC):
     def __jax_array__(self) -> jax.Array:
         return self.whole()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.whole(), dtype)
 
 
@@ -59,7 +57,6 @@ class RowsHandle(ValueHandle):
         """Return some rows that follow each other.
 
         Args:
-            begin: the first.
             end: one past the last.
         """
 
@@ -76,6 +73,9 @@ class RowsHandle(ValueHandle):
         """Replace some rows that follow each other.
 
         Args:
-            begin: the first.
             value: of the array's type.
         """
+
+
+#: What a variable holds between steps.
+VariableValue: TypeAlias = jax.Array | ValueHandle

@@ -14,8 +14,9 @@ import jax
 import keras
 
 from unisono._backend import require_jax
+from unisono._checks import takes_arguments
 from unisono._context import Context, check_same_strategy, entered, require_cross_replica
-from unisono._errors import ContextError, UnsupportedError
+from unisono._errors import ContextError, InvalidTypeError, UnisonoError, UnsupportedError
 from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
@@ -25,8 +26,8 @@ from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import RunOptions, WorkerTerms, check_run_options
-from unisono.training._bind import install
-from unisono.training._binding import bind
+from unisono.training._bind import wrap_keras
+from unisono.training._binding import bind, check_no_distribution
 from unisono.training._scope_warnings import strategy_made, strategy_used
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -62,6 +63,11 @@ class Strategy(DeprecatedMethods):
 
     Args:
         process_group: the processes that train together; this one alone by default.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> isinstance(strategy, Strategy), strategy.num_replicas_in_sync
+    (True, 2)
     """
 
     is_default = False
@@ -71,7 +77,7 @@ class Strategy(DeprecatedMethods):
         self._extended = StrategyExtended(self)
         if not self.is_default:
             # From now on `fit` of a model that is made outside of the scope can be noticed.
-            install()
+            wrap_keras()
             strategy_made(self)
 
     # --- what a strategy decides ---------------------------------------------------------
@@ -103,13 +109,14 @@ class Strategy(DeprecatedMethods):
     #: What was asked of each worker when this strategy was made.
     terms = WorkerTerms()
 
-    def with_terms(self, terms: WorkerTerms) -> Self:
+    def with_terms(self, num_devices: int = 0, shards_input: bool = False) -> Self:
         """Ask something of each worker; return this strategy.
 
         Args:
-            terms: what each must have.
+            num_devices: how many devices each must have; 0 for those that there are.
+            shards_input: whether an `input_fn`'s elements are divided between them.
         """
-        self.terms = terms
+        self.terms = WorkerTerms(num_devices, shards_input)
         return self
 
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
@@ -165,7 +172,7 @@ class Strategy(DeprecatedMethods):
         self,
         method: Callable[..., PyTree],
         model: keras.Model,
-        args: tuple[UserValue, ...],
+        args: tuple[object, ...],
         kwargs: Arguments,
         ahead: bool,
     ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
@@ -205,7 +212,7 @@ class Strategy(DeprecatedMethods):
 
     # --- what replicas do: a strategy without one of these raises an error at its use -------------
 
-    def _run(self, fn: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Arguments) -> UserValue:
+    def _run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Arguments) -> UserValue:
         """Call `fn` once per replica; see `run`."""
         raise self.unsupported("run")
 
@@ -221,17 +228,17 @@ class Strategy(DeprecatedMethods):
         """Return the values of this machine's replicas; see `local_results`."""
         raise self.unsupported("local_results")
 
-    def _split(self, dataset: UserValue, options: InputOptions | None = None) -> DistributedDataset:
+    def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         """Return global batches, split over the replicas; see `distribute_dataset`."""
         raise self.unsupported("distribute_dataset")
 
     def _from_function(
-        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions
+        self, dataset_fn: Callable[[InputContext], Iterable[object]], options: InputOptions
     ) -> DistributedDataset:
         """Return the replicas' own batches; see `distribute_datasets_from_function`."""
         raise self.unsupported("distribute_datasets_from_function")
 
-    def _values_from_function(self, value_fn: Callable[[ValueContext], UserValue]) -> PyTree:
+    def _values_from_function(self, value_fn: Callable[[ValueContext], object]) -> PyTree:
         """Return the replicas' own values; see `distribute_values_from_function`."""
         raise self.unsupported("distribute_values_from_function")
 
@@ -276,13 +283,14 @@ class Strategy(DeprecatedMethods):
 
         Raises:
             ContextError: inside a replica.
-            MixedStrategyError: inside the scope of another strategy.
+            MixedStrategyError: inside the scope of another strategy, or of a `keras.distribution`.
             InvalidArgumentError: this worker has another number of devices than its constructor asked for.
             ClusterError: another worker ended, or did not reach a collective in time.
         """
         check_same_strategy(self)
+        check_no_distribution()
         self.terms.check(len(self.worker_devices))
-        install()
+        wrap_keras()
         strategy_used(self)
         try:
             with entered(Context(self)):
@@ -295,9 +303,9 @@ class Strategy(DeprecatedMethods):
 
     def run(
         self,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] = (),
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         options: RunOptions | None = None,
     ) -> UserValue:
         """Call `fn` once per replica, each with its own part of the per-replica arguments.
@@ -314,12 +322,22 @@ class Strategy(DeprecatedMethods):
 
         Raises:
             ContextError: when called inside a replica.
+            InvalidTypeError: `fn` is no function, or does not take these arguments.
         """
         require_cross_replica("strategy.run")
         check_run_options(options)
-        install()
+        wrap_keras()
         strategy_used(self)
-        return self._run(fn, args, dict(kwargs or {}))
+        try:
+            return self._run(fn, args, dict(kwargs or {}))
+        except TypeError as error:
+            # Afterwards, since the check takes longer than the start of a small step.
+            if isinstance(error, UnisonoError) or takes_arguments(fn, len(args), *(kwargs or {})):
+                raise
+            raise InvalidTypeError(
+                f"`strategy.run` needs a function, and in `args` what it takes. Received: {fn!r:.200} with "
+                f"{len(args)} positional arguments: {error}. Write `strategy.run(step, args=(x, y))`."
+            ) from None
 
     def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None) -> PyTree:
         """Combine a per-replica value into one array.
@@ -375,9 +393,7 @@ class Strategy(DeprecatedMethods):
         """
         return self._local(value)
 
-    def distribute_dataset(
-        self, dataset: UserValue, options: InputOptions | None = None
-    ) -> DistributedDataset:
+    def distribute_dataset(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         """Split the batches of any iterable over the replicas.
 
         Args:
@@ -391,7 +407,7 @@ class Strategy(DeprecatedMethods):
         return self._split(dataset, options)
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], Iterable[object]], options: InputOptions | None = None
     ) -> DistributedDataset:
         """Make the input from a function of the `InputContext`; batches are *per replica*.
 
@@ -399,10 +415,18 @@ class Strategy(DeprecatedMethods):
             dataset_fn: returns an iterable of batches of one replica. Successive batches go to
                 successive replicas.
             options: with `InputReplicationMode.PER_REPLICA`, `dataset_fn` is called for each replica.
+
+        Raises:
+            InvalidTypeError: `dataset_fn` is no function of one argument.
         """
+        if not takes_arguments(dataset_fn, 1):
+            raise InvalidTypeError(
+                "`dataset_fn` must be a function of the `InputContext`. Received: "
+                f"{dataset_fn!r:.200}. Write `lambda context: dataset`, or `distribute_dataset(dataset)`."
+            )
         return self._from_function(dataset_fn, options or InputOptions())
 
-    def shared_pipeline(self, dataset: UserValue) -> UserValue:
+    def shared_pipeline(self, dataset: object) -> UserValue:
         """Return the pipeline with which this worker makes the global batches.
 
         A `unisono.data.Dataset` is divided by its `AutoShardPolicy` between several workers.
@@ -418,7 +442,7 @@ class Strategy(DeprecatedMethods):
 
         return pipeline_of_worker(dataset, self._group) if isinstance(dataset, Dataset) else dataset
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], UserValue]) -> PyTree:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], object]) -> PyTree:
         """Return the `PerReplica` of what `value_fn` gives for each replica.
 
         Args:
@@ -448,6 +472,12 @@ class Strategy(DeprecatedMethods):
             return self
         raise _not_copied("copy.deepcopy(strategy)")
 
+    def __getstate__(self) -> NoReturn:
+        raise ContextError(
+            "A strategy belongs to its process. Received: pickle of one, as of a function that uses it from "
+            "outside. Create the strategy inside of the function that is sent."
+        )
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(str, self.worker_devices))})"
 
@@ -466,5 +496,5 @@ def hold(model: keras.Model, strategy: Strategy) -> None:
         model: created in no scope.
         strategy: the default one.
     """
-    install()
+    wrap_keras()
     bind(model, strategy)

@@ -22,6 +22,10 @@ class CentralStorageStrategy(ReplicatedStrategy):
         parameter_device: where the state lives: a device, or `"host"` for the pinned memory of
             the host beside the first device. The first CPU device by default; with one compute
             device, that device.
+
+    >>> strategy = CentralStorageStrategy(["cpu:0", "cpu:1"], parameter_device="cpu:0")
+    >>> strategy.num_replicas_in_sync
+    2
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import keras
@@ -37,24 +37,24 @@ class DeprecatedMethods(abc.ABC):
     @abc.abstractmethod
     def run(
         self,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] = (),
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         options: RunOptions | None = None,
     ) -> UserValue:
         """Call `fn` once per replica."""
 
     @abc.abstractmethod
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], Iterable[object]], options: InputOptions | None = None
     ) -> DistributedDataset:
         """Make the input from a function."""
 
     @abc.abstractmethod
-    def _split(self, dataset: UserValue, options: InputOptions | None = None) -> DistributedDataset:
+    def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         """Split global batches over the replicas."""
 
-    def group(self, value: UserValue, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
+    def group(self, value: object, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
         """Do nothing: tf.distribute makes one operation of several, and here all are done in order.
 
         Args:
@@ -74,8 +74,8 @@ class DeprecatedMethods(abc.ABC):
 
     def configure(
         self,
-        session_config: UserValue = None,
-        cluster_spec: UserValue = None,
+        session_config: object = None,
+        cluster_spec: object = None,
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class DeprecatedMethods(abc.ABC):
         """
         return config_proto
 
-    def make_dataset_iterator(self, dataset: UserValue) -> DistributedIterator:
+    def make_dataset_iterator(self, dataset: object) -> DistributedIterator:
         """Return an iterator over global batches split over the replicas, as older programs write it.
 
         Args:
@@ -116,7 +116,7 @@ class DeprecatedMethods(abc.ABC):
 
     def make_input_fn_iterator(
         self,
-        input_fn: Callable[[InputContext], UserValue],
+        input_fn: Callable[[InputContext], Iterable[object]],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> DistributedIterator:
         """Return an iterator over the input of a function, as older programs write it.
@@ -128,7 +128,7 @@ class DeprecatedMethods(abc.ABC):
         options = InputOptions(experimental_replication_mode=replication_mode)
         return iter(self.distribute_datasets_from_function(input_fn, options))
 
-    def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: UserValue = None) -> Dataset:
+    def experimental_make_numpy_dataset(self, numpy_input: PyTree, session: object = None) -> Dataset:
         """Return a `unisono.data.Dataset` of the rows of arrays: batch and distribute it.
 
         Args:
@@ -141,7 +141,7 @@ class DeprecatedMethods(abc.ABC):
         return Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run(
-        self, fn: Callable[..., UserValue], input_iterator: Iterator[PyTree] | None = None
+        self, fn: Callable[..., object], input_iterator: Iterator[PyTree] | None = None
     ) -> UserValue:
         """Call `fn` once per replica with the next batch of an iterator, as older programs write it.
 

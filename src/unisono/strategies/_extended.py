@@ -33,6 +33,11 @@ class StrategyExtended:
 
     Args:
         strategy: whose operations.
+
+    >>> import unisono
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> len(strategy.extended.worker_devices)
+    2
     """
 
     experimental_require_static_shapes = False
@@ -126,9 +131,9 @@ class StrategyExtended:
     def update(
         self,
         variable: keras.Variable,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] = (),
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> UserValue:
         """Call `fn(variable, *args)` in update context: once, as all copies get the same update.
@@ -160,9 +165,9 @@ class StrategyExtended:
     def _update_copies(
         self,
         variable: keras.Variable,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue],
-        kwargs: Mapping[str, UserValue] | None,
+        fn: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
     ) -> UserValue:
         """Call `fn` for the copy of each replica, with that replica's arguments."""
         context = current()
@@ -201,7 +206,7 @@ class StrategyExtended:
         """
         return variable.value
 
-    def non_slot_devices(self, var_list: UserValue) -> tuple[jax.Device, ...]:
+    def non_slot_devices(self, var_list: object) -> tuple[jax.Device, ...]:
         """Return the devices for state that belongs to no variable.
 
         Args:
@@ -212,9 +217,9 @@ class StrategyExtended:
     def update_non_slot(
         self,
         colocate_with: Iterable[jax.Device],
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] = (),
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         group: bool = True,
     ) -> UserValue:
         """Call `fn(*args)` once in update context: state that belongs to no variable is one here.
@@ -233,9 +238,9 @@ class StrategyExtended:
 
     def call_for_each_replica(
         self,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] = (),
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> UserValue:
         """Call `fn` once per replica: the old name of `strategy.run`.
 
@@ -248,7 +253,7 @@ class StrategyExtended:
 
     def experimental_run_steps_on_iterator(
         self,
-        fn: Callable[[MultiStepContext, PyTree], UserValue],
+        fn: Callable[[MultiStepContext, PyTree], object],
         iterator: Iterator[PyTree],
         iterations: int = 1,
         initial_loop_values: dict[str, PyTree] | None = None,
@@ -295,7 +300,7 @@ def _by_replica(results: PyTree, replicas: int) -> tuple[PyTree, ...]:
     """Return the results of each replica."""
 
     def part(i: int) -> PyTree:
-        def of(leaf: UserValue) -> UserValue:
+        def of(leaf: object) -> UserValue:
             return leaf.values[i] if isinstance(leaf, PerReplica) else leaf
 
         return jax.tree.map(of, results, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
@@ -304,7 +309,7 @@ def _by_replica(results: PyTree, replicas: int) -> tuple[PyTree, ...]:
 
 
 def _of_first(
-    args: Sequence[UserValue], kwargs: Mapping[str, UserValue] | None
+    args: Sequence[object], kwargs: Mapping[str, object] | None
 ) -> tuple[list[UserValue], dict[str, UserValue]]:
     """Return the arguments, of a `PerReplica` the first replica's."""
     own = [a.values[0] if isinstance(a, PerReplica) else a for a in args]

@@ -11,7 +11,9 @@ import jax
 
 from unisono._errors import InvalidTypeError
 from unisono._mesh import ReplicaMesh, resolve_devices
-from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._compressed_all_reduce import CompressedAllReduce
+from unisono.collectives._cross_device import CrossDeviceOps, own_ops
+from unisono.step.variables._compressed_layout import compressed_layout
 from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
@@ -25,7 +27,8 @@ class MirroredStrategy(ReplicatedStrategy):
         devices: names such as `"/gpu:0"`, `"GPU:1"`, `"cpu:0"`, or `jax.Device`s, in replica
             order. None takes all accelerators, or all CPU devices where there are none. CPU
             devices that do not exist are created when JAX has not started yet.
-        cross_device_ops: how an all-reduce is done; XLA's own by default.
+        cross_device_ops: how an all-reduce is done; XLA's own by default. `CompressedAllReduce` sends
+            gradients in fewer bytes.
         num_gpus: how many devices to take, of the first ones.
         state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
             optimizer's variables, which then take 1/n of the memory on each of n devices.
@@ -53,8 +56,11 @@ class MirroredStrategy(ReplicatedStrategy):
                 f"cross_device_ops={cross_device_ops!r}. Write `unisono.RingAllReduce()`, for example."
             )
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
-        self._ops = cross_device_ops or CrossDeviceOps()
-        self._state_layout = layout_named(state_layout, self._mesh, self._group)
+        self._ops = cross_device_ops or own_ops(self._mesh.platform)
+        if isinstance(self._ops, CompressedAllReduce):
+            self._ops = self._ops.over(own_ops(self._mesh.platform))
+        layout = layout_named(state_layout, self._mesh, self._group)
+        self._state_layout = compressed_layout(layout, self._ops, self._mesh, self._group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:

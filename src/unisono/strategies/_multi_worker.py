@@ -19,19 +19,29 @@ from unisono._types import PyTree, UserValue
 from unisono.cluster import _distributed
 from unisono.cluster._distributed import joined_group
 from unisono.cluster._process_group import ProcessGroup
-from unisono.cluster_resolver._base import ClusterResolver, TFConfigClusterResolver, process_environ
+from unisono.cluster_resolver._base import (
+    START_UP_VARIABLE,
+    ClusterResolver,
+    TFConfigClusterResolver,
+    process_environ,
+    seconds_of,
+)
 from unisono.cluster_resolver._detect import resolve
 from unisono.cluster_resolver._siblings import find_siblings
 from unisono.cluster_resolver._spec import Timeouts
+from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import (
     CommunicationOptions,
     CrossDeviceOps,
     PackedAllReduce,
+    own_ops,
 )
+from unisono.step.variables._compressed_layout import compressed_layout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_named
 from unisono.strategies.multi_worker_fit._fit import MultiWorkerFit
+from unisono.strategies.multi_worker_fit._loggers import silence_autologging
 
 _LOG = logging.getLogger("unisono")
 
@@ -50,6 +60,8 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         timeouts: how long workers wait for each other.
         state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
             optimizer's variables, which then take 1/n of the memory on each of n devices.
+        cross_device_ops: a `CompressedAllReduce` sends gradients in fewer bytes. Other algorithms are
+            chosen by `communication_options`.
 
     Raises:
         InvalidArgumentError: for another `state_layout`.
@@ -68,27 +80,35 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         *,
         timeouts: Timeouts | None = None,
         state_layout: str = "mirrored",
+        cross_device_ops: CompressedAllReduce | None = None,
     ) -> None:
+        _check_type("cross_device_ops", cross_device_ops, CompressedAllReduce)
         _check_type("cluster_resolver", cluster_resolver, ClusterResolver)
         _check_type("communication_options", communication_options, CommunicationOptions)
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
         self._options = communication_options or CommunicationOptions()
-        timeouts = timeouts or Timeouts()
+        timeouts = timeouts or Timeouts(start_up=seconds_of(START_UP_VARIABLE, Timeouts.start_up))
         limit = self._options.timeout_seconds or timeouts.collective
         # Without a cluster it may still be the second strategy of a process that has joined one.
         group = joined_group()
         if self._resolver:
             group = _distributed.join(self._resolver, timeouts, limit, self._options.interface or "")
         super().__init__(ReplicaMesh(devices_of_all()), group)
-        self._state_layout = layout_named(state_layout, self._mesh, self._group)
-        self._ops = CrossDeviceOps()
+        self._ops = own_ops(self._mesh.platform)
         #: What the workers compare and share in `fit`; None where there is one.
         self._fit: MultiWorkerFit | None = None
         if group.size > 1:
-            self._ops, self._fit = PackedAllReduce(self._options, self._mesh.platform), MultiWorkerFit(self)
+            self._ops = PackedAllReduce(self._options, self._mesh.platform, group.is_on_one_host)
+            self._fit = MultiWorkerFit(self)
             _connect(self._mesh, group)
+            if not group.is_chief:
+                silence_autologging()
         else:
             _say_that_it_is_alone(type(self).__name__, self._mesh.num_replicas)
+        if cross_device_ops is not None:
+            self._ops = cross_device_ops.over(self._ops)
+        layout = layout_named(state_layout, self._mesh, self._group)
+        self._state_layout = compressed_layout(layout, self._ops, self._mesh, self._group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:
@@ -97,7 +117,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
-        """Few large buckets; replicas of one worker reduce first."""
+        """Few large buckets, or the compression that the constructor was given."""
         return self._ops
 
     @property
@@ -127,7 +147,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         self,
         method: Callable[..., PyTree],
         model: keras.Model,
-        args: tuple[UserValue, ...],
+        args: tuple[object, ...],
         kwargs: Arguments,
         ahead: bool,
     ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
@@ -171,8 +191,8 @@ def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:
 def _check_type(name: str, value: object, kind: type) -> None:
     if value is not None and not isinstance(value, kind):
         raise InvalidTypeError(
-            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out to read the "
-            "environment, or pass an object of that class."
+            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out, or pass an "
+            "object of that class."
         )
 
 

@@ -54,7 +54,7 @@ class DefaultStrategy(OneDeviceStrategy):
         check_same_strategy(self)
         yield self
 
-    def distribute_dataset(self, dataset: UserValue, options: InputOptions | None = None) -> UserValue:
+    def distribute_dataset(self, dataset: object, options: InputOptions | None = None) -> UserValue:
         """Return the dataset as it is."""
         return dataset
 
@@ -72,6 +72,12 @@ def hold_by_default(model: keras.Model) -> None:
     """Let the default strategy run a compiled model with a step in TensorFlow's form that no other one holds.
 
     Keras on JAX cannot run `train_step(self, data)`. In a strategy's scope, that strategy does.
+
+    Args:
+        model: any.
+
+    >>> import keras
+    >>> hold_by_default(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
     """
     if current_strategy() is None and strategy_of(model) is None and has_stateful_step(model):
         hold(model, default_strategy())

@@ -26,7 +26,7 @@ class RunOptions:
     experimental_xla_options: UserValue = None
 
 
-def check_run_options(options: UserValue) -> None:
+def check_run_options(options: object) -> None:
     """Raise for options of another kind.
 
     Raises:

@@ -15,6 +15,7 @@ import keras
 from unisono._checks import checked_whole
 from unisono._errors import ContextError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.ps._partition import shard_bounds, shard_count
@@ -107,6 +108,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
                 self.__class__ = _cluster_form_of(type(self))
                 form = cast("ClusterForm", self)
                 ClusterForm.__init__(form, connect(roles), Rules(max_staleness), variable_partitioner)
+                report_ready()
                 return
         super().__init__(ReplicaMesh(resolve_devices(None)))
         home = jax.sharding.SingleDeviceSharding(self.parameter_devices[0])
@@ -152,7 +154,6 @@ class ClusterForm(ParameterServerStrategy):
     """A `ParameterServerStrategy` on the chief of a cluster.
 
     Args:
-        cluster: the connections.
         rules: the limits of closures.
         partitioner: divides variables; None for whole ones.
     """

@@ -15,11 +15,11 @@ import keras
 
 from unisono._context import current
 from unisono._errors import InvalidArgumentError
-from unisono._mesh import ReplicaMesh, ensure_collectives_can_run
+from unisono._mesh import ReplicaMesh, check_alike, ensure_collectives_can_run
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup
-from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
@@ -46,9 +46,14 @@ class ReplicatedStrategy(Strategy):
     Args:
         mesh: the devices that compute, in replica order.
         process_group: the processes that train together; this one alone by default.
+
+    >>> from unisono.spi import ReplicaMesh, resolve_devices
+    >>> ReplicatedStrategy(ReplicaMesh(resolve_devices(["cpu:0", "cpu:1"]))).num_replicas_in_sync
+    2
     """
 
     def __init__(self, mesh: ReplicaMesh, process_group: ProcessGroup | None = None) -> None:
+        check_alike(mesh.devices)
         ensure_collectives_can_run(mesh.devices)
         self._mesh = mesh
         super().__init__(process_group)
@@ -62,7 +67,7 @@ class ReplicatedStrategy(Strategy):
     @functools.cached_property
     def cross_device_ops(self) -> CrossDeviceOps:
         """How an all-reduce between the replicas is done; by XLA's own."""
-        return CrossDeviceOps()
+        return own_ops(self._mesh.platform)
 
     @property
     def state_layout(self) -> StateLayout:
@@ -128,7 +133,7 @@ class ReplicatedStrategy(Strategy):
         """Gather what lies in parts on several workers; see `step._layout.StateLayout.gather`."""
         self.state_layout.gather(variables, values)
 
-    def _run(self, fn: Callable[..., UserValue], args: Sequence[UserValue], kwargs: Arguments) -> UserValue:
+    def _run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Arguments) -> UserValue:
         return self._compiler.run(fn, args, kwargs)
 
     def _reduced(self, op: ReduceOp, leaf: PyTree, axis: int | Sequence[int] | None) -> PyTree:
@@ -149,7 +154,7 @@ class ReplicatedStrategy(Strategy):
     def _local(self, value: PyTree) -> tuple[PyTree, ...]:
         return results.local_results(value, self._mesh)
 
-    def _split(self, dataset: UserValue, options: InputOptions | None = None) -> DistributedDataset:
+    def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         # Imported where it is used: `fit` with arrays does without Grain and Orbax, which take 0.4 s.
         from unisono.data._distribute import SplitDataset
 
@@ -157,13 +162,13 @@ class ReplicatedStrategy(Strategy):
         return SplitDataset(pipeline, self._mesh, options=options, check_iterable_here=_not_in_replica)
 
     def _from_function(
-        self, dataset_fn: Callable[[InputContext], UserValue], options: InputOptions
+        self, dataset_fn: Callable[[InputContext], Iterable[object]], options: InputOptions
     ) -> DistributedDataset:
         from unisono.data._distribute import FunctionDataset
 
         return FunctionDataset(dataset_fn, self._mesh, options, _not_in_replica, self._group)
 
-    def _values_from_function(self, value_fn: Callable[[ValueContext], UserValue]) -> PyTree:
+    def _values_from_function(self, value_fn: Callable[[ValueContext], object]) -> PyTree:
         replicas = self.num_replicas_in_sync
         values = [value_fn(ValueContext(i, replicas)) for i in self._mesh.local_replicas]
         if replicas == 1:

@@ -12,14 +12,15 @@ from unisono.step._layout import MirroredLayout, StateLayout
 from unisono.step._sharded_layout import ShardedLayout
 from unisono.training.replica._elementwise import why_whole
 
+#: The names of state layouts; the first is that of strategies by default.
+LAYOUTS = ("mirrored", "sharded")
+
 
 def layout_named(name: str, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
     """Return a state layout.
 
     Args:
         name: `"mirrored"` or `"sharded"`.
-        mesh: the devices that compute.
-        group: the processes of these devices.
 
     Raises:
         InvalidArgumentError: for another name.

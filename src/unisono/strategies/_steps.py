@@ -60,7 +60,7 @@ class MultiStepContext:
             output if reduce_op is None else self._strategy.reduce(reduce_op, output, axis=None)
         )
 
-    def set_non_tensor_output(self, name: str, output: UserValue) -> None:
+    def set_non_tensor_output(self, name: str, output: object) -> None:
         """Keep another object.
 
         Args:
@@ -85,10 +85,10 @@ class MultiStepContext:
 
 def run_steps(
     strategy: Strategy,
-    fn: Callable[[MultiStepContext, PyTree], UserValue],
+    fn: Callable[[MultiStepContext, PyTree], object],
     iterator: Iterator[PyTree],
     iterations: int,
-    start: UserValue,
+    start: object,
 ) -> MultiStepContext:
     """Call `fn(context, batch)` for the next batches of an iterator.
 

@@ -26,6 +26,11 @@ class TPUStrategy(ReplicatedStrategy):
         BackendError: when there is no TPU.
         InvalidTypeError: for a resolver or an assignment of another type.
         InvalidArgumentError: for `experimental_spmd_xla_partitioning=True`.
+
+    >>> from unisono.cluster_resolver import TPUClusterResolver
+    >>> strategy = TPUStrategy(TPUClusterResolver(devices=["cpu:0", "cpu:1"]))
+    >>> strategy.num_replicas_in_sync
+    2
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Installs what the library replaces in Keras. This is the only file that assigns to Keras' classes.
 
-Each subject says in a function `wraps()` which methods it replaces, and by what; `install()` puts them there.
-A wrap asks where it is called: outside every strategy and for a model that no strategy holds, it does exactly
-what Keras does. Who holds what is in `_binding`, what happens inside a replica in `_replica_patches`.
+Each subject says in a function `wraps()` which methods it replaces, and by what; `wrap_keras` puts them
+there. A wrap asks where it is called: outside every strategy and for a model that no strategy holds, it does
+exactly what Keras does. Who holds what is in `_binding`, what happens inside a replica in `_replica_patches`.
 
 Tests: tests/virtual/training/test_exact.py and test_failures.py.
 """
@@ -14,7 +14,7 @@ import inspect
 from types import ModuleType
 
 from unisono._lowering._install import install_lowerings
-from unisono._types import UserValue, Wrapper
+from unisono._types import Wrapper
 from unisono.step._keras_internals import check_keras
 from unisono.training import (
     _chief_save,
@@ -48,8 +48,13 @@ _SUBJECTS = (
 _installed = False
 
 
-def install() -> None:
-    """KerasWrap Keras; does nothing the second time."""
+def wrap_keras() -> None:
+    """Replace what the library replaces in Keras; nothing is done the second time.
+
+    Strategies do so when they are made. Without one, `fit` takes Unisono's data sets from then on.
+
+    >>> wrap_keras()
+    """
     global _installed
     if _installed:
         return
@@ -76,8 +81,13 @@ def _wrap(owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
         setattr(owner, name, property(functools.partial(wrapper, original.fget), doc=original.__doc__))
         return
 
+    if isinstance(owner, ModuleType):
+        # Its first argument may have been given by name.
+        setattr(owner, name, functools.wraps(original)(functools.partial(wrapper, original)))
+        return
+
     @functools.wraps(original)
-    def method(self: object, *args: UserValue, **kwargs: UserValue) -> object:
+    def method(self: object, *args: object, **kwargs: object) -> object:
         return wrapper(original, self, *args, **kwargs)
 
     # Keras looks at the arguments of a layer's `__init__` to save it. It copies `build` into each layer

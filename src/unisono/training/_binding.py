@@ -22,6 +22,17 @@ Held: TypeAlias = "keras.Model | keras.Variable"
 _BOUND: weakref.WeakKeyDictionary[keras.Model, Strategy] = weakref.WeakKeyDictionary()
 
 
+def check_no_distribution() -> None:
+    """Raise where `keras.distribution` distributes variables and data, too."""
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise MixedStrategyError(
+            "A model is distributed by one strategy. Received: a strategy of Unisono while "
+            f"keras.distribution.distribution() is a {type(distribution).__name__}. "
+            "Write `keras.distribution.set_distribution(None)` first."
+        )
+
+
 def current_strategy() -> Strategy | None:
     """Return the strategy of this code; None for the default one."""
     context = current()

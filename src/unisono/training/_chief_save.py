@@ -5,6 +5,8 @@ Tests: tests/cluster/test_chief.py.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -14,8 +16,11 @@ from typing import TypeVar
 import keras
 
 from unisono._context import current
+from unisono._errors import InvalidArgumentError
 from unisono._export._files import replace_atomically
+from unisono._system._object_store import StorePath, read_locally, store_path, written_locally
 from unisono._types import KerasWrap, UserValue
+from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.training._binding import holder_of
 
 #: What Keras' saving functions return.
@@ -30,30 +35,50 @@ def wraps() -> list[KerasWrap]:
     saving = keras.saving
     functions = [(saving, "save_model"), (keras.models, "save_model"), (saving, "save_weights")]
     methods = [(keras.Model, name) for name in ("save", "save_weights", "export")]
-    return [(owner, name, written_once) for owner, name in (*methods, *functions)]
+    written = [(owner, name, written_once) for owner, name in (*methods, *functions)]
+    read = [(saving, "load_model", model_from_store), (keras.models, "load_model", model_from_store)]
+    weights = [(owner, "load_weights", weights_from_store) for owner in (keras.Model, saving)]
+    return [*written, *read, *weights]
+
+
+def model_from_store(
+    original: Callable[..., Result], filepath: UserValue, *args: UserValue, **kwargs: UserValue
+) -> Result:
+    """Call Keras' `load_model` with a copy of what lies in an object store."""
+    store = _store_path(filepath)
+    with contextlib.nullcontext(filepath) if store is None else read_locally(store) as path:
+        return original(path, *args, **kwargs)
+
+
+def weights_from_store(
+    original: Callable[..., Result],
+    model: keras.Model,
+    filepath: UserValue,
+    *args: UserValue,
+    **kwargs: UserValue,
+) -> Result:
+    """Call Keras' `load_weights` with a copy of what lies in an object store."""
+    return model_from_store(functools.partial(original, model), filepath, *args, **kwargs)
 
 
 def written_once(
-    original: Callable[..., Result], model: keras.Model, *args: UserValue, **kwargs: UserValue
+    original: Callable[..., Result], model: keras.Model, *args: object, **kwargs: object
 ) -> Result | None:
-    """Call Keras' `save`, `save_weights` or `export`, methods or functions, on the first of several workers.
-
-    Args:
-        original: Keras' own.
-        model: what is written.
-        args: of the call.
-        kwargs: likewise.
-    """
+    """Call Keras' `save`, `save_weights` or `export` on the first of several workers."""
     strategy = holder_of(model)
-    if strategy is None or strategy.process_group.size == 1:
+    is_alone = strategy is None or strategy.process_group.size == 1
+    if is_alone and _store_path(args[0] if args else kwargs.get("filepath")) is None:
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
+    if strategy is None or is_alone:
+        return _write_whole(original, bound)
     path = str(bound.arguments["filepath"])
     context = current()
     # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
     if context is None or not context.is_of_method:
-        strategy.gather_state(getattr(getattr(model, "optimizer", None), "variables", ()))
+        variables = getattr(getattr(model, "optimizer", None), "variables", ())
+        strategy.gather_state([v for v in variables if not is_of_compression(v)])
     result = _write_whole(original, bound) if strategy.is_chief else None
     strategy.process_group.share_file(path)
     return result
@@ -64,6 +89,17 @@ def _write_whole(original: Callable[..., Result], bound: inspect.BoundArguments)
 
     Other workers may read the path at any moment, and so may the program after a restart.
     """
+    store = _store_path(bound.arguments["filepath"])
+    if store is not None:
+        marker = _marker(bound.arguments)
+        if bound.arguments.get("overwrite") is False and store.exists():
+            raise InvalidArgumentError(
+                f"With overwrite=False a model needs a new path. Received: {store}, which exists. Pass "
+                "another one."
+            )
+        with written_locally(store, marker) as aside:
+            bound.arguments["filepath"] = str(aside)
+            return original(*bound.args, **bound.kwargs)
     place = _place(bound.arguments)
     if place is None:
         return original(*bound.args, **bound.kwargs)
@@ -73,7 +109,7 @@ def _write_whole(original: Callable[..., Result], bound: inspect.BoundArguments)
         return original(*bound.args, **bound.kwargs)
 
 
-def _place(arguments: Mapping[str, UserValue]) -> tuple[Path, str | None] | None:
+def _place(arguments: Mapping[str, object]) -> tuple[Path, str | None] | None:
     """Return the path, and what marks a directory that may be replaced; None for what cannot be renamed.
 
     >>> _place({"filepath": "m.keras"}), _place({"filepath": "hf://m.keras"})
@@ -86,8 +122,23 @@ def _place(arguments: Mapping[str, UserValue]) -> tuple[Path, str | None] | None
     # Keras asks the user before it overwrites; a checkpoint of several files names each of them within.
     if (arguments.get("overwrite") is False and path.exists()) or arguments.get("max_shard_size"):
         return None
+    marker = _marker(arguments)
+    return (path, marker) if marker or path.suffix in _FILES else None
+
+
+def _marker(arguments: Mapping[str, UserValue]) -> str | None:
+    """Return the file that a directory holds if it is a model; None for what Keras writes as a file."""
     if arguments.get("format") == "tf_saved_model":
-        return path, "saved_model.pb"
-    if arguments.get("zipped") is False:
-        return path, "config.json"
-    return (path, None) if path.suffix in _FILES else None
+        return "saved_model.pb"
+    return "config.json" if arguments.get("zipped") is False else None
+
+
+def _store_path(given: UserValue) -> StorePath | None:
+    """Return the path of what Keras does not reach by itself.
+
+    >>> _store_path("hf://user/model") is None
+    True
+    """
+    # Keras has its own way to a repository of models.
+    is_path = isinstance(given, (str, os.PathLike)) and not str(given).startswith("hf://")
+    return store_path(given) if is_path else None

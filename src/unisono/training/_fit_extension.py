@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import keras
 
-from unisono._errors import InvalidArgumentError, MissingPackageError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, MissingPackageError
 from unisono._types import KerasWrap, PyTree, UserValue
 
 #: Keras' `logs`: numbers by name.
@@ -93,7 +93,7 @@ class _Wrapper(keras.callbacks.Callback):
             self.model.train_function = self._plain
 
 
-def flat_callbacks(callbacks: UserValue) -> list[keras.callbacks.Callback]:
+def flat_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
     """Return the callbacks of any structure that Keras takes, in order."""
     if callbacks is None:
         return []
@@ -101,6 +101,11 @@ def flat_callbacks(callbacks: UserValue) -> list[keras.callbacks.Callback]:
         return list(callbacks.callbacks)
     if isinstance(callbacks, (list, tuple)):
         return [c for item in callbacks for c in flat_callbacks(item)]
+    if isinstance(callbacks, type):
+        raise InvalidTypeError(
+            f"Callbacks must be objects. Received: the class {callbacks.__name__}. "
+            f"Write `callbacks=[{callbacks.__name__}(...)]`."
+        )
     return [callbacks]
 
 
@@ -131,10 +136,6 @@ def check_tensorboard(
 def overrides(callback: keras.callbacks.Callback, *hooks: str) -> bool:
     """Return whether a callback does anything in one of some hooks, by its class or on the object itself.
 
-    Args:
-        callback: any.
-        hooks: names of its methods.
-
     >>> overrides(keras.callbacks.LambdaCallback(on_epoch_end=print), "on_epoch_end")
     True
     >>> overrides(keras.callbacks.History(), "on_train_batch_end")
@@ -144,7 +145,7 @@ def overrides(callback: keras.callbacks.Callback, *hooks: str) -> bool:
     return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
 
 
-def has_fit_extensions(args: tuple[UserValue, ...], kwargs: Mapping[str, UserValue]) -> bool:
+def has_fit_extensions(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Return whether a call of `fit` has a `FitExtension` among its callbacks."""
     # `callbacks` is the sixth argument after the model.
     callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")
@@ -152,11 +153,10 @@ def has_fit_extensions(args: tuple[UserValue, ...], kwargs: Mapping[str, UserVal
 
 
 @contextlib.contextmanager
-def around_fit(model: keras.Model, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
+def around_fit(model: keras.Model, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
     """Enter the contexts of the extensions among the callbacks of `fit`, which may change its arguments.
 
     Args:
-        model: the model.
         arguments: of `fit`, by name, defaults included.
 
     Yields:

@@ -40,10 +40,10 @@ class _Front:
 
     def __init__(self, model: keras.Model) -> None:
         ends = _ends(model)
-        self._structure, self._inputs = structures(model)[0], model.inputs
+        self._structure, self._inputs = _structures(model)[0], model.inputs
         self._encode = keras.Function(model.inputs, ends)
         self._names = [f"host_layer_{number}" for number in range(len(ends))]
-        compute, names, call = keras.Function(ends, structures(model)[1]), self._names, model.call
+        compute, names, call = keras.Function(ends, _structures(model)[1]), self._names, model.call
 
         def call_encoded(inputs: Any, *args: Any, **kwargs: Any) -> Any:
             if _are_encoded(inputs, names):
@@ -70,11 +70,11 @@ class _Front:
             given = [x[tensor.name] for tensor in self._inputs]
         else:
             given = list(x) if len(self._inputs) > 1 or _is_list_of_arrays(x) else [x]
-        arrays = [fitting(*pair) for pair in zip(given, self._inputs, strict=True)]
+        arrays = [_fitting(*pair) for pair in zip(given, self._inputs, strict=True)]
         return dict(zip(self._names, map(np.asarray, self._encode(arrays)), strict=True))
 
 
-def structures(model: keras.Model) -> tuple[Any, Any]:
+def _structures(model: keras.Model) -> tuple[Any, Any]:
     """Return a built model's symbolic inputs and outputs, in their structures."""
     return (
         (model.inputs[0], model.outputs[0])
@@ -83,32 +83,48 @@ def structures(model: keras.Model) -> tuple[Any, Any]:
     )
 
 
-def build_for(model: keras.Model, x: UserValue) -> None:
+def _build_for(model: keras.Model, x: UserValue) -> None:
     """Build a sequential model whose first layer says nothing of its inputs.
 
     Args:
-        model: any.
         x: what it is given: an array, or a data set.
     """
     if isinstance(model, keras.Sequential) and not hasattr(model, "inputs"):
         model.build(_shape_of(x))
 
 
+def call_on_host(model: keras.Model, given: UserValue) -> UserValue:
+    """Return what a functional or sequential model computes of strings, which Keras would make arrays of JAX.
+
+    Args:
+        model: one whose layers take strings; elements of a data set before `batch` are a batch of one.
+        given: its inputs.
+    """
+    _build_for(model, given)
+    named, output = _structures(model)
+    if isinstance(given, dict) and isinstance(named, dict):
+        given = {name: given[name] for name in named}
+    # The same graph, whose inputs stay as they are.
+    graph = keras.Function(model.inputs, model.outputs)
+    inputs = keras.tree.flatten(given)
+    arrays = [_fitting(*pair) for pair in zip(inputs, model.inputs, strict=True)]
+    if any(a.ndim != len(i.shape) - 1 for a, i in zip(arrays, model.inputs, strict=True)):
+        results = list(graph(arrays))
+    else:
+        results = [output[0] for output in graph([a[None] for a in arrays])]
+    return keras.tree.pack_sequence_as(output, results)
+
+
 def _are_encoded(x: UserValue, names: list[str]) -> bool:
     return isinstance(x, dict) and set(x) == set(names)
 
 
-def _is_list_of_arrays(x: UserValue) -> bool:
+def _is_list_of_arrays(x: object) -> bool:
     return isinstance(x, (list, tuple)) and all(hasattr(item, "shape") for item in x)
 
 
-def fitting(value: UserValue, tensor: keras.KerasTensor) -> np.ndarray:
-    """Return an array with the rank and dtype of an input, as Keras makes it; strings as they are.
-
-    Args:
-        value: what a model is given for it.
-        tensor: the input.
-    """
+def _fitting(value: UserValue, tensor: keras.KerasTensor) -> np.ndarray:
+    """Return an array with the rank and dtype of an input, as Keras makes it; strings as they are."""
     array = np.asarray(value)
     if array.dtype.kind not in "USO":
         array = array.astype(tensor.dtype)
@@ -156,7 +172,7 @@ def _ends(model: keras.Model) -> list[keras.KerasTensor]:
     return list(ends.values())
 
 
-def _front_of(model: keras.Model, x: UserValue) -> Encoder | None:
+def _front_of(model: keras.Model, x: object) -> Encoder | None:
     if model in _FRONTS:
         return _FRONTS[model]
     first: Any = model.layers[0] if isinstance(model, keras.Sequential) and model.layers else None
@@ -167,7 +183,7 @@ def _front_of(model: keras.Model, x: UserValue) -> Encoder | None:
         return encoder
     if not any(getattr(layer, "computes_on_host", False) for layer in all_layers(model, include_self=False)):
         return None
-    build_for(model, x)
+    _build_for(model, x)
     if not getattr(model, "inputs", None):
         return None
     _FRONTS[model] = front = _Front(model)
@@ -187,9 +203,7 @@ def encoded_arguments(
     """Return a call's arguments, with its data encoded where the model begins on the host.
 
     Args:
-        model: any.
         args: of a method's call, such as `fit`.
-        kwargs: likewise.
 
     Raises:
         UnsupportedError: the part on the host has weights that are trained.
@@ -207,7 +221,7 @@ def encoded_arguments(
     return args, kwargs
 
 
-def _encoded(front: Encoder, data: UserValue) -> UserValue:
+def _encoded(front: Encoder, data: object) -> UserValue:
     if not isinstance(data, DataSet):
         # Keras' own forms of data are read by Keras, also those that `fit` has made for its validation.
         is_array = isinstance(data, (dict, list, tuple)) or hasattr(data, "__array__")

@@ -68,13 +68,6 @@ def uniform(
 ) -> jax.Array | None:
     """Return uniform random numbers with the bits of Keras' own; None where it must compute them.
 
-    Args:
-        shape: of the result.
-        minval: the smallest number.
-        maxval: what all numbers are below.
-        dtype: of the result.
-        seed: of Keras.
-
     >>> uniform((2, 3), 0.0, 1.0, "float32", 7).tolist() == keras.random.uniform((2, 3), seed=7).tolist()
     True
     """
@@ -117,14 +110,7 @@ def _is_by_position() -> bool:
 def random_value(
     original: Initializer, self: keras.Initializer, shape: Sequence[int], dtype: DTypeLike | None = None
 ) -> jax.Array:
-    """Return what an initializer of Keras returns, for its method `__call__`.
-
-    Args:
-        original: that method.
-        self: the initializer.
-        shape: of the value.
-        dtype: of the value.
-    """
+    """Return what an initializer of Keras returns, for its method `__call__`."""
     return _with_few_programs(original)(self, shape, dtype)
 
 
@@ -136,14 +122,7 @@ def _with_few_programs(original: Initializer) -> Initializer:
 def constant_value(
     original: Initializer, self: keras.Initializer, shape: Sequence[int], dtype: DTypeLike | None = None
 ) -> jax.Array:
-    """Return zeros or ones without a program, for the method `__call__` of Keras' `Zeros` and `Ones`.
-
-    Args:
-        original: that method.
-        self: the initializer.
-        shape: of the value.
-        dtype: of the value.
-    """
+    """Return zeros or ones without a program, for the method `__call__` of Keras' `Zeros` and `Ones`."""
     kind = keras.config.floatx() if dtype is None else dtype
     is_known = kind in _CONSTANT and _is_shape(shape) and math.prod(shape) <= _LENGTHS[-1]
     if not is_known or jax.default_backend() != "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,8 +14,8 @@ import numpy as np
 from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
 from unisono._reads import DataSet
-from unisono._types import UserValue
-from unisono.data._batches import check_values, empty
+from unisono._types import CallArguments, UserValue
+from unisono.data._batches import check_no_rows, check_values, empty, owned
 from unisono.data._pipeline._cardinality import INFINITE
 from unisono.data._sharding import DatasetCreator
 from unisono.step._keras_internals import is_of_no_batch
@@ -23,25 +24,28 @@ if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
 
 #: Positional arguments of a call, and those by name.
-Arguments = tuple[tuple[UserValue, ...], dict[str, UserValue]]
 
 #: The first arguments of `fit`, `evaluate` and `predict` that may be arrays.
 _ARRAYS = ("x", "y")
+
+#: Packages whose data Keras takes: arrays, tables and loaders.
+_KNOWN_TO_KERAS = frozenset({"grain", "jax", "keras", "numpy", "pandas", "scipy", "tensorflow", "torch"})
 
 #: Arguments that are numbers of rows.
 _SIZES = ("batch_size", "validation_batch_size")
 
 
 def keras_arguments(
-    strategy: Strategy, name: str, args: tuple[UserValue, ...], kwargs: dict[str, UserValue]
-) -> Arguments:
+    strategy: Strategy,
+    model: keras.Model,
+    name: str,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> CallArguments:
     """Return the arguments, with Unisono's datasets replaced by a `PyDataset` or a Grain dataset.
 
     Args:
-        strategy: of the model.
         name: `fit`, `evaluate` or `predict`.
-        args: of the call.
-        kwargs: likewise.
 
     Raises:
         InvalidArgumentError: for a batch size below 1, or a dataset with further positional arguments.
@@ -54,9 +58,17 @@ def keras_arguments(
         raise InvalidTypeError(f"`{name}` needs data. Received: x=None. Pass arrays or a dataset of batches.")
     if not strategy.workers_make_data:
         x = _made_here(strategy, x)
+        alone = name == "predict" or (len(args) < 2 and kwargs.get("y") is None)
+        x = _batches_given(name, model, x, alone)
+        if name == "fit" and "validation_data" in kwargs:
+            kwargs["validation_data"] = _batches_given(name, model, kwargs["validation_data"], True)
         args, kwargs = ((x, *args[1:]), kwargs) if args else ((), {**kwargs, "x": x})
         kwargs = {k: _made_here(strategy, v) if k == "validation_data" else v for k, v in kwargs.items()}
     args, kwargs = _with_adapters(name, args, kwargs, lambda data: _keras_input(strategy, data))
+    # `evaluate` of a model that is built would return the loss of no batch.
+    x = args[0] if args else kwargs["x"]
+    if isinstance(x, keras.utils.PyDataset) and x.num_batches == 0:
+        raise empty(f"data without a batch in `{name}`")
     # Arrays are checked here, once and whole; batches of datasets one by one.
     for key, value in zip(_ARRAYS, args, strict=False):
         _check_arrays(value, key)
@@ -69,7 +81,7 @@ def keras_arguments(
     return args, kwargs
 
 
-def plain_arguments(name: str, args: tuple[UserValue, ...], kwargs: dict[str, UserValue]) -> Arguments:
+def plain_arguments(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> CallArguments:
     """Return the arguments for a model of no strategy, with Unisono's datasets replaced as above.
 
     Keras takes a dataset for one of Grain, whose number of batches it does not ask for: it would warn at the
@@ -77,14 +89,12 @@ def plain_arguments(name: str, args: tuple[UserValue, ...], kwargs: dict[str, Us
 
     Args:
         name: `fit`, `evaluate` or `predict`.
-        args: of the call.
-        kwargs: likewise.
 
     Raises:
         InvalidArgumentError: for a dataset with further positional arguments.
     """
 
-    def adapt(data: DataSet) -> UserValue:
+    def adapt(data: DataSet) -> object:
         from unisono.data._dataset import Dataset
         from unisono.data._keras_input import as_keras_input
 
@@ -95,10 +105,10 @@ def plain_arguments(name: str, args: tuple[UserValue, ...], kwargs: dict[str, Us
 
 def _with_adapters(
     name: str,
-    args: tuple[UserValue, ...],
-    kwargs: dict[str, UserValue],
-    adapt: Callable[[DataSet], UserValue],
-) -> Arguments:
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    adapt: Callable[[DataSet], object],
+) -> CallArguments:
     x = args[0] if args else kwargs.get("x")
     if isinstance(x, DataSet):
         _check_alone(name, args[1:], kwargs)
@@ -120,8 +130,19 @@ def _with_adapters(
     return args, kwargs
 
 
-def _check_alone(name: str, more: tuple[UserValue, ...], kwargs: dict[str, UserValue]) -> None:
-    """Raise where a call gives targets or weights beside a dataset."""
+def _check_alone(name: str, more: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    """Raise where a call gives targets, weights, or the size of batches or of a split beside a dataset."""
+    if kwargs.get("batch_size") is not None:
+        raise InvalidArgumentError(
+            "A dataset gives batches itself, of the size for all replicas together. Received: "
+            f"`{name}` with a dataset and batch_size={kwargs['batch_size']!r}. Write "
+            f"`{name}(dataset.batch({kwargs['batch_size']}))` for a dataset of rows, and no `batch_size`."
+        )
+    if kwargs.get("validation_split"):
+        raise InvalidArgumentError(
+            "`validation_split` is for arrays. Received: a dataset. Write "
+            "`fit(dataset.skip(n), validation_data=dataset.take(n))`."
+        )
     beside = [key for key in ("y", "sample_weight") if kwargs.get(key) is not None]
     if not more and not beside:
         return
@@ -132,9 +153,9 @@ def _check_alone(name: str, more: tuple[UserValue, ...], kwargs: dict[str, UserV
     )
 
 
-def _check_ends(what: str, data: DataSet, steps: str, kwargs: dict[str, UserValue]) -> None:
+def _check_ends(what: str, data: DataSet, steps: str, kwargs: dict[str, object]) -> None:
     """Raise for data without end where a call does not say how many batches it takes."""
-    size: UserValue = getattr(data, "cardinality", None)
+    size: object = getattr(data, "cardinality", None)
     if kwargs.get(steps) is None and (size() if callable(size) else size) == INFINITE:
         raise InvalidArgumentError(
             f"{what} must know how many batches to take of data without end. Received: such data, as "
@@ -142,11 +163,63 @@ def _check_ends(what: str, data: DataSet, steps: str, kwargs: dict[str, UserValu
         )
 
 
-def _made_here(strategy: Strategy, data: UserValue) -> UserValue:
+def _made_here(strategy: Strategy, data: object) -> object:
     """Return the input that a `DatasetCreator` makes; any other as it is."""
     if not isinstance(data, DatasetCreator):
         return data
     return strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)
+
+
+def _batches_given(name: str, model: keras.Model, data: UserValue, alone: bool) -> UserValue:
+    """Return batches that Keras does not take for data as a `Dataset` or a generator; anything else as it is.
+
+    Args:
+        alone: whether the call gives no targets beside the data.
+
+    Raises:
+        InvalidTypeError: for rows, of which only the user knows what is input and what is target.
+    """
+    if isinstance(data, list):
+        if not alone or not data or _takes_nested_lists(model):
+            return data
+        if all(isinstance(b, dict) for b in data):
+            raise InvalidTypeError(
+                f"`{name}` needs arrays, or batches `(x, y)`. Received: a list of dicts with the keys "
+                f"{list(data[0])}. Write `[(batch['x'], batch['y']) for batch in data]`."
+            )
+        return _dataset_of(data) if all(map(_is_batch, data)) else data
+    if isinstance(data, GeneratorType):
+        # It may write into its last batch, and batches are read after later ones were taken.
+        return (jax.tree.map(owned, batch) for batch in data)
+    if isinstance(data, (DataSet, tuple, dict, str, bytes)) or not hasattr(data, "__iter__"):
+        return data
+    check_no_rows(f"`{name}`", data)
+    if any(c.__module__.partition(".")[0] in _KNOWN_TO_KERAS for c in type(data).__mro__):
+        return data
+    return (jax.tree.map(owned, batch) for batch in data) if isinstance(data, Iterator) else _dataset_of(data)
+
+
+def _takes_nested_lists(model: keras.Model) -> bool:
+    """Return whether a model's input is a list of lists or tuples, as a list of batches is."""
+    try:
+        return isinstance(model.input, list) and any(isinstance(part, (list, tuple)) for part in model.input)
+    except (AttributeError, ValueError):
+        # A model without inputs of its own, or one that is not built.
+        return False
+
+
+def _is_batch(value: UserValue) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) in (2, 3)
+        and all(getattr(leaf, "ndim", 0) for leaf in jax.tree.leaves(value))
+    )
+
+
+def _dataset_of(batches: UserValue) -> DataSet:
+    from unisono.data._distribute import dataset_of
+
+    return dataset_of(batches)
 
 
 def _check_has_rows(model: keras.Model, data: DataSet) -> None:
@@ -175,7 +248,7 @@ def _check_has_rows(model: keras.Model, data: DataSet) -> None:
     )
 
 
-def _keras_input(strategy: Strategy, data: DataSet) -> UserValue:
+def _keras_input(strategy: Strategy, data: DataSet) -> object:
     # Imported with the first data set alone: Grain and Orbax take 0.4 s.
     from unisono.data._dataset import Dataset
     from unisono.data._distribute import DistributedDataset
@@ -194,7 +267,7 @@ def _keras_input(strategy: Strategy, data: DataSet) -> UserValue:
     return as_keras_input(batches) if isinstance(batches, Dataset) else batches
 
 
-def _check_arrays(value: UserValue, name: str) -> None:
+def _check_arrays(value: object, name: str) -> None:
     if isinstance(value, np.ndarray) or (isinstance(value, (list, tuple, dict)) and name != "sample_weight"):
         check_values(value, name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
@@ -203,13 +276,8 @@ def _check_arrays(value: UserValue, name: str) -> None:
 
 
 @contextlib.contextmanager
-def data_needed(name: str, model: keras.Model, data: UserValue) -> Iterator[None]:
+def data_needed(name: str, model: keras.Model, data: object) -> Iterator[None]:
     """Turn what Keras raises in `fit` and the like, where data have no batch, into a clear error.
-
-    Args:
-        name: of the method.
-        model: whose method it is.
-        data: what it was given.
 
     Raises:
         InvalidArgumentError: the data were empty, or not batches.
@@ -235,7 +303,7 @@ def data_needed(name: str, model: keras.Model, data: UserValue) -> Iterator[None
         raise
 
 
-def _check_size(size: UserValue) -> None:
+def _check_size(size: object) -> None:
     if size is None:
         return
     checked_whole(size, "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")

@@ -17,13 +17,14 @@ import jax
 import keras
 
 from unisono._context import Context, current, entered
-from unisono._errors import ContextError, InvalidArgumentError
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
 from unisono.step._program import current_frame
 from unisono.training._binding import (
     bind,
+    check_no_distribution,
     check_variables,
     current_strategy,
     holder_by_scope,
@@ -78,7 +79,7 @@ def wraps() -> list[KerasWrap]:
     ]
 
 
-def _compile(original: Callable[..., None], self: keras.Model, *args: UserValue, **kwargs: UserValue) -> None:
+def _compile(original: Callable[..., None], self: keras.Model, *args: object, **kwargs: object) -> None:
     strategy = holder_by_scope(self) or strategy_of(self)
     if strategy is None or strategy.is_default:
         bind(self, None)
@@ -93,9 +94,7 @@ def _compile(original: Callable[..., None], self: keras.Model, *args: UserValue,
 def _guarded(name: str) -> Wrapper:
     """Return what runs a training method in its model's scope, and keeps the weights when it fails."""
 
-    def method(
-        original: Callable[..., Result], self: keras.Model, *args: UserValue, **kwargs: UserValue
-    ) -> Result:
+    def method(original: Callable[..., Result], self: keras.Model, *args: object, **kwargs: object) -> Result:
         args, kwargs = encoded_arguments(self, args, kwargs)
         strategy = strategy_of(self)
         _check_not_in_replica(self, name)
@@ -114,9 +113,10 @@ def _guarded(name: str) -> Wrapper:
                     if name == "fit":
                         return _fit(original, self, args, kwargs)
                     return original(self, *args, **kwargs)
+        check_no_distribution()
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in ("fit", "evaluate", "predict"):
-            args, kwargs = keras_arguments(strategy, name, args, kwargs)
+            args, kwargs = keras_arguments(strategy, self, name, args, kwargs)
         note_call(self, name, args[0] if args else kwargs.get("x"))
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
@@ -145,12 +145,12 @@ def _run_through(
     strategy: Strategy,
     original: Callable[..., Result],
     model: keras.Model,
-    args: tuple[UserValue, ...],
-    kwargs: dict[str, UserValue],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> Result:
     """Run Keras' `evaluate` or `predict` ahead of its loop."""
     name = original.__name__
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound = _bound(original, model, args, kwargs)
     ahead = strategy.runs_ahead and strategy.replicated is not None
     ahead = ahead and can_run_ahead(model, bound.arguments.get("callbacks"), name)
     args, kwargs, ahead = strategy.prepare_call(original, model, args, kwargs, ahead)
@@ -165,18 +165,37 @@ def _run_through(
         return _with_errors(original(model, **given))
 
 
+def _bound(
+    original: Callable[..., Result],
+    model: keras.Model,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+) -> inspect.BoundArguments:
+    """Return the arguments of a call by their names."""
+    signature = inspect.signature(original)
+    unknown = sorted(set(kwargs) - set(signature.parameters))
+    if unknown and all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()):
+        known = ", ".join(list(signature.parameters)[1:])
+        raise InvalidTypeError(
+            f"`{original.__name__}` must be called with its arguments alone. Received: {unknown[0]!r}. Keras "
+            f"{keras.__version__} has: {known}. What loads data, as `workers` did, belongs to the "
+            "`keras.utils.PyDataset`."
+        )
+    return signature.bind(model, *args, **kwargs)
+
+
 def _fit(
     original: Callable[..., Result],
     model: keras.Model,
-    args: tuple[UserValue, ...],
-    kwargs: dict[str, UserValue],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> Result:
     """Run Keras' `fit` inside the contexts of the strategy, the extensions and the lookahead."""
     strategy = strategy_of(model)
     check_fit(model, strategy)
     if strategy is None and not has_fit_extensions(args, kwargs):
         return original(model, *args, **kwargs)
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound = _bound(original, model, args, kwargs)
     bound.apply_defaults()
     arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
     ahead = strategy is not None and strategy.runs_ahead and can_run_ahead(model, arguments["callbacks"])

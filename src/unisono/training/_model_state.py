@@ -36,11 +36,7 @@ def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequenc
 
 
 def release_state(model: keras.Model) -> None:
-    """Note that the variables hold the state themselves.
-
-    Args:
-        model: whose.
-    """
+    """Note that the variables hold the state themselves."""
     set_training_state(model, None)
     mark_synced(model, True)
 
@@ -49,8 +45,6 @@ def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict
     """Take the state from a model's variables, and note it before Keras empties the first of them.
 
     Args:
-        original: Keras' own method.
-        model: whose.
         wanted: which lists, and whether the variables are emptied.
 
     Returns:
@@ -73,9 +67,6 @@ def weights_kept(model: keras.Model) -> Iterator[None]:
     """Put the state back into the model's variables when a callback or a step raises.
 
     Keras empties the variables while it trains, and fills them again only where `fit` ends.
-
-    Args:
-        model: whose.
     """
     try:
         yield

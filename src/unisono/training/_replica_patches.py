@@ -17,15 +17,17 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from typing import TypeAlias
 
 import jax
 import keras
+import numpy as np
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
-from unisono._types import KerasWrap, PyTree, UserValue
+from unisono._system._blocks import set_for_block
+from unisono._types import KerasWrap, PyTree
 from unisono.step._keras_internals import (
     compiled_metrics,
     reduced_axes,
@@ -36,6 +38,7 @@ from unisono.step._keras_internals import (
 from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
 from unisono.step._sharded_layout import in_parts
+from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses, check_own_loss
@@ -63,6 +66,9 @@ def wraps() -> list[KerasWrap]:
         (keras.metrics.Metric, "stateless_result", _stateless_result),
         (keras.metrics.Mean, "update_state", _mean_update_state),
         (keras.Loss, "__call__", _loss_call),
+        (keras.Optimizer, "build", _build_optimizer),
+        (keras.Optimizer, "save_own_variables", _save_own_variables),
+        (keras.Optimizer, "load_own_variables", _load_own_variables),
         (keras.Optimizer, "apply_gradients", _apply_gradients),
         (keras.Optimizer, "stateless_apply", _stateless_apply),
         (keras.Optimizer, "scale_loss", _scale_loss),
@@ -208,13 +214,10 @@ def _aggregated(synced: bool = True) -> Iterator[None]:
     Args:
         synced: whether what is written inside is equal on all replicas.
     """
-    token = _AGGREGATED.set(True)
     frame = current_frame()
-    try:
-        with frame.scope.synced() if frame is not None and synced else contextlib.nullcontext():
-            yield
-    finally:
-        _AGGREGATED.reset(token)
+    written = frame.scope.synced() if frame is not None and synced else contextlib.nullcontext()
+    with set_for_block(_AGGREGATED, True), written:
+        yield
 
 
 def _must_aggregate() -> Context | None:
@@ -313,6 +316,10 @@ def _prepare(optimizer: keras.Optimizer, context: Context) -> None:
         # The update in parts reads all variables, also where a step applies gradients of a few.
         for variable in (*trained_variables(optimizer), *optimizer.variables):
             variable.value  # noqa: B018
+        # Errors of compressed gradients are written in the replicas alone, which this trace has none of.
+        with _aggregated():
+            for variable in filter(is_of_compression, optimizer.variables):
+                variable.assign(variable.value)
 
 
 def _apply_in_parts(
@@ -325,9 +332,6 @@ def _apply_in_parts(
 
     Args:
         optimizer: built, or not yet.
-        grads: of this replica.
-        variables: what they belong to.
-        context: the replica's.
     """
     layout = _layout_of(context)
     frame = current_frame()
@@ -417,11 +421,52 @@ def _apply_gradients(
     return original(self, pairs)
 
 
+def _build_optimizer(
+    original: Callable[..., None], self: keras.Optimizer, variables: Sequence[keras.Variable]
+) -> None:
+    """Build an optimizer, with the variables that its strategy's state layout adds."""
+    original(self, variables)
+    context = current()
+    replicated = None if context is None else context.strategy.replicated
+    # The optimizer inside applies the gradients, and is built by itself.
+    if replicated is not None and not isinstance(self, keras.optimizers.LossScaleOptimizer):
+        replicated.state_layout.extend(self, trained_variables(self))
+
+
+def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    return [v for v in optimizer.variables if not is_of_compression(v)]
+
+
+def _save_own_variables(
+    original: Callable[..., None], self: keras.Optimizer, store: MutableMapping[str, np.ndarray]
+) -> None:
+    """Save the variables that the optimizer has under every strategy, in a file of Keras."""
+    own = _own_variables(self)
+    if len(own) == len(self.variables):
+        return original(self, store)
+    for i, variable in enumerate(own):
+        store[str(i)] = variable.numpy()
+    return None
+
+
+def _load_own_variables(
+    original: Callable[..., None], self: keras.Optimizer, store: Mapping[str, np.ndarray]
+) -> None:
+    """Load what `_save_own_variables` has saved."""
+    own = _own_variables(self)
+    # Of another number of variables Keras warns.
+    if len(own) == len(self.variables) or len(store.keys()) != len(own):
+        return original(self, store)
+    for i, variable in enumerate(own):
+        variable.assign(store[str(i)])
+    return None
+
+
 def _batch_normalization_init(
     original: Callable[..., None],
     self: keras.layers.BatchNormalization,
-    *args: UserValue,
-    **kwargs: UserValue,
+    *args: object,
+    **kwargs: object,
 ) -> None:
     """Create the layer, and set `synchronized` afterwards: Keras rejects `synchronized=True` on JAX."""
     synchronized = kwargs.pop("synchronized", False)

@@ -24,12 +24,5 @@ def wraps() -> list[KerasWrap]:
 def without_run_numbers(
     original: Callable[..., None], self: keras.callbacks.History, epoch: int, logs: Logs = None
 ) -> None:
-    """Add an epoch's logs to the history; takes the place of `History.on_epoch_end`.
-
-    Args:
-        original: the method.
-        self: the history.
-        epoch: of Keras' loop.
-        logs: of the epoch.
-    """
+    """Add an epoch's logs to the history; takes the place of `History.on_epoch_end`."""
     original(self, epoch, {n: x for n, x in (logs or {}).items() if not isinstance(x, RunNumber)})

@@ -13,7 +13,6 @@ import keras
 from unisono._errors import UnisonoError
 from unisono._mesh import jax_runs
 from unisono.cluster_resolver._base import TFConfigClusterResolver
-from unisono.cluster_resolver._spec import worker_count
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -119,7 +118,7 @@ def workers_named(environ: Mapping[str, str] | None = None) -> int:
     resolver = TFConfigClusterResolver(environ=environ)
     try:
         spec, job = resolver.cluster_spec(), resolver.task_type
-        return 0 if job not in ("chief", "worker") or "ps" in spec.jobs else worker_count(spec)
+        return 0 if job not in ("chief", "worker") or "ps" in spec.jobs else spec.num_processes()
     except UnisonoError:
         # A strategy that reads the same TF_CONFIG raises this error.
         return 0

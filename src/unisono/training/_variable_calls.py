@@ -14,7 +14,7 @@ import keras
 
 from unisono._context import check_holder
 from unisono._mesh import on_device
-from unisono._types import KerasWrap, UserValue
+from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._sharded_layout import as_read
@@ -40,7 +40,7 @@ def wraps() -> list[KerasWrap]:
 
 
 def _allocated(
-    original: Callable[[type], keras.Variable], cls: type, *args: UserValue, **kwargs: UserValue
+    original: Callable[[type], keras.Variable], cls: type, *args: object, **kwargs: object
 ) -> keras.Variable:
     """Let code whose variables are kept in a store get them from there."""
     store = current_store()
@@ -50,9 +50,7 @@ def _allocated(
     return store.allocate(cls, lambda: original(cls), (args, kwargs))
 
 
-def _marked(
-    original: Callable[..., None], self: keras.Variable, *args: UserValue, **kwargs: UserValue
-) -> None:
+def _marked(original: Callable[..., None], self: keras.Variable, *args: object, **kwargs: object) -> None:
     """Create a variable, marked with the current strategy; or use one that a store holds."""
     store = current_store()
     if store is not None:
@@ -73,7 +71,7 @@ def _marked(
 
 
 def _assign(
-    original: Callable[..., jax.Array], self: keras.Variable, value: UserValue
+    original: Callable[..., jax.Array], self: keras.Variable, value: object
 ) -> jax.Array | ValueHandle:
     check_holder(self)
     if isinstance(value, ValueHandle):
@@ -127,7 +125,7 @@ def _value(original: Callable[[keras.Variable], jax.Array], self: keras.Variable
 
 
 def _marked_model(
-    original: Callable[..., keras.Model], cls: type, *args: UserValue, **kwargs: UserValue
+    original: Callable[..., keras.Model], cls: type, *args: object, **kwargs: object
 ) -> keras.Model:
     """Note the scope in which a model is created: its variables may be created much later."""
     model = original(cls, *args, **kwargs)

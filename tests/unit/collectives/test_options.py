@@ -6,7 +6,7 @@ import pytest
 from unisono import CommunicationImplementation, CommunicationOptions
 from unisono._errors import InvalidArgumentError
 from unisono.cluster import _distributed
-from unisono.collectives._cross_device import PackedAllReduce
+from unisono.collectives._cross_device import BYTES_PER_PACK, PackedAllReduce
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,18 @@ from unisono.collectives._cross_device import PackedAllReduce
 )
 def test_the_way_that_sums_travel(implementation, platform, algorithm):
     options = CommunicationOptions(implementation=implementation)
-    assert PackedAllReduce(options, platform).algorithm == algorithm
+    assert PackedAllReduce(options, platform, on_one_host=True).algorithm == algorithm
+    between = "across_hosts" if algorithm == "exchange" else algorithm
+    assert PackedAllReduce(options, platform, on_one_host=False).algorithm == between
+
+
+def test_arrays_are_packed_where_xla_does_not_combine_them():
+    def packing(platform, **options):
+        return PackedAllReduce(CommunicationOptions(**options), platform, on_one_host=False)._packing()
+
+    assert packing("cpu") == packing("gpu", implementation="RING") == {"bytes_per_pack": BYTES_PER_PACK}
+    assert packing("gpu") == packing("tpu") == {"bytes_per_pack": 0}
+    assert packing("gpu", bytes_per_pack=7) == packing("cpu", bytes_per_pack=7) == {"bytes_per_pack": 7}
 
 
 @pytest.mark.parametrize(("configured", "taken"), [("gloo", "gloo"), ("mpi", "mpi"), (None, "gloo")])

@@ -18,7 +18,8 @@ RULES = st.sampled_from(
 )
 
 
-@settings(max_examples=40, deadline=None)
+# Each example compiles programs of its own.
+@settings(max_examples=20, deadline=None)
 @given(ARRAYS, RULES)
 def test_unpack_is_the_inverse_of_pack(specs, rule):
     arrays = [(np.arange(np.prod(s)) % 2).reshape(s).astype(d) for s, d in specs]

@@ -141,7 +141,7 @@ def _plain(element: Any) -> Any:
     return (str(element.dtype), element.tolist())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(plan=PIPELINES, epochs=st.integers(0, 2), stop=st.integers(0, 30))
 def test_a_restored_iterator_goes_on_exactly(plan: Any, epochs: int, stop: int) -> None:
     original = _build(plan)

@@ -121,6 +121,10 @@ def test_functions_get_the_parts_of_a_tuple_as_arguments_and_a_dict_as_one() -> 
     pairs = Dataset.from_tensor_slices((np.arange(3), {"a": np.arange(3)}))
     assert list(pairs.map(lambda x, d: (d["a"], x)))[1] == (1, 1)
     assert list(pairs.filter(lambda x, d: x == 2)) == [(2, {"a": 2})]
+    with pytest.raises(InvalidTypeError, match=r"their 2 parts as arguments.*lambda x, y"):
+        list(pairs.map(lambda pair: pair))
+    with pytest.raises(InvalidTypeError, match=r"takes one argument.*Received: .*<lambda>"):
+        list(Dataset.range(2).map(lambda x, y: x))
     assert list(pairs.map(lambda x, d: d).map(lambda d: d["a"])) == [0, 1, 2]
     assert pairs.reduce(0, lambda total, pair: total + pair[0]) == 3
 
@@ -308,3 +312,15 @@ def test_workers_can_be_given_a_common_seed() -> None:
     alike = [with_common_seed(worker, 7) for worker in workers]
     assert list(alike[0]) == list(alike[1])
     assert list(with_common_seed(INDEXED.shuffle(10, seed=1), 7)) == list(INDEXED.shuffle(10, seed=1))
+
+
+def test_a_data_set_is_made_by_its_functions() -> None:
+    with pytest.raises(InvalidTypeError, match=r"Dataset\(ndarray\).*from_tensor_slices"):
+        Dataset(np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_the_policy_of_a_data_set_is_one_that_exists() -> None:
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = "DATAA"  # type: ignore[assignment]
+    with pytest.raises(InvalidArgumentError, match=r"Received: 'DATAA'.*AutoShardPolicy.DATA"):
+        Dataset.range(3).with_options(options)

@@ -9,7 +9,7 @@ from unisono.ps.state._checksums import checksum, row_checksums
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((5, 3), "float32"), ((4,), "float64"), ((3, 3), "int8"), ((2, 2, 2), "bfloat16"), ((6,), "bool")],
+    [((5, 3), "float32"), ((4,), "float64"), ((3, 5), "int8"), ((2, 2, 2), "bfloat16"), ((6,), "bool")],
 )
 def test_each_bit_of_a_row_counts_in_its_row_alone(shape, dtype):
     import ml_dtypes  # noqa: F401 (the name of bfloat16)

@@ -213,7 +213,8 @@ def test_a_pull_whose_values_another_answer_has_dropped_pulls_again(monkeypatch)
 
     def restarted(keys, answer):
         note(keys, answer)
-        if servers[0].lineage == "a":
+        # By the answer of the other server: that of this one runs in the thread which a pull waits for.
+        if servers[0].lineage == "a" and keys[0][0] == 1:
             # The server is started again before this pull is complete.
             servers[0].lineage = "b"
             client.pull([(0, 8)]).result(10)
@@ -226,12 +227,12 @@ def test_a_pull_whose_values_another_answer_has_dropped_pulls_again(monkeypatch)
 
 def test_the_end_does_not_wait_for_one_server_after_the_other(monkeypatch):
     monkeypatch.setattr(_client, "_END_WITHIN", 0.3)
-    servers = [Server() for _ in range(5)]
+    servers = [Server() for _ in range(50)]
     away = {Op.END}
     client = client_of(servers, lambda frame, is_answer: frame.op not in away)
     began = time.monotonic()
-    assert client.end(0) == [str(i) for i in range(5)]
-    assert time.monotonic() - began < 5 * 0.3
+    assert client.end(0) == [str(i) for i in range(50)]
+    assert time.monotonic() - began < 50 * 0.3
 
 
 def test_servers_that_have_ended_are_told_apart():

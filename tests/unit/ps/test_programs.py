@@ -38,6 +38,15 @@ def test_an_update_returns_what_it_gets():
     assert programs[programs.add(exported.ramp_blob(2, 3))].counts is None
 
 
+@pytest.mark.parametrize(("platforms", "device"), [(["cpu"], "cpu"), (["cpu", "cuda"], None)])
+def test_beside_a_gpu_programs_for_cpus_run_there(monkeypatch, platforms, device):
+    monkeypatch.setattr(exported.jax.export, "default_export_platform", lambda: "cuda")
+    programs = ProgramStore()
+    program = programs[programs.add(exported.blob(lambda x: 2 * x, exported.spec(2), platforms=platforms))]
+    assert getattr(program.device, "platform", None) == device
+    assert np.asarray(program(np.ones(2, "f4"))).tolist() == [2.0, 2.0]
+
+
 def test_programs_of_64_bits():
     wide = [exported.spec(2, dtype="float64")]
     with exported.jax.enable_x64(True):

@@ -178,6 +178,13 @@ def test_a_program_that_fails_after_it_took_its_arguments_is_no_half_push(monkey
             array.delete()
         raise RuntimeError("out of memory")
 
+    def refuse(*args):
+        raise RuntimeError("not compiled")
+
+    monkeypatch.setattr(store.programs[program], "_call", refuse)
+    with pytest.raises(InvalidArgumentError, match="cannot be run: not compiled"):
+        store.push(push_of(1, program))
+    assert store.read(1).tolist() == [0, 0]
     monkeypatch.setattr(store.programs[program], "_call", fail)
     with pytest.raises(StateLostError, match="out of memory"):
         store.push(push_of(1, program))
@@ -195,6 +202,13 @@ def test_create_is_all_or_nothing_and_can_be_repeated():
     with pytest.raises(InvalidArgumentError, match="initial value must have"):
         store.create([new("fresh", (1,), value=ones(2))])
     assert "fresh" not in store._numbers
+
+
+@pytest.mark.parametrize("shape", [[-1], [2.0], [True], ["2"], [[2]], [1] * 17])
+def test_a_shape_that_a_client_sends_is_a_list_of_sizes(shape):
+    meta = {"name": "w", "shape": shape, "dtype": "float32"}
+    with pytest.raises(InvalidArgumentError, match=r"must be a list of sizes. Received: .* for 'w'"):
+        StoredSpec.decode(meta)
 
 
 def test_initializers_and_their_errors():

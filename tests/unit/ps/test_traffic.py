@@ -3,10 +3,14 @@
 from concurrent.futures import Future
 
 import numpy as np
+import pytest
 
 from unisono.ps._traffic import StepCosts, StepTally, Traffic
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
+
+#: Of data, pull, compute and push.
+NO_SECONDS = [0.0] * 4
 
 
 def answered(meta, arrays=()):
@@ -21,8 +25,8 @@ def test_bytes_and_missed_updates_of_one_step():
     push = traffic.sent(0, Op.PUSH, [np.zeros(3, "float32")])
     # Two pushes of others came between the pull and this one.
     push(answered({"applied": True, "count": 8}))
-    assert traffic.take() == [40, 12, 1, 2, 2, 1]
-    assert traffic.take() == [0, 0, 0, 0, 0, 1]
+    assert traffic.take() == [40, 12, 1, 2, 2, 1, *NO_SECONDS]
+    assert traffic.take() == [0, 0, 0, 0, 0, 1, *NO_SECONDS]
 
 
 def test_values_that_come_with_a_push_are_where_the_next_step_begins():
@@ -43,18 +47,29 @@ def test_what_failed_or_was_repeated_is_no_update():
     traffic.sent(0, Op.PUSH, [])(answered({"applied": False, "count": 9}))
     # Nothing was pulled from the second server.
     traffic.sent(1, Op.PUSH, [])(answered({"applied": True, "count": 9}))
-    assert traffic.take() == [0, 0, 0, 0, 0, 1]
+    assert traffic.take() == [0, 0, 0, 0, 0, 1, *NO_SECONDS]
 
 
 def test_a_tally_is_by_worker_and_begins_again():
     tally = StepTally()
-    tally.add(1, [1_000_000, 500_000, 2, 3, 3, 1])
-    tally.add(0, [0, 0, 1, 0, 0, 1])
-    tally.add(1, [0, 0, 2, 1, 1, 1])
+    tally.add(1, [1_000_000, 500_000, 2, 3, 3, 1, 0.0, 0.5, 1.0, 0.0])
+    tally.add(0, [0, 0, 1, 0, 0, 1, *NO_SECONDS])
+    tally.add(1, [0, 0, 2, 1, 1, 1, 0.0, 0.5, 0.0, 3.0])
     taken = tally.take()
     assert list(taken) == [0, 1]
     assert taken[1].steps == 2
     expected = {"staleness": 1.0, "staleness_max": 3.0, "pulled_mb": 1.0, "pushed_mb": 0.5}
+    expected |= {"data_ms": 0.0, "pull_ms": 500.0, "compute_ms": 500.0, "push_ms": 1500.0}
     assert taken[1].numbers == expected
     assert tally.take() == {}
     assert StepCosts().numbers["staleness"] == 0.0
+
+
+def test_the_seconds_of_a_block_count_also_where_it_raises():
+    traffic = Traffic()
+    with pytest.raises(KeyError), traffic.spending("pull"):
+        raise KeyError
+    traffic.spent("push", 2.0)
+    costs = StepCosts(*traffic.take())
+    assert costs.pull > 0 == costs.compute
+    assert costs.push == 2.0

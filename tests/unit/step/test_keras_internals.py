@@ -16,6 +16,19 @@ def model():
     return model
 
 
+def test_an_optimizer_applies_as_keras_where_it_overrides_neither_way():
+    class OwnApply(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            super().apply(grads, trainable_variables)
+
+    class OwnUpdate(keras.optimizers.SGD):
+        def _backend_apply_gradients(self, grads, trainable_variables):
+            super()._backend_apply_gradients(grads, trainable_variables)
+
+    optimizers = (keras.optimizers.Adam(), OwnApply(), OwnUpdate())
+    assert [internals.applies_as_keras(optimizer) for optimizer in optimizers] == [True, False, False]
+
+
 def test_the_installed_keras_has_every_name():
     internals.check_keras()
 

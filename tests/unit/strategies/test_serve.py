@@ -9,6 +9,8 @@ import pytest
 from tests.support import LIMIT
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._lease import Lease
+from unisono.cluster_resolver._base import seconds_of
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.ps._end_marker import leave_end_marker
 from unisono.ps.scheduling._heartbeats import chief_lease
@@ -18,7 +20,6 @@ from unisono.strategies.parameter_server._serve import (
     CHIEF_VARIABLE,
     Service,
     durable_store,
-    seconds_of,
 )
 
 SPEC = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["localhost:1"]})
@@ -46,17 +47,30 @@ def test_a_task_whose_chief_has_vanished_ends_and_names_it(monkeypatch):
     assert served.is_closed
 
 
+class Watch:
+    """A clock that a test advances; it counts who looks at it."""
+
+    def __init__(self):
+        self.time, self.looks = 0.0, 0
+
+    def __call__(self):
+        self.looks += 1
+        return self.time
+
+
 @pytest.mark.parametrize("limit", ["0.5", "0"])
 def test_a_task_serves_while_there_are_signs_or_without_a_limit(monkeypatch, limit):
     monkeypatch.setenv(CHIEF_VARIABLE, limit)
-    served = Served()
+    served, watch = Served(), Watch()
+    served.chief_lease = Lease(watch)
     joined = threading.Thread(target=served.join)
     joined.start()
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until:
+    for _ in range(4):
+        watch.time += 0.4
+        looks = watch.looks
+        until(lambda: watch.looks > looks or not joined.is_alive())  # noqa: B023 (called at once)
         if limit != "0":
             served.chief_lease.renew()
-        time.sleep(0.02)
     assert joined.is_alive()
     served.ended.set()
     joined.join(LIMIT)
@@ -73,9 +87,23 @@ def asked(monkeypatch):
     signal.signal(signal.SIGTERM, earlier)
 
 
+def until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def later(*actions):
-    """Call functions one after the other, while the main thread serves."""
-    thread = threading.Thread(target=lambda: [time.sleep(0.2) or action() for action in actions])
+    """Call functions one after the other, while the main thread serves: it has a handler of its own then."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def act():
+        until(lambda: _serve.is_supervised() or signal.getsignal(signal.SIGTERM) != before)
+        for action in actions:
+            action()
+
+    thread = threading.Thread(target=act)
     thread.start()
     return thread
 
@@ -88,11 +116,14 @@ def test_a_task_that_gets_sigterm_serves_until_the_chief_has_saved(asked, caplog
     served = Served()
     served.exit_code = 42
 
+    def noted():
+        until(lambda: "got SIGTERM" in caplog.text)
+
     def end():
         assert not served.is_closed
         served.ended.set()
 
-    acting = later(terminate, terminate, end)
+    acting = later(terminate, noted, terminate, end)
     assert served.join() == 42
     acting.join()
     assert (asked, served.is_closed) == ([], True)
@@ -146,9 +177,6 @@ def test_a_servers_log_can_be_turned_off(monkeypatch, tmp_path, log, has_log):
     assert durable.has_log is has_log
     durable.store.raise_generation(4)
     assert ((tmp_path / "ps-3" / "log").exists(), durable._timer is not None) == (has_log, not has_log)
-    deadline = time.monotonic() + 10
-    while not has_log and durable.snapshot_number != 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: has_log or durable.snapshot_number == 1)
     durable.close()
     assert (tmp_path / "ps-3").is_dir()

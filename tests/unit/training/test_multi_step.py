@@ -47,6 +47,11 @@ def test_quick_steps_run_together_and_slow_ones_alone(clock):
     assert run(AdaptiveGroupSize(), clock, 1.5, 20) == [1] * 20
 
 
+def test_on_other_devices_a_program_is_short(clock):
+    assert run(AdaptiveGroupSize(platform="tpu"), clock, 0.005, 20)[-1] == 8
+    assert run(AdaptiveGroupSize(platform="tpu"), clock, 0.05, 20) == [1] * 20
+
+
 def test_steps_that_become_slow(clock):
     pace = AdaptiveGroupSize()
     run(pace, clock, 0.0001, 30)

@@ -13,6 +13,20 @@ from unisono.training.replica._row_analysis import RowUse, row_uses
 ops = keras.ops
 APART, SUM, MEAN, NONE, MIXED = (RowUse[n] for n in ("APART", "SUM", "MEAN", "NONE", "MIXED"))
 
+
+def widest(p, width):
+    return jax.lax.reduce_window(p, -np.inf, jax.lax.max, (1, width), (1, 1), "SAME")
+
+
+def repeated(y):
+    """The first column as often as there are rows."""
+    return y[:, :1] * jnp.ones((1, y.shape[0]))
+
+
+def counted(y, p):
+    return jnp.zeros(5).at[jnp.clip(y, 0, 4).astype("int32")].add(p)
+
+
 #: For functions of `y` and `p`, of shape (rows, 5).
 FUNCTIONS = {
     "squares": (APART, lambda y, p: ops.mean(ops.square(y - p), axis=-1)),
@@ -39,6 +53,7 @@ FUNCTIONS = {
     "divided before": (MEAN, lambda y, p: ops.sum(ops.abs(y - p) / y.shape[0])),
     "divided by a count": (MEAN, lambda y, p: ops.divide_no_nan(ops.sum(y * p), ops.sum(ops.ones_like(p)))),
     "divided by the size": (MEAN, lambda y, p: ops.sum(y * p) / ops.size(p)),
+    "times a share": (MEAN, lambda y, p: ops.sum(y * p) * (1.0 / jnp.float32(y.shape[0]))),
     "share of hits": (MEAN, lambda y, p: ops.mean(ops.cast(ops.argmax(p, -1) == 2, "float32"))),
     "mean of columns": (MEAN, lambda y, p: ops.mean(y * p, axis=0)),
     "sum": (SUM, lambda y, p: ops.sum(ops.abs(y - p))),
@@ -66,6 +81,9 @@ FUNCTIONS = {
     "reshaped across rows": (MIXED, lambda y, p: ops.reshape(p, (5, -1))),
     "scan over rows": (MIXED, lambda y, p: jax.lax.scan(lambda c, x: (c + x, c), p[0], p)[1]),
     "hidden in a loop": (MIXED, lambda y, p: jax.lax.fori_loop(0, 3, lambda i, q: q + q.mean(0), p)),
+    "window as wide as the rows": (MIXED, lambda y, p: widest(p, p.shape[0])),
+    "product over rows and as many columns": (MIXED, lambda y, p: jnp.tensordot(repeated(y), repeated(p), 2)),
+    "histogram of rows and as many columns": (MIXED, lambda y, p: counted(repeated(y), repeated(p))),
     "outer difference": (MIXED, lambda y, p: ops.mean(ops.abs(p[:, None] - p[None]))),
     "transformed": (MIXED, lambda y, p: jnp.abs(jnp.fft.fft(p, axis=0))),
 }  # fmt: skip

@@ -71,6 +71,16 @@ def test_large_buckets_are_sent_in_halves(n, monkeypatch):
     np.testing.assert_allclose(halves(values), whole, rtol=1e-5, atol=1e-6)
 
 
+def test_between_hosts_large_buckets_are_summed_by_xla_and_small_ones_exchanged():
+    tree = {"large": np.ones((2, _reduce._QUICK // 4), "f4"), "small": np.ones((2, 8), "f4")}
+
+    def body(x):
+        return _reduce.all_reduce(x, ReduceOp.SUM, axis_name=AXIS, axis_size=2, algorithm="across_hosts")
+
+    program = str(jax.make_jaxpr(on_replicas(body, 2))(tree))
+    assert (program.count("psum"), program.count("ppermute")) == (1, 1)
+
+
 @pytest.mark.parametrize("algorithm", _reduce.ALGORITHMS)
 @pytest.mark.parametrize(("op", "value", "grads"), [("SUM", 20, [8, 16]), ("MEAN", 10, [4, 8])])
 def test_gradient_of_an_all_reduce_is_the_all_reduce_of_the_gradients(algorithm, op, value, grads):

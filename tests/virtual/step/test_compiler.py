@@ -39,6 +39,24 @@ def test_many_programs_for_one_function_are_explained_once(caplog):
     assert "as numpy arrays" in record.getMessage()
 
 
+def test_functions_of_one_name_are_counted_apart(caplog):
+    strategy = mirrored(1)
+    steps = [
+        lambda: 0,
+        lambda: 1,
+        lambda: 2,
+        lambda: 3,
+        lambda: 4,
+        lambda: 5,
+        lambda: 6,
+        lambda: 7,
+        lambda: 8,
+    ]
+    with caplog.at_level(logging.WARNING, logger="unisono"):
+        assert [strategy.run(step) for step in steps] == list(range(9))
+    assert not caplog.records
+
+
 def test_a_step_that_failed_after_an_assignment_leaves_no_old_array(monkeypatch):
     """An array that the variable had before is put back, as `fit` does after an error: it counts."""
     strategy = mirrored(2)
@@ -160,3 +178,10 @@ def test_the_same_without_a_strategy():
 def test_integers_that_32_bits_cannot_hold_are_named(given, named):
     with pytest.raises(unisono.InvalidArgumentError, match=named):
         mirrored(2).run(lambda x: x, **given)
+
+
+@pytest.mark.parametrize("words", [{"args": (np.array(["a"]),)}, {"kwargs": {"x": np.array(["a"])}}])
+def test_arguments_that_devices_cannot_hold_are_named(words):
+    place = r"args\[0\]" if "args" in words else r"kwargs\['x'\]"
+    with pytest.raises(TypeError, match=f"Received: {place} with strings"):
+        mirrored(2).run(lambda x: x, **words)

@@ -59,9 +59,13 @@ def one_step(strategy, x, y):
     return float(strategy.reduce("SUM", loss, axis=None)), model.get_weights()
 
 
-@pytest.mark.parametrize("rows", [5, 6])
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.exhaustive), 4])
-def test_gradients_flow_through_collectives(rows, replicas):
+#: The rows of replicas: 3 and 2; 3 each; 2, 1, 1, 1; and 2, 2, 1, 1 as a further case.
+SIZES = [(2, 5), (2, 6), (4, 5), pytest.param(4, 6, marks=pytest.mark.exhaustive)]
+SIZES += [pytest.param(3, rows, marks=pytest.mark.exhaustive) for rows in (5, 6)]
+
+
+@pytest.mark.parametrize(("replicas", "rows"), SIZES)
+def test_gradients_flow_through_collectives(replicas, rows):
     """A synchronized BatchNormalization: its statistics, and their derivative, are of all rows."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(rows, 3)).astype("f4"), rng.normal(size=(rows, 1)).astype("f4")

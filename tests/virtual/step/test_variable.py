@@ -135,7 +135,7 @@ def test_created_in_a_later_call_is_an_error(two):
     def step():
         return unisono.Variable(1.0).value
 
-    with pytest.raises(unisono.ContextError, match="first call only"):
+    with pytest.raises(unisono.ContextError, match="created anew when the step was traced again"):
         two.run(step)
 
 
@@ -281,6 +281,16 @@ def test_sparse_rows_are_reduced_by_joining_them(two):
     assert float(means["x"].values[0]) == 1.5
     with pytest.raises(unisono.UnsupportedError, match="joins arrays"):
         two.gather(rows, axis=0)
+
+
+def test_sums_change_by_a_difference_in_replicas_alone(two):
+    with two.scope():
+        variable = unisono.Variable(1.0, synchronization="on_read", aggregation="sum")
+    two.run(lambda: variable.assign_sub(2.0))
+    assert float(variable) == -2
+    for name in ("assign_add", "assign_sub"):
+        with pytest.raises(unisono.InvalidArgumentError, match=f"`{name}` .* inside a replica"):
+            getattr(variable, name)(1.0)
 
 
 def test_arguments_of_tf_variable(two):

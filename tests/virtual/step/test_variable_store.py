@@ -87,6 +87,7 @@ def test_a_run_within_a_run_leaves_the_outer_one_as_it_was():
         first = keras.Variable(1.0)
         with store.entered():
             assert keras.Variable(1.0) is first
+            assert first.trainable
         second = keras.Variable(2.0)
         assert store.used == [first, second]
 

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import functools
 import os
+import pickle
 import re
 
 import jax
@@ -18,6 +19,7 @@ import pytest
 
 import unisono
 from tests.ps_cluster import local_strategy
+from tests.support import PLATFORM, devices
 from unisono.strategies import _parameter_server
 
 pytestmark = pytest.mark.numbers
@@ -25,36 +27,34 @@ pytestmark = pytest.mark.numbers
 L = keras.layers
 
 
-def cpus(n):
-    return [f"cpu:{i}" for i in range(n)]
-
-
 def tpu(n):
-    return unisono.TPUStrategy(unisono.cluster_resolver.TPUClusterResolver(devices=cpus(n)))
+    return unisono.TPUStrategy(unisono.cluster_resolver.TPUClusterResolver(devices=devices(n)))
 
 
 def local_form(n):
     """The parameter-server strategy without a cluster, on `n` of the devices of the tests."""
     real = _parameter_server.resolve_devices
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_parameter_server, "resolve_devices", lambda names: real(names or cpus(n)))
+        patch.setattr(_parameter_server, "resolve_devices", lambda names: real(names or devices(n)))
         return unisono.ParameterServerStrategy()
 
 
 STRATEGIES = {
     "default": unisono.get_strategy,
-    "one device": lambda: unisono.OneDeviceStrategy("cpu:1"),
-    "mirrored 1": lambda: unisono.MirroredStrategy(cpus(1)),
-    "mirrored 2": lambda: unisono.MirroredStrategy(cpus(2)),
-    "mirrored 3": lambda: unisono.MirroredStrategy(cpus(3)),
-    "mirrored 2, sharded": lambda: unisono.MirroredStrategy(cpus(2), state_layout="sharded"),
-    "mirrored 8, ring": lambda: unisono.MirroredStrategy(cpus(8), unisono.RingAllReduce()),
-    "central storage": lambda: unisono.CentralStorageStrategy(cpus(2)),
-    "central storage, host": lambda: unisono.CentralStorageStrategy(cpus(2), "host"),
+    "one device": lambda: unisono.OneDeviceStrategy(devices(2)[1]),
+    "mirrored 1": lambda: unisono.MirroredStrategy(devices(1)),
+    "mirrored 2": lambda: unisono.MirroredStrategy(devices(2)),
+    "mirrored 3": lambda: unisono.MirroredStrategy(devices(3)),
+    "mirrored 2, sharded": lambda: unisono.MirroredStrategy(devices(2), state_layout="sharded"),
+    "mirrored 8, ring": lambda: unisono.MirroredStrategy(devices(8), unisono.RingAllReduce()),
+    "central storage": lambda: unisono.CentralStorageStrategy(devices(2)),
+    "central storage, host": lambda: unisono.CentralStorageStrategy(devices(2), "host"),
     "tpu": lambda: tpu(2),
     "parameter servers, local": lambda: local_form(2),
     "parameter servers": lambda: local_strategy(workers=2, servers=2, max_staleness=0),
 }
+if "UNISONO_TEST_PLATFORM" in os.environ:
+    STRATEGIES["mirrored, all"] = unisono.MirroredStrategy
 if "TF_CONFIG" in os.environ:
     STRATEGIES = {"multi-worker": unisono.MultiWorkerMirroredStrategy}
 
@@ -66,6 +66,8 @@ def some_strategies(exhaustive):
 @pytest.fixture(params=STRATEGIES, scope="module")
 def strategy(request):
     made = STRATEGIES[request.param]()
+    # Also in a worker, whose strategy takes the devices that there are.
+    assert request.param == "parameter servers" or made.mesh.platform == PLATFORM
     if isinstance(made, unisono.Strategy):
         yield made
     else:
@@ -295,7 +297,7 @@ def trained_on_one_device(loss_scaled):
 
 #: The strategies on which a custom loop differs from that of another strategy only in the number of replicas,
 #: or in the algorithm of its sums, which has tests of its own: all tests run it.
-ALIKE = ("mirrored 8, ring", "tpu", "one device", "central storage, host")
+ALIKE = ("mirrored 1", "mirrored 2", "mirrored 8, ring", "tpu", "one device", "central storage, host")
 
 
 @pytest.mark.parametrize("options", [{"compiled": False}, {"loss_scaled": True}], ids=str)
@@ -334,8 +336,8 @@ def test_fit_equals_plain_keras(strategy):
 
 
 def test_where_the_state_lives():
-    for home, kind in (("cpu:3", "device"), ("host", "pinned_host")):
-        strategy = unisono.CentralStorageStrategy(cpus(2), home)
+    for home, kind in ((devices(4)[3], "device"), ("host", "pinned_host")):
+        strategy = unisono.CentralStorageStrategy(devices(2), home)
         with strategy.scope():
             model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
             model.compile("adam", "mse")
@@ -360,6 +362,24 @@ ERRORS = {
         "outside of the replicas",
     ),
     "args": (lambda s: s.run(lambda: 1, args=3), "list or tuple"),
+    "no function": (lambda s: s.run(3), "needs a function.*Received: 3 with 0 positional"),
+    "too few arguments": (lambda s: s.run(lambda a, b: a, args=(1,)), "missing 1 .*argument: 'b'. Write"),
+    "no function to merge": (
+        lambda s: s.run(lambda: unisono.get_replica_context().merge_call(3)),
+        "Received: 3, which does not take",
+    ),
+    "a dataset in place of a function": (
+        lambda s: s.distribute_datasets_from_function([np.ones(2)]),
+        r"distribute_dataset\(dataset\)",
+    ),
+    "a function without a context": (
+        lambda s: s.distribute_datasets_from_function(lambda: [np.ones(2)]),
+        "function of the `InputContext`",
+    ),
+    "an average of no rows": (
+        lambda s: s.run(lambda: unisono.nn.compute_average_loss(jnp.ones(2), global_batch_size=0)),
+        "global_batch_size.*Received: 0",
+    ),
     "a sum of one value": (lambda s: s.reduce("SUM", 3.0, axis=None), "per-replica value"),
     "an operation": (lambda s: s.reduce("MAX", 3.0, axis=None), "reduce_op"),
     "joined scalars": (lambda s: s.gather(unisono.PerReplica((1.0, 2.0)), axis=0), "rank 1"),
@@ -367,7 +387,12 @@ ERRORS = {
         lambda s: s.reduce("SUM", unisono.PerReplica((np.ones(1), np.ones(2))), axis=None),
         "equal shapes",
     ),
+    "joined shapes that differ elsewhere": (
+        lambda s: s.gather(unisono.PerReplica((np.ones((1, 2, 3)), np.ones((1, 4, 3)))), axis=0),
+        "equal on all dimensions but axis=0",
+    ),
     "a copy": (copy.copy, "cannot be copied"),
+    "a pickle": (pickle.dumps, "belongs to its process"),
     "a deep copy": (copy.deepcopy, r"copy.deepcopy\(strategy\)"),
     "an axis of a scalar": (lambda s: s.reduce("SUM", s.run(lambda: jnp.ones(())), axis=0), "axis=None"),
     "an axis too large": (lambda s: s.reduce("SUM", s.run(lambda: jnp.ones((2, 3))), axis=2), "axis=2"),
@@ -391,7 +416,7 @@ ERRORS = {
 def test_errors(name):
     code, message = ERRORS[name]
     with pytest.raises((unisono.UnisonoError), match=message):
-        code(unisono.MirroredStrategy(cpus(2)))
+        code(unisono.MirroredStrategy(devices(2)))
 
 
 #: What replicas with 2 and 1 rows return, and what the error says.
@@ -408,7 +433,7 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_replicas_return_one_structure(name):
-    strategy = unisono.MirroredStrategy(cpus(2))
+    strategy = unisono.MirroredStrategy(devices(2))
     (batch,) = strategy.distribute_dataset([np.ones(3)])
     step, message = STRUCTURES[name]
     with pytest.raises(unisono.InvalidArgumentError, match=re.escape(message)):
@@ -416,7 +441,7 @@ def test_replicas_return_one_structure(name):
 
 
 def test_an_array_beside_a_python_number():
-    strategy = unisono.MirroredStrategy(cpus(2))
+    strategy = unisono.MirroredStrategy(devices(2))
     (batch,) = strategy.distribute_dataset([np.arange(3.0)])
     result = strategy.run(lambda x: (jnp.sum(x), len(x), x if len(x) == 2 else 7), args=(batch,))
     assert locals_of(strategy, result[0]) == [1.0, 2.0]
@@ -425,7 +450,7 @@ def test_an_array_beside_a_python_number():
 
 
 def test_a_zero_of_the_host_is_the_sum_of_zeros():
-    strategy = unisono.MirroredStrategy(cpus(2))
+    strategy = unisono.MirroredStrategy(devices(2))
     for zero in (0, 0.0, np.float32(0), np.zeros(3, "f4")):
         np.testing.assert_array_equal(strategy.reduce("SUM", zero, axis=None), zero)
     with pytest.raises(unisono.InvalidArgumentError, match="per-replica value"):
@@ -433,7 +458,7 @@ def test_a_zero_of_the_host_is_the_sum_of_zeros():
 
 
 def test_a_variable_belongs_to_its_strategy():
-    one, two = unisono.MirroredStrategy(cpus(2)), unisono.MirroredStrategy(cpus(2))
+    one, two = unisono.MirroredStrategy(devices(2)), unisono.MirroredStrategy(devices(2))
     with one.scope():
         mirrored, plain = unisono.Variable(1.0, name="mine"), keras.Variable(1.0, name="mine")
         on_read = unisono.Variable(1.0, name="mine", synchronization="on_read", aggregation="mean")
@@ -457,7 +482,7 @@ def test_a_variable_belongs_to_its_strategy():
 
 
 def test_a_copy_of_a_variable_belongs_to_the_same_strategy():
-    strategy = unisono.MirroredStrategy(cpus(2))
+    strategy = unisono.MirroredStrategy(devices(2))
     with strategy.scope():
         variable = unisono.Variable(1.0)
     twin = copy.deepcopy(variable)
@@ -467,7 +492,7 @@ def test_a_copy_of_a_variable_belongs_to_the_same_strategy():
 
 
 def test_two_strategies_do_not_mix():
-    one, two = unisono.MirroredStrategy(cpus(2)), unisono.MirroredStrategy(cpus(2))
+    one, two = unisono.MirroredStrategy(devices(2)), unisono.MirroredStrategy(devices(2))
     with one.scope(), pytest.raises(unisono.MixedStrategyError, match="Only one strategy"), two.scope():
         pass
     with one.scope():
@@ -477,7 +502,7 @@ def test_two_strategies_do_not_mix():
 
 
 def test_set_strategy_without_a_block():
-    strategy = unisono.MirroredStrategy(cpus(2))
+    strategy = unisono.MirroredStrategy(devices(2))
     unisono.experimental_set_strategy(strategy)
     assert unisono.get_strategy() is strategy
     unisono.experimental_set_strategy(None)
@@ -490,7 +515,7 @@ def test_a_scope_belongs_to_its_thread():
     import threading
 
     seen = []
-    with unisono.MirroredStrategy(cpus(2)).scope():
+    with unisono.MirroredStrategy(devices(2)).scope():
         thread = threading.Thread(target=lambda: seen.append(unisono.has_strategy()))
         thread.start()
         thread.join(timeout=60)

@@ -198,7 +198,7 @@ def test_fit_with_files_equals_fit_with_all_rows(tmp_path):
 def evaluated(rows, monkeypatch):
     """A model after `evaluate` and `predict` in groups of four, what they gave, and plain Keras' results."""
     monkeypatch.setattr(_group_size, "_FIRST", 4)
-    monkeypatch.setattr(_group_size, "_SECONDS_AGREED", (-1.0, float("inf")))
+    monkeypatch.setattr(_group_size, "_SECONDS_SHORT", (-1.0, float("inf")))
     x, y = (a[:rows] for a in digits())
     found = []
     for scope in mirrored(None).scope(), contextlib.nullcontext():

@@ -12,6 +12,7 @@ import pytest
 
 import unisono
 from tests.ps_cluster import local_strategy
+from tests.support import LIMIT
 from unisono.coordinator import ClusterCoordinator
 from unisono.ps import _client
 from unisono.rpc._calls import PeerLostError
@@ -36,7 +37,7 @@ def interrupt_soon():
 
 def nothing_waits():
     """Return whether no thread waits for logs any more: Python would wait for it at its end."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         frames = [frame for top in sys._current_frames().values() for frame in stack(top)]
         if LazyArray.__array__.__code__ not in frames:

@@ -7,7 +7,8 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 
-ADDED = {"steps_per_second", "staleness", "staleness_max", "pulled_mb", "pushed_mb"}
+PARTS = {"data_ms", "pull_ms", "compute_ms", "push_ms"}
+ADDED = {"steps_per_second", "staleness", "staleness_max", "pulled_mb", "pushed_mb", *PARTS}
 
 
 def data(rows=64):
@@ -55,6 +56,7 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
         assert logs["staleness_max"] <= 1
         assert 0 <= logs["staleness"] <= 1
         assert logs["steps_per_second"] > 0
+        assert all(logs[name] > 0 for name in PARTS)
         # Gradients of 10 weights, and additions to the sums and counts of two metrics.
         assert logs["pushed_mb"] == pytest.approx(8 * 4 * (10 + 4) / 1e6)
         assert 0 < logs["pulled_mb"] <= logs["pushed_mb"] * 2

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import unisono
+from tests.support import devices
 
 L = keras.layers
 
@@ -55,7 +56,7 @@ if IN_CLUSTER:
 def mirrored(replicas):
     if IN_CLUSTER:
         return _CLUSTER
-    return unisono.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    return unisono.MirroredStrategy(devices(replicas))
 
 
 def train(replicas, build, compile_with, *, data=None, batch_size=50, epochs=2, seed=7, **fit):

@@ -14,6 +14,7 @@ from tests.batch_path import path_of_last_batch
 from tests.support import count_compiles, count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.step._dispatch import CompiledStep
+from unisono.training.groups import _step_loop
 from unisono.training.groups._batch_policy import Mode
 
 L = keras.layers
@@ -282,6 +283,30 @@ def test_other_steps_share_programs_and_are_traced_once(monkeypatch, steps):
     assert started < 8
     # One by Keras, which builds the model's metrics from symbols, and one by the program.
     assert traces == 2
+
+
+def test_a_large_state_gets_a_loop_when_there_are_steps_enough(monkeypatch):
+    """Counted over calls: the first two have 8 steps each, and 20 make up for the compilation of a loop."""
+    monkeypatch.setattr(_step_loop, "_MANY_ARRAYS", 8)
+    monkeypatch.setattr(_step_loop, "_PAYING_STEPS", 20)
+    x, y = digits()
+    model = compiled()
+    slots = lambda: sorted(key.slots for key in model.train_function._programs)  # noqa: E731
+    for _ in range(2):
+        model.fit(x[:128], y[:128], batch_size=32, epochs=2, verbose=0)
+        assert slots() == [1]
+    model.fit(x[:128], y[:128], batch_size=32, verbose=0)
+    assert slots() == [1, 32]
+    # It is there now, so that few steps use it, too.
+    model.fit(x[:96], y[:96], batch_size=32, verbose=0)
+    assert slots() == [1, 32]
+
+
+def test_few_variables_get_a_loop_at_once():
+    x, y = digits()
+    model = compiled()
+    model.fit(x[:64], y[:64], batch_size=32, verbose=0)
+    assert [key.slots for key in model.train_function._programs] == [32]
 
 
 @pytest.mark.parametrize(("kind", "most"), [("ahead", 8), ("alone", 8), ("together", 9)])

@@ -38,18 +38,18 @@ def whole_digits(model, optimizer, batch_size, replicas):
     return train(replicas, MODELS[model], compiled, batch_size=batch_size, epochs=3)
 
 
-#: The numbers of replicas of the cases that `make test` runs.
-FEW = {"mlp": (1, 2, 8), "cnn": (2,)}
+#: The numbers of replicas of the cases that `make test` runs, for each batch size.
+FEW = {"mlp": {64: (2, 8), 50: (1, 2, 8)}, "cnn": {64: (), 50: (2,)}}
 #: Each model with each batch size on each number of replicas. The optimizers take turns, as none sees how
 #: rows are divided: each still trains each model on each number of replicas. A convolution sees it no more
-#: than a dense layer, so that two cases of it are enough between two landings.
+#: than a dense layer, so that one case of it is enough between two landings.
 DIGITS = [
     pytest.param(
         model,
         list(OPTIMIZERS)[(m + b + n) % 2],
         batch_size,
         replicas,
-        marks=[] if replicas in FEW[model] else [pytest.mark.exhaustive],
+        marks=[] if replicas in FEW[model][batch_size] else [pytest.mark.exhaustive],
     )
     for m, model in enumerate(MODELS)
     for b, batch_size in enumerate([64, 50])
@@ -215,6 +215,11 @@ CASES = {
         {"sample_weight": WEIGHT},
     ),
     "regularizers": (regularized, plain(), {}),
+    "regularizers, a loss of all rows": (
+        regularized,
+        lambda: plain(loss=crossentropy(ignore_class=1))(),
+        {"only": [2]},
+    ),
     "several outputs": (two_heads, two_losses, {"data": heads_data()}),
     "several outputs, never divides": (
         two_heads,
@@ -244,10 +249,16 @@ def plain_feature(name):
     return train(0, build, compile_with, **{"data": small(), **options})
 
 
+#: Those of which another case is as hard: the same where no batch divides, or by other arguments of `fit`.
+EASIER = ("several outputs", "own gradients", "validation split", "global clipnorm")
 #: On 3 replicas a batch of 50 does not divide, which is the harder case; all tests run both.
 FEATURES = [
     pytest.param(
-        name, n, marks=[pytest.mark.exhaustive] if ns == [2, 3] and n == 2 and not IN_CLUSTER else []
+        name,
+        n,
+        marks=[pytest.mark.exhaustive]
+        if not IN_CLUSTER and ns == [2, 3] and (n == 2 or name in EASIER)
+        else [],
     )
     for name, (_, _, options) in CASES.items()
     for ns in [options.pop("only", [2, 3])]
@@ -263,7 +274,10 @@ def test_feature(name, replicas):
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # Keras' own F1Score
-@pytest.mark.parametrize(("batch_size", "replicas"), [(50, 2), (31, 3)], ids=["even", "never divides"])
+@pytest.mark.parametrize(
+    ("batch_size", "replicas"),
+    [pytest.param(50, 2, id="even", marks=pytest.mark.exhaustive), pytest.param(31, 3, id="never divides")],
+)
 def test_binary_metrics(batch_size, replicas):
     options = {"data": even_digits(), "batch_size": batch_size}
     expected = train(0, binary, binary_metrics, **options)
@@ -303,7 +317,7 @@ class Normalized(flax.linen.Module):
         return flax.linen.BatchNorm(use_running_average=not training, momentum=0.9)(inputs)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_layers_that_assign_what_their_variables_hold(replicas):
     """Each replica gets the same rows, so that its statistics are those of the whole batch."""
     x, y = ([np.tile(part, (2, *(1,) * (part.ndim - 1))) for part in np.split(a, 4)] for a in small(96))

@@ -1,6 +1,7 @@
 """What `fit`, `evaluate` and `predict` take for data, and what they say of data that they cannot use."""
 
 import contextlib
+import sys
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ pytestmark = [
 ]
 
 X = np.random.default_rng(0).normal(size=(22, 3)).astype("f4")
-Y = X.sum(1, keepdims=True)
+Y = 2 * X.sum(1, keepdims=True) + 1
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,86 @@ def rows(size):
     return Dataset.from_tensor_slices((X, Y)).batch(size)
 
 
+class Loader:
+    """Batches of a loader of the user's own, which Keras does not know."""
+
+    def __iter__(self):
+        return ((X[i : i + 8], Y[i : i + 8]) for i in range(0, 22, 8))
+
+
+class LoaderOfKnownLength(Loader):
+    """The same, with their number."""
+
+    def __len__(self):
+        return 3
+
+
 SOURCES = {
+    "list of batches": lambda s: [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 22, 8)],
+    "list of lists": lambda s: [[X[i : i + 8], Y[i : i + 8]] for i in range(0, 22, 8)],
+    "loader": lambda s: Loader(),
+    "loader of known length": lambda s: LoaderOfKnownLength(),
     "dataset": lambda s: s.distribute_dataset(rows(8)),
     "list": lambda s: s.distribute_dataset([[X[i : i + 8], Y[i : i + 8]] for i in range(0, 22, 8)]),
     "function": lambda s: s.distribute_dataset(lambda: iter(rows(8))),
     "dataset_fn": lambda s: s.distribute_datasets_from_function(lambda _: rows(4)),
 }
+
+
+def test_an_iterator_gives_its_batches_once(model):
+    history = model.fit(iter(list(Loader())), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    single = compiled()
+    single.set_weights(model.get_weights())
+    result = model.evaluate(iter(list(Loader())), verbose=0)
+    np.testing.assert_allclose(result, single.evaluate(X, Y, 8, verbose=0), rtol=1e-5)
+
+
+def test_inputs_in_a_list_are_no_batches(strategy):
+    """Keras' own meaning of a list, for a model that takes one."""
+    with strategy.scope():
+        inputs = [keras.Input((3,)), keras.Input((1,))]
+        model = keras.Model(inputs, keras.layers.Concatenate()(inputs))
+        model.compile("sgd", "mse")
+    assert model.fit([X, Y], np.zeros((22, 4), "f4"), verbose=0).history["loss"][0] > 0
+    assert model.predict([X, Y], verbose=0).shape == (22, 4)
+
+
+class Rows:
+    """What a dataset of Hugging Face looks like."""
+
+    column_names = ("text", "label")
+
+    def with_format(self, name):
+        return self
+
+    def __iter__(self):
+        yield {"text": "a", "label": 0}
+
+
+def test_rows_without_a_target_are_rejected(strategy, model):
+    with pytest.raises(unisono.InvalidTypeError, match=r"Received: a list of dicts .*\['x'\].* Write"):
+        model.fit([{"x": X}], verbose=0)
+    with pytest.raises(unisono.InvalidTypeError, match=r"columns .*label.*from_generator"):
+        model.fit(Rows(), verbose=0)
+    with pytest.raises(unisono.InvalidTypeError, match=r"columns .*label.*from_generator"):
+        strategy.distribute_dataset(Rows())
+
+
+def test_what_belongs_to_keras_distribution_is_rejected(strategy, model):
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]))
+    try:
+        with pytest.raises(unisono.MixedStrategyError, match=r"DataParallel.*set_distribution"):
+            model.fit(X, Y, verbose=0)
+        with pytest.raises(unisono.MixedStrategyError, match="DataParallel"), strategy.scope():
+            pass
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def test_a_callback_is_an_object(model):
+    with pytest.raises(unisono.InvalidTypeError, match=r"the class EarlyStopping.*EarlyStopping\(...\)"):
+        model.fit(X, Y, callbacks=[keras.callbacks.EarlyStopping], verbose=0)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -182,6 +257,26 @@ def test_targets_and_weights_beside_a_dataset_are_an_error(strategy, known, boun
     else:
         with pytest.raises(unisono.InvalidArgumentError, match="assert_cardinality"):
             model.fit(data, class_weight={0: 1.0, 1: 2.0}, verbose=0)
+
+
+def test_sizes_beside_a_dataset_are_an_error(model):
+    with pytest.raises(unisono.InvalidArgumentError, match=r"dataset and batch_size=8.*dataset.batch\(8\)"):
+        model.fit(rows(4), batch_size=8)
+    with pytest.raises(unisono.InvalidArgumentError, match=r"`validation_split` is for arrays.*skip"):
+        model.fit(rows(4), validation_split=0.5)
+
+
+@pytest.mark.parametrize("method", ["fit", "predict"])
+def test_an_argument_that_keras_does_not_have_is_named(model, method):
+    with pytest.raises(unisono.InvalidTypeError, match=r"Received: 'workers'.*batch_size"):
+        getattr(model, method)(X, workers=4)
+
+
+def test_missing_targets_are_explained(model, capsys):
+    with pytest.raises(ValueError, match="None is not a valid value") as raised:
+        model.fit(X, verbose=0)
+    sys.excepthook(type(raised.value), raised.value, raised.tb)
+    assert "Write `model.fit(x, y)`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scope", ["strategy", "none"])

@@ -290,3 +290,31 @@ def test_a_progress_bar_does_not_go_back():
                 bar.on_train_batch_end(batch, {"loss": float(batch)})
                 seen.append((bar.seen, bar.progbar._values["loss"][0]))
             assert seen == [(1, 0), (4, 3), (4, 3), (5, 4), (5, 4)]
+
+
+def test_a_progress_bar_counts_the_time_of_all_steps_of_the_first_program(together):
+    """Steps whose logs are there at once did not take no time."""
+    x, y = digits()
+    epochs = []
+
+    class Watch(keras.callbacks.ProgbarLogger):
+        async_safe = True
+
+        def on_epoch_begin(self, epoch, logs=None):
+            super().on_epoch_begin(epoch, logs)
+            epochs.append([])
+
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            # Keras divides the time since the first step by the others, where it has seen that one.
+            epochs[-1].append((self.seen, self.progbar is not None and self.progbar._time_after_first_step))
+
+    with mirrored(2).scope():
+        model = mlp()
+        model.compile("sgd", crossentropy())
+        model.fit(x[:128], y[:128], batch_size=8, epochs=3, shuffle=False, callbacks=[Watch()])
+    for epoch in epochs:
+        counts = [seen for seen, _ in epoch]
+        assert counts == sorted(counts)
+        assert together == 1 or not any(first for _, first in epoch)
+    assert len(epochs) == 3

@@ -323,3 +323,21 @@ def test_a_function_may_write_into_its_last_batch(replicas):
     strategy = mirrored(replicas)
     found = [strategy.local_results(b) for b in strategy.distribute_datasets_from_function(reuse)]
     assert [[float(v[0]) for v in values] for values in found] == [[i] * replicas for i in range(4)]
+
+
+@pytest.mark.parametrize("kind", [lambda batches: batches, lambda batches: map(tuple, batches)])
+def test_a_generator_may_write_into_its_last_batch(kind):
+    """Also of 8 MiB, which JAX reads in place, or later: while the steps before it run."""
+
+    def batches():
+        buffer = np.empty((4096, 512), "f4")
+        for i in range(12):
+            buffer[:] = i
+            yield buffer, np.zeros((4096, 1), "f4")
+
+    with mirrored(1).scope():
+        model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.0), "mae")
+    model.set_weights([np.full((512, 1), 1 / 512, "f4")])
+    losses = model.fit(kind(batches()), steps_per_epoch=12, shuffle=False, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, np.mean(range(12)), rtol=1e-6)

@@ -27,6 +27,7 @@ def test_outside_of_a_step_it_answers_as_one_replica():
     with step.averaging(True), step.alike():
         variable.assign(2.0)
     assert not step.has_written(variable)
+    assert not step.is_repeated
 
 
 def test_gradients_are_summed_or_averaged():
@@ -46,8 +47,9 @@ def test_what_is_declared_alike_is_not_merged():
         before = running_step().has_written(variable)
         with running_step().alike():
             variable.assign_add(1.0)
-        return jnp.asarray([float(before), float(running_step().has_written(variable))])
+        facts = before, running_step().has_written(variable), running_step().is_repeated
+        return jnp.asarray(facts, float)
 
     found, variable = in_replicas(of_replica)
-    assert found == [[0.0, 1.0]] * 2
+    assert found == [[0.0, 1.0, 1.0]] * 2
     assert float(variable.value) == 1.0, "not the sum over replicas"

@@ -12,7 +12,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from unisono._checks import checked_whole
+from unisono._checks import checked_whole, takes_arguments
 from unisono._errors import InvalidTypeError
 from unisono._types import UserValue
 from unisono.data._pipeline._structure import Element, as_element, map_leaves
@@ -28,7 +28,21 @@ def call(fn: Callable[..., Any], element: Element) -> Any:
     """Return `fn` of an element; the parts of a tuple are its arguments, as in `tf.data`."""
     if Arguments.view is not None:
         element = map_leaves(Arguments.view, element)
-    return fn(*element) if isinstance(element, tuple) else fn(element)
+    arguments = element if isinstance(element, tuple) else (element,)
+    try:
+        return fn(*arguments)
+    except TypeError:
+        if takes_arguments(fn, len(arguments)):
+            raise
+        if arguments is not element:
+            raise InvalidTypeError(
+                "A function of elements that are no tuples takes one argument. Received: "
+                f"{_name(fn)}, which does not. Write `lambda element: ...`; a dict is one element."
+            ) from None
+        raise InvalidTypeError(
+            f"A function of elements that are tuples takes their {len(element)} parts as arguments. "
+            f"Received: {_name(fn)}, which does not. Write `lambda x, y: ...`, or `lambda *element: ...`."
+        ) from None
 
 
 def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
@@ -60,7 +74,7 @@ def mapping(fn: Callable[..., Any]) -> Callable[[Element], Element]:
     return mapped
 
 
-def _unlisted(result: UserValue) -> UserValue:
+def _unlisted(result: object) -> UserValue:
     # As in tf.data, `return [image, label]` means a tuple, and `return [1, 2]` an array.
     if isinstance(result, list) and not all(
         isinstance(item, (bool, int, float, str, bytes, list)) for item in result

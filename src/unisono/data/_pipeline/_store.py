@@ -6,7 +6,9 @@ Tests: tests/unit/data/test_dataset_cache.py.
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
+import shutil
 import tempfile
 import threading
 import weakref
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from unisono._system._files import rename_durably
+from unisono._system._object_store import Place, StorePath, written_locally
 from unisono.data._pipeline import _records
 from unisono.data._pipeline._structure import Element, frozen
 
@@ -89,11 +92,16 @@ class FileStore(Store):
     """Stores elements in one file, written under a temporary name, synced, and renamed when complete.
 
     Args:
-        path: The file. If it exists it is read, and the pipeline before the cache does not run.
+        path: The file. If it exists it is read, and the pipeline before the cache does not run. Of one in an
+            object store there is a copy on this machine as long as this object is used.
     """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: Place) -> None:
+        self._place, self._path = path, str(path)
+        if isinstance(path, StorePath):
+            folder = tempfile.mkdtemp(prefix="unisono-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._path = os.path.join(folder, path.name)
         # Reader threads share the position in the file.
         self._lock = threading.Lock()
         self._part: _PartialFile | None = None
@@ -120,6 +128,8 @@ class FileStore(Store):
             if self._open_whole() is None and len(self._open_part().offsets) == size:
                 self._open_part().publish(self._path)
                 self._part = None
+                if isinstance(self._place, StorePath):
+                    self._place.upload(Path(self._path))
 
     def clear(self) -> None:
         with self._lock:
@@ -128,7 +138,7 @@ class FileStore(Store):
                 self._part = None
 
     def fresh(self) -> Store:
-        return FileStore(self._path)
+        return FileStore(self._place)
 
     def _open_part(self) -> _PartialFile:
         if self._part is None:
@@ -137,17 +147,25 @@ class FileStore(Store):
 
     def _open_whole(self) -> _CompleteFile | None:
         # Not checked once writing has started: another process may have published another order meanwhile.
-        if self._whole is None and self._part is None and os.path.exists(self._path):
+        if self._whole is None and self._part is None and self._is_there():
             self._whole = _CompleteFile(self._path)
         return self._whole
 
+    def _is_there(self) -> bool:
+        """Whether the file is complete on this machine; one in a store is copied here."""
+        if not os.path.exists(self._path) and isinstance(self._place, StorePath):
+            with contextlib.suppress(FileNotFoundError):
+                self._place.download(Path(self._path))
+        return os.path.exists(self._path)
 
-def write_all(path: str, elements: Iterable[Element]) -> None:
-    """Write elements to one file, which replaces an existing one when it is complete.
 
-    Args:
-        path: The file.
-    """
+def write_all(place: Place, elements: Iterable[Element]) -> None:
+    """Write elements to one file, which replaces an existing one when it is complete."""
+    if isinstance(place, StorePath):
+        with written_locally(place) as aside:
+            write_all(aside, elements)
+        return
+    path = str(place)
     part = _PartialFile(path)
     try:
         for position, element in enumerate(elements):

@@ -406,7 +406,6 @@ class StreamZip(Node):
     """Tuples (or other structures) of one element of each of several data sets.
 
     Args:
-        parents: The data sets.
         arrange: Builds one element from one element of each.
     """
 

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._types import UserValue
 
 #: A structure of components, as it passes through the pipeline.
 Element: TypeAlias = Any
@@ -64,6 +63,9 @@ class DatasetSpec:
 
     Args:
         element_spec: Spec of its elements.
+
+    >>> DatasetSpec(TensorSpec((), "int32")).element_spec.dtype.name
+    'int32'
     """
 
     element_spec: Element
@@ -184,7 +186,7 @@ def _outline(element: Element) -> str:
     return f"a {type(element).__name__}"
 
 
-def as_element(value: UserValue, path: Path = ()) -> Element:
+def as_element(value: object, path: Path = ()) -> Element:
     """Return `value` with numpy components, by the dtype rules of `tf.data`.
 
     Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy
@@ -210,7 +212,7 @@ def as_element(value: UserValue, path: Path = ()) -> Element:
     return None if value is None else _as_leaf(value, path)
 
 
-def _as_leaf(value: UserValue, path: Path) -> Component:
+def _as_leaf(value: object, path: Path) -> Component:
     if isinstance(value, (np.ndarray, np.generic)):
         return _plain(np.asarray(value), value, path)
     if isinstance(value, bytes):
@@ -232,7 +234,7 @@ def _as_leaf(value: UserValue, path: Path) -> Component:
     return _plain(array, value, path)
 
 
-def _holds_numpy(value: UserValue) -> bool:
+def _holds_numpy(value: object) -> bool:
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     # First numpy's own types: np.float64 is a subclass of float.
@@ -248,7 +250,7 @@ def _narrowed(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _plain(array: np.ndarray, value: UserValue, path: Path) -> Component:
+def _plain(array: np.ndarray, value: object, path: Path) -> Component:
     if array.dtype.kind in "US":
         array = (np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array).astype(object)
     elif array.dtype.kind == "O":
@@ -256,7 +258,7 @@ def _plain(array: np.ndarray, value: UserValue, path: Path) -> Component:
     return array[()] if array.ndim == 0 else array
 
 
-def _bytes_array(array: np.ndarray, value: UserValue, path: Path) -> np.ndarray:
+def _bytes_array(array: np.ndarray, value: object, path: Path) -> np.ndarray:
     result = np.empty(array.shape, object)
     for index, item in np.ndenumerate(array):
         if not isinstance(item, (str, bytes)):

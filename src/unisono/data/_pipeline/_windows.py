@@ -33,12 +33,7 @@ from unisono.data._pipeline._structure import Element, TensorSpec
 
 
 class _WindowNode(UnaryNode):
-    """Windows of successive elements, each component a data set of its own.
-
-    Args:
-        wrap: Returns a data set for a node.
-        drop_remainder: Whether windows with fewer elements are dropped.
-    """
+    """Windows of successive elements, each component a data set of its own."""
 
     wrap: Callable[[Node], Any]
     size: int

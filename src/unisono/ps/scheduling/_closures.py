@@ -9,6 +9,7 @@ Tests: tests/unit/ps/scheduling/test_closures.py.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -47,13 +48,12 @@ class SentClosure:
     """A closure that a worker was sent.
 
     Args:
-        others: how many other closures were in flight at any time since it was sent: at most so many
-            updates can be applied between its pull and its own.
+        before: how many closures had been sent before it that were not in flight any more.
     """
 
     number: int
     worker: int
-    others: int = 0
+    before: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +63,13 @@ class Closures:
     Args:
         started: the number of the first closure that was never sent; those from it on wait.
         retries: closures that were sent and came back; they run before those that wait.
+        sent: how many closures were sent, each as often as it was.
 
     >>> state = Closures.of_generation(0, workers=[0, 1])
     >>> state, first = schedule(state)
     >>> state = start(state, Rules())
     >>> state.running, is_done(state), is_done(finish(state, first))
-    ((SentClosure(number=0, worker=0, others=0),), False, True)
+    ((SentClosure(number=0, worker=0, before=0),), False, True)
     """
 
     scheduled: int
@@ -78,6 +79,7 @@ class Closures:
     workers: tuple[int, ...] = ()
     failed: int | None = None
     last: int = -1
+    sent: int = 0
 
     @classmethod
     def of_generation(cls, generation: int, workers: Sequence[int] = ()) -> Closures:
@@ -98,6 +100,13 @@ class Closures:
     def watermark(self) -> int:
         """The number below which every closure has ended: servers may forget that they applied it."""
         return min([self.started, *self.retries, *(r.number for r in self.running)])
+
+    def others(self, running: SentClosure) -> int:
+        """Return how many other closures were in flight at any time since a closure was sent.
+
+        At most so many updates can be applied between its pull and its own.
+        """
+        return self.sent - running.before - 1
 
     def worker_of(self, number: int) -> int | None:
         """Return which worker has a closure; None where none has."""
@@ -126,7 +135,7 @@ def start(state: Closures, rules: Rules) -> Closures | None:
     if state.failed is not None or not state.num_waiting or not _keeps_bound(state, rules.max_staleness):
         return None
     count = _together(state, rules)
-    counts = {w: sum(r.worker == w for r in state.running) for w in state.workers}
+    counts = collections.Counter(r.worker for r in state.running)
     free = [w for w in state.workers if counts[w] + count <= rules.per_worker * count]
     if not free:
         return None
@@ -148,13 +157,14 @@ def _sent(state: Closures, worker: int) -> Closures:
     number = min(state.retries) if state.retries else state.started
     # A closure that came back may have been waiting on a lost worker: its number is the smallest one.
     retries = tuple(n for n in state.retries if n != number)
-    running = tuple(dataclasses.replace(r, others=r.others + 1) for r in state.running)
+    new = SentClosure(number, worker, state.sent - len(state.running))
     return dataclasses.replace(
         state,
         started=state.started if state.retries else state.started + 1,
         retries=retries,
-        running=(*running, SentClosure(number, worker, len(running))),
+        running=(*state.running, new),
         last=worker,
+        sent=state.sent + 1,
     )
 
 
@@ -165,7 +175,7 @@ def _keeps_bound(state: Closures, bound: int | None) -> bool:
     """
     if bound is None:
         return True
-    return len(state.running) <= bound and all(r.others + 1 <= bound for r in state.running)
+    return len(state.running) <= bound and all(state.others(r) < bound for r in state.running)
 
 
 def finish(state: Closures, number: int) -> Closures:

@@ -35,11 +35,15 @@ from unisono.ps.worker._step_plan import StepPlan
 from unisono.rpc._calls import PeerLostError, PeerRejectedError, RequestClient, RequestNumbers
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
+from unisono.rpc._versions import installed
 
 _LOG = logging.getLogger("unisono")
 
 #: Seconds for which all workers may be away.
 ABSENCE_SECONDS = 300.0
+
+#: Seconds after which the log names a worker that is away; one that is just starting imports for 2 to 8 s.
+WARN_AFTER = 10.0
 
 #: The arrays of several closures go in one message up to so many bytes.
 _JOINT_BYTES = 1 << 20
@@ -47,6 +51,9 @@ _JOINT_BYTES = 1 << 20
 #: Seconds between two looks at who is away, and for the answer of a worker that is asked.
 _LOOK_EVERY = 0.1
 _ANSWER_WITHIN = 5.0
+
+#: Seconds for the first worker to come, so that the first program is for what it computes on.
+_FIRST_WITHIN = 20.0
 
 #: Seconds for a worker that has not come yet to learn that the job is over: else it would wait for a chief.
 _LATE_WITHIN = 20.0
@@ -154,9 +161,14 @@ class WorkerPool:
         #: Says to workers whether they serve this chief already: one that is started again is another.
         self._name = secrets.token_hex(8)
         self._incarnations: dict[int, str] = {}
+        #: On what each worker computes that has come, as `jax.export` names it.
+        self._platforms: dict[int, str] = {}
+        self._has_come = threading.Event()
         self._absent = {i: Absence(i, time.monotonic()) for i in range(len(self._clients))}
         #: The workers that were lost at least once.
         self._were_lost: set[int] = set()
+        #: The absent workers that the log has named.
+        self._named: set[int] = set()
         #: By worker and iterator: how many batches ended closures have used.
         self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self._closed = threading.Event()
@@ -167,6 +179,14 @@ class WorkerPool:
     def num_workers(self) -> int:
         """How many workers the cluster has, also those that are away."""
         return len(self._clients)
+
+    def find_platforms(self) -> tuple[str, ...]:
+        """Return on what the workers compute, after the first one has come; CPUs are always among it.
+
+        A worker of another kind, that comes later, computes on its CPU.
+        """
+        self._has_come.wait(_FIRST_WITHIN)
+        return tuple(sorted({"cpu", *self._platforms.values()}))
 
     def start(self) -> None:
         """Begin to look for workers."""
@@ -346,14 +366,29 @@ class WorkerPool:
                 asked = to_ask(absent, now)
                 for absence in asked:
                     self._absent[absence.worker] = dataclasses.replace(absence, tries=absence.tries + 1)
+            self._name_absent(absent, now)
             gone = given_up(absent, len(self._clients), now, self._absence_limit)
             if gone:
                 self.queue.abort(self._absence_error(gone))
                 return
             for absence in asked:
-                hello = {"chief": self._name, "anew": absence.worker in self._were_lost}
+                was_lost = absence.worker in self._were_lost
+                hello = {"chief": self._name, "anew": was_lost, "versions": installed()}
                 sent = self._send(absence.worker, Op.HELLO, hello, timeout=_ANSWER_WITHIN)
                 sent.add_done_callback(functools.partial(self._on_hello_answer, absence.worker))
+
+    def _name_absent(self, absent: Sequence[Absence], now: float) -> None:
+        """Name the workers that have been away for a while in the log, once for each absence."""
+        self._named &= {each.worker for each in absent}
+        for each in absent:
+            if now - each.since >= WARN_AFTER and each.worker not in self._named:
+                self._named.add(each.worker)
+                _LOG.warning(
+                    "%s at %s has been away for %.1f s. Others run its steps; where all workers are away, "
+                    "steps wait for %g s.",
+                    self._clients[each.worker].task, self._clients[each.worker].address, now - each.since,
+                    self._absence_limit,
+                )  # fmt: skip
 
     def _on_hello_answer(self, worker: int, sent: Future[Frame]) -> None:
         error = sent.exception()
@@ -365,6 +400,8 @@ class WorkerPool:
                 self.queue.abort(error_of(sent.result()))
             return
         incarnation = sent.result().meta["incarnation"]
+        self._platforms[worker] = sent.result().meta.get("platform", "cpu")
+        self._has_come.set()
         if worker in self._were_lost and self._of_data:
             # The servers are asked; their answers arrive in this thread.
             threading.Thread(

@@ -15,7 +15,8 @@ import numpy as np
 from unisono._system._packages import require_packages
 from unisono.ps.state._push import Array
 
-require_packages("A parameter server", "cluster", "cityhash")
+# JAX needs the second one to send programs.
+require_packages("A parameter server", "cluster", "cityhash", "flatbuffers")
 
 import cityhash  # noqa: E402
 

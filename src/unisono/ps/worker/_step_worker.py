@@ -14,21 +14,23 @@ Tests: tests/unit/ps/worker/test_step_worker.py.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 import numpy as np
 
-from unisono._errors import ContextError, UnisonoError
+from unisono._errors import ClusterError, ContextError, UnisonoError
+from unisono._system._blocks import set_for_block
+from unisono.cluster.liveness._task_events import process_events
 from unisono.ps._traffic import Traffic
 from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.worker._batch_spec import describe
@@ -40,6 +42,7 @@ from unisono.ps.worker._worker_data import TakenBatches, WorkerData
 from unisono.rpc._calls import ClientId, PushToServer, StaleValuesError, error_answer
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
+from unisono.rpc._versions import check_versions
 
 
 class CompiledProgram(Protocol):
@@ -99,6 +102,7 @@ class StepWorker:
 
     Args:
         is_chief: whether functions of a client may be executed here.
+        platform: what it computes on, as `jax.export` names it.
     """
 
     def __init__(
@@ -109,11 +113,13 @@ class StepWorker:
         load_program: Callable[[str, bytes], CompiledProgram],
         reply: Callable[[ClientId, Frame], None],
         is_chief: Callable[[ClientId], bool],
+        platform: str = "cpu",
     ) -> None:
         self._index, self._servers, self._load, self._reply = index, servers, load_program, reply
-        self._is_chief, self._num_workers = is_chief, num_workers
+        self._is_chief, self._num_workers, self._platform = is_chief, num_workers, platform
         self._own_index = np.asarray(index, np.int32)
         self._rows = TableRows(servers.rows)
+        self._spending = servers.traffic.spending
         self._programs: dict[str, CompiledProgram] = {}
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
@@ -215,13 +221,18 @@ class StepWorker:
             self._tasks.put(_WorkItem(client, each, self._incarnation, batched_reply))
 
     def _hello(self, frame: Frame) -> Frame:
-        return frame.answer(Op.OK, {"incarnation": self._incarnation, "index": self._index})
+        own = {"incarnation": self._incarnation, "index": self._index, "platform": self._platform}
+        return frame.answer(Op.OK, own)
 
     def _answer_hello(self, client: ClientId, frame: Frame) -> Frame | None:
         """Follow the chief that says hello, unless another one has taken over."""
         chief = frame.meta.get("chief")
         if chief in self._chiefs[:-1]:
             return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
+        try:
+            check_versions(frame.meta.get("versions"))
+        except ClusterError as error:
+            return error_answer(frame, error)
         self.chief_lease.renew()
         is_new = chief not in self._chiefs
         if is_new:
@@ -305,7 +316,8 @@ class StepWorker:
             return
         self._reads_data = True
         try:
-            taken = self._data.take(names) if (names := meta.get("takes")) else None
+            with self._spending("data"):
+                taken = self._data.take(names) if (names := meta.get("takes")) else None
         finally:
             self._reads_data = False
         name: str | None = meta.get("plan")
@@ -326,7 +338,8 @@ class StepWorker:
         if taken and meta.get("again") and _had_been_applied(pushes):
             # Another batch is in the updates: that of the worker which was lost.
             taken.give_back()
-        results = [np.asarray(outputs[i]) for i in plan.results]
+        with self._spending("compute"):
+            results = [np.asarray(outputs[i]) for i in plan.results]
         self._acknowledge(task, pushes, {"plan": name, "taken": taken.counts if taken else {}}, results)
 
     def _compute(
@@ -337,13 +350,16 @@ class StepWorker:
         states, others = arrays[: plan.states], arrays[plan.states :]
         given_here = [*states, *(arrays[OWN_INDEX] if i == OWN_INDEX else others[i] for i in plan.arrays)]
         while True:
-            values, compiled = self._pull(task, plan), program.compiled_count
+            with self._spending("pull"):
+                values, compiled = self._pull(task, plan), program.compiled_count
             given = [*values, *given_here]
             numbers: RowNumbers | None = None
             if plan.lookups is not None:
-                rows = self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
-                given += rows.arguments()
-            outputs = program(*given)
+                with self._spending("pull"):
+                    rows = self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
+                    given += rows.arguments()
+            with self._spending("compute"):
+                outputs = program(*given)
             # While it was compiled others went on: where that took 2 s, the first update missed 398 of them
             # (2 workers, 2026-11-22). The program changes nothing here, so that it can run once more.
             if not plan.pushes or program.compiled_count == compiled:
@@ -370,7 +386,8 @@ class StepWorker:
         used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
         given = []
         for p in plan.pushes:
-            sent, meta = [np.asarray(outputs[i]) for i in p.outputs], p.meta
+            with self._spending("compute"):  # until the program has ended
+                sent, meta = [np.asarray(outputs[i]) for i in p.outputs], p.meta
             if p.rows:
                 rows, updates = pushed_rows(p.rows, numbers_of_rows, outputs, meta["updates"])
                 sent, meta = [*rows, *sent], {**meta, "updates": updates}
@@ -379,7 +396,8 @@ class StepWorker:
         # The program has ended: what has come until now was sent before the servers see the pushes.
         following, following_plan = self._peek()
         pulls = following_plan.pulls if given and following_plan is not None else None
-        pushes, pulled = self._servers.push(given, pulls)
+        with self._spending("push"):
+            pushes, pulled = self._servers.push(given, pulls)
         if following is not None and following_plan is not None and pulled is not None:
             self._ahead = _EarlyPull(following, following_plan, pulled)
         self._pushing = [push for push in self._pushing if not push.done()] + pushes
@@ -393,10 +411,13 @@ class StepWorker:
         if not pushes:
             self._answer(task, answer)
             return
-        left = Countdown(
-            len(pushes),
-            lambda error: self._answer(task, answer if error is None else self._failed(frame, error)),
-        )
+        began, spent = time.perf_counter(), self._servers.traffic.spent
+
+        def answer_chief(error: BaseException | None) -> None:
+            spent("push", time.perf_counter() - began)
+            self._answer(task, answer if error is None else self._failed(frame, error))
+
+        left = Countdown(len(pushes), answer_chief)
         for push in pushes:
             push.add_done_callback(left.one_done)
 
@@ -437,8 +458,10 @@ class StepWorker:
 
     def _answer(self, task: _WorkItem, answer: Frame) -> None:
         if "plan" in answer.meta:
-            meta = {**answer.meta, "cost": self._servers.traffic.take()}
-            answer = dataclasses.replace(answer, meta=meta)
+            cost = self._servers.traffic.take()
+            answer = dataclasses.replace(answer, meta={**answer.meta, "cost": cost})
+            *_, data, pull, _, _ = cost
+            process_events().stepped(1, data, pull)
         if task.batched_reply is None:
             self._reply(task.client, answer)
         else:
@@ -453,14 +476,9 @@ def _had_been_applied(pushes: Sequence[Future[Any]]) -> bool:
     return not any(push.result().meta["applied"] for push in pushes)
 
 
-@contextlib.contextmanager
-def as_worker(index: int) -> Iterator[None]:
+def as_worker(index: int) -> AbstractContextManager[object]:
     """Surround a call of a worker's function on the chief."""
-    token = _INDEX.set(index)
-    try:
-        yield
-    finally:
-        _INDEX.reset(token)
+    return set_for_block(_INDEX, index)
 
 
 def current_worker_index() -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,15 @@ from unisono._errors import TapeError
 from unisono._lowering._compiler_options import compiler_options
 from unisono._types import PyTree
 from unisono._values import IndexedSlices
+from unisono.step.eager._jax_internals import Operand
 from unisono.step.eager._operation import Operation, Pullback, is_differentiable
 from unisono.step.eager._recording import TapeRecording
 
+#: From the inputs of all operations and the targets' weights to derivatives.
+DerivativeProgram: TypeAlias = Callable[[Sequence[Operand], Sequence[jax.Array] | None], list[jax.Array]]
+
 #: Compiled derivatives, the last used ones at the end.
-_PROGRAMS: collections.OrderedDict[Hashable, Callable[..., Any]] = collections.OrderedDict()
+_PROGRAMS: collections.OrderedDict[Hashable, DerivativeProgram] = collections.OrderedDict()
 _PROGRAMS_KEPT = 256
 
 
@@ -56,15 +60,11 @@ class _Numbers:
     """Numbers for objects, in the order in which they are first met."""
 
     def __init__(self) -> None:
-        self.objects: list[Any] = []
+        self.objects: list[Operand] = []
         self._by_id: dict[int, int] = {}
 
-    def of(self, value: Any) -> int:
-        """Return the number of an object.
-
-        Args:
-            value: any.
-        """
+    def of(self, value: Operand) -> int:
+        """Return the number of an object."""
         # Numbers that are no arrays are not kept by anything else: each is an argument of its own.
         number = self._by_id.setdefault(id(value), len(self.objects))
         if number == len(self.objects):
@@ -74,15 +74,14 @@ class _Numbers:
 
 def differentiate(
     recording: TapeRecording,
-    targets: Sequence[Any],
-    sources: Sequence[Sequence[Any]],
-    weights: Sequence[Any] | None,
+    targets: Sequence[jax.Array],
+    sources: Sequence[Sequence[jax.Array]],
+    weights: Sequence[jax.Array] | None,
     each: bool = False,
-) -> list[Any]:
+) -> list[jax.Array | None]:
     """Return the derivative of the sum of targets by each source.
 
     Args:
-        recording: of the tape.
         targets: arrays.
         sources: for each one the arrays that stand for it.
         weights: of the targets' shapes; None for ones.
@@ -128,7 +127,7 @@ def differentiate(
     return [_beside(arrays[0], next(grads)) if arrays else None for arrays in connected]
 
 
-def _on_same_devices(arrays: Sequence[Any]) -> Sequence[Any]:
+def _on_same_devices(arrays: Sequence[Operand]) -> Sequence[Operand]:
     """Return arrays of which some are on one device, and others on all of a strategy, on the latter."""
     committed = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
     committed = [x for x in committed if x.committed]
@@ -142,16 +141,17 @@ def _on_same_devices(arrays: Sequence[Any]) -> Sequence[Any]:
     return [jax.device_put(x, whole) if id(x) in moved else x for x in arrays]
 
 
-def _beside(source: Any, grad: Any) -> Any:
+def _beside(source: jax.Array, grad: jax.Array) -> jax.Array:
     """Return a derivative on the devices of its source."""
     if isinstance(source, jax.core.Tracer) or isinstance(grad, jax.core.Tracer) or not source.committed:
         return grad
     if grad.sharding.device_set == source.sharding.device_set:
         return grad
-    return jax.device_put(grad, source.sharding)
+    placed: jax.Array = jax.device_put(grad, source.sharding)
+    return placed
 
 
-def weights_of(weights: PyTree, targets: Sequence[Any]) -> list[Any] | None:
+def weights_of(weights: PyTree, targets: Sequence[jax.Array]) -> list[jax.Array] | None:
     """Return the weights of targets as arrays; None where all are one.
 
     Args:
@@ -161,14 +161,14 @@ def weights_of(weights: PyTree, targets: Sequence[Any]) -> list[Any] | None:
     if weights is None:
         return None
 
-    def is_leaf(value: PyTree) -> bool:
+    def is_leaf(value: object) -> bool:
         return value is None or isinstance(value, IndexedSlices)
 
     leaves = jax.tree.leaves(weights, is_leaf=is_leaf)
     return [_dense(w, t) for w, t in zip(leaves, targets, strict=True)]
 
 
-def _dense(weight: Any, target: Any) -> Any:
+def _dense(weight: jax.Array | IndexedSlices | keras.Variable | None, target: jax.Array) -> jax.Array:
     if weight is None:
         return jnp.ones(target.shape, target.dtype)
     if isinstance(weight, IndexedSlices):
@@ -181,16 +181,10 @@ def _is_deleted(array: jax.Array) -> bool:
 
 
 class _Path:
-    """The operations between sources and targets.
-
-    Args:
-        operations: all that were recorded.
-        targets: arrays.
-        sources: arrays.
-    """
+    """The operations between sources and targets."""
 
     def __init__(
-        self, operations: Sequence[Operation], targets: Sequence[Any], sources: Sequence[Any]
+        self, operations: Sequence[Operation], targets: Sequence[jax.Array], sources: Sequence[jax.Array]
     ) -> None:
         leading = {id(s) for s in sources}
         for operation in operations:
@@ -246,14 +240,14 @@ class _Derivative:
     ) -> None:
         self._steps, self._ends, self._shapes, self._starts = steps, ends, shapes, starts
 
-    def __call__(self, arguments: Sequence[Any], seeds: Sequence[Any] | None) -> list[Any]:
+    def __call__(self, arguments: Sequence[Operand], seeds: Sequence[jax.Array] | None) -> list[jax.Array]:
         """Return the derivatives by the sources on which a target depends.
 
         Args:
             arguments: the inputs of all operations.
             seeds: the targets' weights; None for ones.
         """
-        grads: dict[int, Any] = {}
+        grads: dict[int, jax.Array] = {}
         for i, (end, (shape, dtype)) in enumerate(zip(self._ends, self._shapes, strict=True)):
             seed = jnp.ones(shape, dtype) if seeds is None else jnp.asarray(seeds[i], dtype)
             # TensorFlow's derivative by a complex number is the conjugate of JAX's.
@@ -267,7 +261,7 @@ class _Derivative:
         sums = [[grads[n] for n in numbers] for numbers in self._starts if numbers]
         return [_conjugate(sum(of_one[1:], of_one[0])) for of_one in sums]
 
-    def compiled(self, each: bool, is_traced: bool) -> Callable[..., Any]:
+    def compiled(self, each: bool, is_traced: bool) -> DerivativeProgram:
         """Return the compiled program.
 
         Args:
@@ -278,26 +272,25 @@ class _Derivative:
         options = {} if is_traced else compiler_options(jax.default_backend())
         return jax.jit(self.each if each else self, compiler_options=options or None)
 
-    def each(self, arguments: Sequence[Any], seeds: Sequence[Any]) -> list[Any]:
+    def each(self, arguments: Sequence[Operand], seeds: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the derivatives for each row of weights.
 
         Args:
-            arguments: as for a call.
             seeds: with a further axis in front.
         """
-        found: list[Any] = jax.vmap(lambda own: self(arguments, own))(seeds)
+        found: list[jax.Array] = jax.vmap(lambda own: self(arguments, own))(seeds)
         return found
 
 
-def _add(grads: dict[int, Any], number: int, grad: Any) -> None:
+def _add(grads: dict[int, jax.Array], number: int, grad: jax.Array) -> None:
     grads[number] = grads[number] + grad if number in grads else grad
 
 
-def _conjugate(grad: Any) -> Any:
+def _conjugate(grad: jax.Array) -> jax.Array:
     return jnp.conj(grad) if jnp.iscomplexobj(grad) else grad
 
 
-def _program(key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def _program(key: Hashable, make: Callable[[], DerivativeProgram]) -> DerivativeProgram:
     """Return the compiled program of a structure."""
     program = _PROGRAMS.get(key)
     if program is None:

@@ -1,4 +1,4 @@
-"""What the eager `GradientTape` uses of JAX that is not public: each private name of JAX occurs here alone.
+"""What the eager `GradientTape` uses of JAX that is not public: the private names by which JAX traces.
 
 JAX hands each operation to the *current trace*. A trace of our own, which hands it on to the trace around it
 and notes what was computed, is how a tape records. `check_jax` finds out, at the first tape, whether the
@@ -9,16 +9,20 @@ Tests: tests/unit/step/eager/test_eager_jax_internals.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias
 
 import jax
-import jax.extend.core as jex
+import numpy as np
+from jax.extend.core import Primitive
 
 from unisono._errors import BackendError
+from unisono._types import Tree
 
 #: The names in `jax._src.core`, with the parameters with which they are called or overridden.
 RELIED_ON: Mapping[str, Sequence[str]] = {
@@ -33,23 +37,32 @@ RELIED_ON: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-def array_class() -> Any:
-    """Return the class of arrays: of `jax.Array` they are no subclass."""
-    return importlib.import_module("jax._src.array").ArrayImpl
+#: What an operation computes with: an array, or a number that is constant.
+Operand: TypeAlias = jax.Array | np.ndarray | np.generic | complex
+Operands: TypeAlias = Sequence[Operand]
+
+
+class Callee(Protocol):
+    """A function as JAX hands it on, with what notes the structure of its result."""
+
+    f: Callable[..., object]
+    stores: Sequence[_StructureNote | None]
+
+
+class _StructureNote(Protocol):
+    def reset(self) -> None: ...
 
 
 class Listener(Protocol):
-    """What a recording trace tells of each operation that it has handed on."""
+    """What a recording trace reports of each operation that it has handed on."""
 
-    def prepared(self, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
+    def prepared(self, args: Operands, params: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
         """Return the arguments and parameters with which an operation is to run."""
 
-    def operation(
-        self, primitive: jex.Primitive, params: Mapping[str, Any], args: Sequence[Any], out: Any
-    ) -> Any:
+    def operation(self, primitive: Primitive, params: Mapping[str, Any], args: Operands, out: Any) -> Any:
         """Note an operation; return its result, or copies of it."""
 
-    def custom(self, primitive: jex.Primitive, call: CustomCall, args: Sequence[Any], out: Any) -> Any:
+    def custom(self, primitive: Primitive, call: CustomCall, args: Operands, out: Tree) -> Tree:
         """Note a function with a derivative of its own; return its result, or copies of it."""
 
 
@@ -61,10 +74,10 @@ class CustomCall:
         functions: JAX' wrapped functions: the function first, then its rules.
     """
 
-    def __init__(self, call: Callable[..., Any], functions: Sequence[Any]) -> None:
+    def __init__(self, call: Callable[..., Any], functions: Sequence[Callee]) -> None:
         self._call, self.functions = call, tuple(functions)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Operand) -> Any:
         """Call the function once more, also with tracers."""
         # A wrapped function notes the structure of what it returns, once; this is another call.
         for function in self.functions:
@@ -99,21 +112,18 @@ def current_trace() -> Any:
 
 
 def recording_trace(listener: Listener) -> Any:
-    """Return a trace that hands all operations on to the current one, and then to a listener.
-
-    Args:
-        listener: notes them.
-    """
+    """Return a trace that hands all operations on to the current one, and then to a listener."""
     return _trace_class()(listener, current_trace())
 
 
-def tracing_by(trace: Any) -> Any:
+def tracing_by(trace: Any) -> contextlib.AbstractContextManager[None]:
     """Return a context in which a trace gets the operations of this thread.
 
     Args:
         trace: what `recording_trace` or `current_trace` has returned.
     """
-    return _core().set_current_trace(trace)
+    context: contextlib.AbstractContextManager[None] = _core().set_current_trace(trace)
+    return context
 
 
 @functools.cache
@@ -129,27 +139,27 @@ def _trace_class() -> type[Any]:
             super().__init__()
             self.listener, self.parent = listener, parent
 
-        def stage_value(self, val: Any) -> Any:
+        def stage_value(self, val: object) -> Any:
             return self.parent.stage_value(val)
 
-        def cur_qdd(self, x: Any) -> Any:
+        def cur_qdd(self, x: object) -> Any:
             return self.parent.cur_qdd(x)
 
-        def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        def process_primitive(self, primitive: Primitive, tracers: Operands, params: Any, /) -> Any:
             tracers, params = self.listener.prepared(tracers, params)
             # JAX' transformations leave this trace current: what computes an operation would be noted, too.
             with core.set_current_trace(self.parent):
                 out = self.parent.process_primitive(primitive, tracers, params)
             return self.listener.operation(primitive, params, tracers, out)
 
-        def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        def process_call(self, primitive: Primitive, f: Callee, tracers: Operands, params: Any, /) -> Any:
             with core.set_current_trace(self.parent):
-                out = self.parent.process_call(call_primitive, f, tracers, params)
-            call = CustomCall(lambda *args: call_primitive.bind(f, *args, **params), [f])
-            return self.listener.custom(call_primitive, call, tracers, out)
+                out = self.parent.process_call(primitive, f, tracers, params)
+            call = CustomCall(lambda *args: primitive.bind(f, *args, **params), [f])
+            return self.listener.custom(primitive, call, tracers, out)
 
         def process_custom_jvp_call(
-            self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, *, symbolic_zeros: bool
+            self, primitive: Primitive, fun: Callee, jvp: Callee, tracers: Any, /, *, symbolic_zeros: bool
         ) -> Any:
             with core.set_current_trace(self.parent):
                 out = self.parent.process_custom_jvp_call(
@@ -159,8 +169,8 @@ def _trace_class() -> type[Any]:
             return self.listener.custom(primitive, CustomCall(bind, (fun, jvp)), tracers, out)
 
         def process_custom_vjp_call(
-            self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, *, out_trees: Any,
-            symbolic_zeros: bool,
+            self, primitive: Primitive, fun: Callee, fwd: Callee, bwd: Callee,
+            tracers: Operands, /, *, out_trees: object, symbolic_zeros: bool,
         ) -> Any:  # fmt: skip
             with core.set_current_trace(self.parent):
                 out = self.parent.process_custom_vjp_call(
@@ -170,7 +180,7 @@ def _trace_class() -> type[Any]:
             call = CustomCall(lambda *args: primitive.bind(*args, **params), (fun, fwd, bwd))
             return self.listener.custom(primitive, call, tracers, out)
 
-        def process_shard_map(self, primitive: Any, fun: Any, tracers: Any, /, **params: Any) -> Any:
+        def process_shard_map(self, primitive: Primitive, fun: Any, tracers: Any, /, **params: Any) -> Any:
             with core.set_current_trace(self.parent):
                 out = self.parent.process_shard_map(primitive, fun, tracers, **params)
             call = CustomCall(lambda *args: primitive.bind(fun, *args, **params), [])
@@ -180,7 +190,7 @@ def _trace_class() -> type[Any]:
 
 
 @functools.cache
-def _core() -> Any:
+def _core() -> ModuleType:
     """Return JAX' module of traces, checked."""
     try:
         core = importlib.import_module("jax._src.core")

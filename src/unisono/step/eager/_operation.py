@@ -15,8 +15,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.step.eager._jax_internals import CustomCall
-from unisono.step.eager._program_keys import HasFunctionsError, jaxpr_key, operation_key
+from unisono.step.eager._jax_internals import CustomCall, Operand
+from unisono.step.eager._program_keys import HasFunctionsError, derivative_key, operation_key
 
 #: Operations without a derivative, in TensorFlow: what lies behind is not connected.
 _CUTS = frozenset({"stop_gradient", "floor", "ceil", "round"})
@@ -25,7 +25,7 @@ _CUTS = frozenset({"stop_gradient", "floor", "ceil", "round"})
 _PLACEMENT = "device_put"
 
 #: From the inputs and the derivatives by the outputs to the derivatives by some of the inputs.
-Pullback = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+Pullback = Callable[[Sequence[Operand], Sequence[jax.Array]], Sequence[jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Rule:
 
     key: Hashable
     pullback: Pullback
-    consts: Sequence[Any] = ()
+    consts: Sequence[jax.Array] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -48,11 +48,8 @@ class Operation:
     """One recorded operation.
 
     Args:
-        primitive: JAX's.
-        params: its parameters.
         call: where the parameters are functions: what computes it once more.
         args: its inputs: arrays, and numbers that are constant.
-        outs: its outputs.
         links: for each output the positions of the inputs on which it depends; None for all of them.
         backward: the derivative, where a user gave it.
     """
@@ -60,12 +57,12 @@ class Operation:
     primitive: jex.Primitive
     params: Mapping[str, Any]
     call: CustomCall | None
-    args: tuple[Any, ...]
-    outs: tuple[Any, ...]
+    args: tuple[Operand, ...]
+    outs: tuple[jax.Array, ...]
     links: tuple[frozenset[int], ...] | None = None
-    backward: Callable[..., Any] | None = None
+    backward: Callable[..., Sequence[jax.Array | None]] | None = None
 
-    def inputs_of(self, output: int) -> Sequence[Any]:
+    def inputs_of(self, output: int) -> Sequence[Operand]:
         """Return the inputs on which an output depends.
 
         Args:
@@ -97,7 +94,7 @@ class Operation:
             raise HasFunctionsError
         return self.primitive, key
 
-    def _compute(self, args: Sequence[Any]) -> Sequence[Any]:
+    def _compute(self, args: Sequence[Operand]) -> Sequence[jax.Array]:
         found = self.primitive.bind(*args, **self.params) if self.call is None else self.call(*args)
         return found if isinstance(found, (list, tuple)) else [found]
 
@@ -106,8 +103,8 @@ class Operation:
         # Not the operation itself, whose arrays a compiled derivative would keep.
         bare = dataclasses.replace(self, args=(), outs=())
 
-        def pullback(args: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
-            def compute(chosen: list[Any]) -> list[Any]:
+        def pullback(args: Sequence[Operand], grads: Sequence[jax.Array]) -> Sequence[jax.Array]:
+            def compute(chosen: list[Operand]) -> list[jax.Array]:
                 by_position = dict(zip(wanted, chosen, strict=True))
                 outs = bare._compute([by_position.get(i, x) for i, x in enumerate(args)])
                 return [outs[i] for i in given]
@@ -124,14 +121,14 @@ class Operation:
         args, outs = list(self.args), [jax.typeof(self.outs[i]) for i in given]
         closed, consts = _traced(pullback, args, outs)
         try:
-            key: Hashable = jaxpr_key(closed)
+            key: Hashable = derivative_key(closed)
         except HasFunctionsError:
             key = object()
         count, jaxpr = len(args), closed.jaxpr
 
-        def apply(inputs: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        def apply(inputs: Sequence[Operand], grads: Sequence[jax.Array]) -> Sequence[jax.Array]:
             program = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, list(inputs[count:])))
-            found: Sequence[Any] = program(*inputs[:count], *grads)
+            found: Sequence[jax.Array] = program(*inputs[:count], *grads)
             return found
 
         return Rule((key, wanted, given), apply, consts)
@@ -139,7 +136,7 @@ class Operation:
     def _user_pullback(self, wanted: tuple[int, ...]) -> Pullback:
         backward = self.backward
 
-        def pullback(args: Sequence[Any], grads: Sequence[Any]) -> Sequence[Any]:
+        def pullback(args: Sequence[Any], grads: Sequence[jax.Array]) -> Sequence[jax.Array]:
             found = backward(*grads) if backward else ()
             return [
                 jnp.zeros_like(args[i]) if found[i] is None else jnp.asarray(found[i], args[i].dtype)
@@ -150,8 +147,8 @@ class Operation:
 
 
 def _traced(
-    pullback: Pullback, args: list[Any], outs: Sequence[Any]
-) -> tuple[jex.ClosedJaxpr, Sequence[Any]]:
+    pullback: Pullback, args: list[Operand], outs: Sequence[Any]
+) -> tuple[jex.ClosedJaxpr, Sequence[jax.Array]]:
     specs = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs]
     closed = jax.make_jaxpr(pullback)(args, specs)
     return closed, list(closed.consts)
@@ -159,19 +156,13 @@ def _traced(
 
 # --- on which inputs an output depends ----------------------------------------------------------------------
 
-_LINKS: weakref.WeakKeyDictionary[Any, tuple[frozenset[int], ...]] = weakref.WeakKeyDictionary()
+_LINKS: weakref.WeakKeyDictionary[jex.Jaxpr, tuple[frozenset[int], ...]] = weakref.WeakKeyDictionary()
 
 
 def links_of(
     primitive: jex.Primitive, params: Mapping[str, Any], outs: int
 ) -> tuple[frozenset[int], ...] | None:
-    """Return for each output of an operation the inputs on which it depends; None for all of them.
-
-    Args:
-        primitive: JAX's.
-        params: its parameters.
-        outs: the number of outputs.
-    """
+    """Return for each output of an operation the inputs on which it depends; None for all of them."""
     if primitive.name in _CUTS:
         return (frozenset(),) * outs
     if primitive.name == _PLACEMENT:
@@ -183,13 +174,10 @@ def jaxpr_links(jaxpr: jex.Jaxpr) -> tuple[frozenset[int], ...]:
     """Return for each output of a jaxpr the positions of the inputs on which it depends.
 
     Only through numbers that have derivatives, as TensorFlow's tape does.
-
-    Args:
-        jaxpr: any.
     """
     if jaxpr in _LINKS:
         return _LINKS[jaxpr]
-    depends: dict[Any, frozenset[int]] = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
+    depends: dict[jex.Var, frozenset[int]] = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
     nothing: frozenset[int] = frozenset()
     for eqn in jaxpr.eqns:
         inputs = [nothing if isinstance(v, jex.Literal) else depends.get(v, nothing) for v in eqn.invars]
@@ -205,7 +193,7 @@ def jaxpr_links(jaxpr: jex.Jaxpr) -> tuple[frozenset[int], ...]:
     return found_links
 
 
-def is_differentiable(value: Any) -> bool:
+def is_differentiable(value: object) -> bool:
     """Return whether an array or a type has derivatives: floating and complex numbers do.
 
     Args:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -21,8 +21,13 @@ import numpy as np
 
 from unisono.step.functions._identity import IdentityKey
 
-#: By jaxpr: its number, or None where it holds functions, which have no key.
-_NUMBERS: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+#: Of derivatives or not, by jaxpr: its number, or None where it holds functions, which have no key.
+_NUMBERS: tuple[weakref.WeakKeyDictionary[jex.Jaxpr, int | None], ...] = (
+    weakref.WeakKeyDictionary(),
+    weakref.WeakKeyDictionary(),
+)
+#: Calls of functions with a rule for their derivative, which is a function.
+_WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 #: By structure: its number.
 _BY_STRUCTURE: dict[Hashable, int] = {}
 _COUNTER = itertools.count()
@@ -34,41 +39,44 @@ class HasFunctionsError(Exception):
     """A parameter is a function that another object may stand for at the next call."""
 
 
-def operation_key(primitive: jex.Primitive, params: Mapping[str, Any]) -> Hashable:
-    """Return what is equal for operations that compute the same.
+def operation_key(
+    primitive: jex.Primitive, params: Mapping[str, Any], is_derivative: bool = False
+) -> Hashable:
+    """Return what is equal for operations that compute the same, and have the same derivative.
 
     Args:
-        primitive: JAX's operation.
-        params: its parameters.
+        is_derivative: whether the operation belongs to a derivative, which has applied the rules that matter.
 
     Raises:
         HasFunctionsError: a parameter is a function, or a program with one in it.
     """
     # JAX keeps the program of a function that is compiled: what it holds is the same at each call.
     is_kept = primitive.name == "jit"
-    return primitive, tuple((name, _key(value, is_kept)) for name, value in params.items())
+    drops_rules = is_derivative and primitive.name in _WITH_RULES
+    return primitive, tuple(
+        (name, _key(value, is_kept, is_derivative))
+        for name, value in params.items()
+        if not (drops_rules and _is_rebuilt(value))
+    )
 
 
-def jaxpr_key(closed: jex.ClosedJaxpr) -> Hashable:
-    """Return what is equal for jaxprs that compute the same, without what they close over.
-
-    Args:
-        closed: the jaxpr.
+def derivative_key(closed: jex.ClosedJaxpr) -> Hashable:
+    """Return what is equal for derivatives that compute the same, without what they close over.
 
     Raises:
         HasFunctionsError: as for `operation_key`.
     """
-    return _jaxpr_key(closed.jaxpr, False)
+    return _jaxpr_key(closed.jaxpr, False, True)
 
 
-def _key(value: Any, is_kept: bool) -> Hashable:
+def _key(value: object, is_kept: bool, is_derivative: bool) -> Hashable:
     if isinstance(value, jex.ClosedJaxpr):
         consts = tuple(IdentityKey(c) for c in value.consts)
-        return _jaxpr_key(value.jaxpr, is_kept), consts
+        return _jaxpr_key(value.jaxpr, is_kept, is_derivative), consts
     if isinstance(value, jex.Jaxpr):
-        return _jaxpr_key(value, is_kept)
+        return _jaxpr_key(value, is_kept, is_derivative)
     if isinstance(value, (tuple, list)):
-        return tuple(_key(v, is_kept) for v in value)
+        return tuple(_key(v, is_kept, is_derivative) for v in value)
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, value.tobytes()
     if _is_rebuilt(value):
@@ -77,10 +85,10 @@ def _key(value: Any, is_kept: bool) -> Hashable:
         hash(value)
     except TypeError:
         return IdentityKey(value)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
-def _is_rebuilt(value: Any) -> bool:
+def _is_rebuilt(value: object) -> bool:
     """Return whether a parameter is a function of which each call may have a new one."""
     if isinstance(value, type):
         return False
@@ -89,13 +97,14 @@ def _is_rebuilt(value: Any) -> bool:
     return isinstance(value, (functools.partial, types.MethodType)) or hasattr(value, "call_wrapped")
 
 
-def _jaxpr_key(jaxpr: jex.Jaxpr, is_kept: bool) -> Hashable:
-    if jaxpr not in _NUMBERS:
+def _jaxpr_key(jaxpr: jex.Jaxpr, is_kept: bool, is_derivative: bool) -> Hashable:
+    numbers = _NUMBERS[is_derivative]
+    if jaxpr not in numbers:
         try:
-            _NUMBERS[jaxpr] = _number(_structure(jaxpr))
+            numbers[jaxpr] = _number((is_derivative, _structure(jaxpr, is_derivative)))
         except HasFunctionsError:
-            _NUMBERS[jaxpr] = None
-    number = _NUMBERS[jaxpr]
+            numbers[jaxpr] = None
+    number = numbers[jaxpr]
     if number is not None:
         return number
     if is_kept:
@@ -111,16 +120,16 @@ def _number(structure: Hashable) -> int:
     return _BY_STRUCTURE[structure]
 
 
-def _structure(jaxpr: jex.Jaxpr) -> Hashable:
+def _structure(jaxpr: jex.Jaxpr, is_derivative: bool) -> Hashable:
     """Return a jaxpr's equations with numbers for its variables."""
-    numbers: dict[Any, int] = {}
+    numbers: dict[jex.Var, int] = {}
 
-    def new(variables: Any) -> Hashable:
+    def new(variables: Sequence[jex.Var]) -> Hashable:
         for variable in variables:
             numbers[variable] = len(numbers)
         return tuple(str(v.aval) for v in variables)
 
-    def atom(x: Any) -> Hashable:
+    def atom(x: jex.Var | jex.Literal) -> Hashable:
         if isinstance(x, jex.Literal):
             value = np.asarray(x.val)
             return str(x.aval), value.tobytes()
@@ -129,6 +138,6 @@ def _structure(jaxpr: jex.Jaxpr) -> Hashable:
     inputs = new([*jaxpr.constvars, *jaxpr.invars])
     equations = []
     for eqn in jaxpr.eqns:
-        operation = operation_key(eqn.primitive, eqn.params)
+        operation = operation_key(eqn.primitive, eqn.params, is_derivative)
         equations.append((operation, tuple(atom(v) for v in eqn.invars), new(eqn.outvars)))
     return inputs, tuple(equations), tuple(atom(v) for v in jaxpr.outvars)

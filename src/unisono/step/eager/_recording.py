@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +21,13 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidTypeError, TapeError
+from unisono._types import Tree
 from unisono.step._keras_internals import store_value, stored_value
-from unisono.step.eager._jax_internals import CustomCall, current_trace, recording_trace, tracing_by
+from unisono.step.eager._jax_internals import CustomCall, Operand, current_trace, recording_trace, tracing_by
 from unisono.step.eager._operation import Operation, is_differentiable, links_of
 
 #: From variables and the derivatives by outputs to the derivatives by the inputs, and by the variables.
-Backward = Callable[..., Sequence[Any]]
+Backward = Callable[..., Sequence[jax.Array | None]]
 
 #: Stands for a function with a derivative that a user gave.
 _CUSTOM_GRADIENT = jex.Primitive("custom_gradient")
@@ -44,18 +45,18 @@ class TapeRecording:
         self._watched_variables: dict[int, keras.Variable] = {}
         self.operations: list[Operation] = []
         #: By id: the watched arrays, and those computed of them. They are kept, so that no id is used again.
-        self.live: dict[int, Any] = {}
+        self.live: dict[int, jax.Array] = {}
         #: By the variable's id: the arrays that were read of it.
-        self.reads: dict[int, dict[int, Any]] = {}
+        self.reads: dict[int, dict[int, jax.Array]] = {}
         #: By memory: arrays of the host that are watched, and JAX's arrays that stand for them.
-        self.on_host: dict[Any, tuple[np.ndarray, jax.Array]] = {}
+        self.on_host: dict[Hashable, tuple[np.ndarray, jax.Array]] = {}
 
     @property
     def variables(self) -> tuple[keras.Variable, ...]:
         """The variables that are watched."""
         return tuple(self._watched_variables.values())
 
-    def watch(self, value: Any) -> None:
+    def watch(self, value: object) -> None:
         """Watch a variable, or an array.
 
         Args:
@@ -88,11 +89,7 @@ class TapeRecording:
         self.live[id(array)] = array
 
     def watches(self, variable: keras.Variable) -> bool:
-        """Return whether a variable that is read now is watched.
-
-        Args:
-            variable: any.
-        """
+        """Return whether a variable that is read now is watched."""
         if id(variable) in self._watched_variables:
             return True
         if not (self._watches_variables and variable.trainable):
@@ -100,36 +97,35 @@ class TapeRecording:
         self._watched_variables[id(variable)] = variable
         return True
 
-    def read(self, variable: keras.Variable, array: Any) -> None:
-        """Note that a watched variable was read.
-
-        Args:
-            variable: any.
-            array: its value.
-        """
+    def read(self, variable: keras.Variable, array: jax.Array) -> None:
+        """Note that a watched variable was read."""
         if is_differentiable(array):
             self.live[id(array)] = array
             self.reads.setdefault(id(variable), {})[id(array)] = array
 
-    def arrays_of(self, source: Any) -> Sequence[Any]:
+    def arrays_of(self, source: keras.Variable | jax.Array | np.ndarray) -> Sequence[jax.Array]:
         """Return the arrays that stand for a source: for a variable, all that were read of it.
 
         Args:
             source: variable or array.
+
+        Raises:
+            InvalidTypeError: it is a layer, a name or a number.
         """
         if isinstance(source, keras.Variable):
             return list(self.reads.get(id(source), {}).values())
+        if isinstance(source, (keras.Layer, str, int, float)):
+            raise InvalidTypeError(
+                f"A source must be a variable or a watched tensor. Received: {type(source).__name__} "
+                f"{source!r:.100}. Write `model.trainable_variables`, for example."
+            )
         if isinstance(source, np.ndarray):
             found = self.on_host.get(_memory_of(source))
             return [] if found is None else [found[1]]
         return [source]
 
     def note(self, operation: Operation) -> None:
-        """Record an operation, if its outputs depend on what is watched.
-
-        Args:
-            operation: any.
-        """
+        """Record an operation, if its outputs depend on what is watched."""
         live, is_needed = self.live, False
         for i, out in enumerate(operation.outs):
             if is_differentiable(out) and any(id(x) in live for x in operation.inputs_of(i)):
@@ -147,14 +143,10 @@ class Recorder:
         self.trace = recording_trace(self)
         self._entered = contextlib.ExitStack()
         #: By the variable's id: the array object that this recorder gave it.
-        self._own: dict[int, Any] = {}
+        self._own: dict[int, jax.Array] = {}
 
     def start(self, recording: TapeRecording) -> None:
-        """Let a tape record.
-
-        Args:
-            recording: the tape's.
-        """
+        """Let a tape record."""
         if not self.recordings:
             self._entered.enter_context(tracing_by(self.trace))
             _THREAD.recorders.append(self)
@@ -163,34 +155,21 @@ class Recorder:
         self.recordings.append(recording)
 
     def stop(self, recording: TapeRecording) -> None:
-        """Let a tape record no more.
-
-        Args:
-            recording: the tape's.
-        """
+        """Let a tape record no more."""
         self.recordings.remove(recording)
         if not self.recordings:
             _THREAD.recorders.remove(self)
             self._entered.close()
             self._own.clear()
 
-    def is_live(self, value: Any) -> bool:
-        """Return whether a tape watches an array, or what it was computed of.
-
-        Args:
-            value: any.
-        """
+    def is_live(self, value: object) -> bool:
+        """Return whether a tape watches an array, or what it was computed of."""
         return any(id(value) in r.live for r in self.recordings)
 
     # --- what the trace tells -------------------------------------------------------------------------------
 
-    def prepared(self, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
-        """Return the arguments and parameters with which an operation is to run.
-
-        Args:
-            args: as they were given.
-            params: likewise.
-        """
+    def prepared(self, args: Sequence[Operand], params: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
+        """Return the arguments and parameters with which an operation is to run."""
         if any(r.on_host for r in self.recordings):
             args = [self._on_device(x) for x in args]
         # The arrays are needed again for the derivative.
@@ -198,32 +177,21 @@ class Recorder:
             params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
         return args, params
 
-    def _on_device(self, value: Any) -> Any:
+    def _on_device(self, value: Operand) -> Operand:
         found = None if isinstance(value, jax.Array) else self.watched_array(np.asarray(value))
         return value if found is None else found
 
     def watched_array(self, value: np.ndarray) -> jax.Array | None:
-        """Return the array that stands for an array of the host; None where no tape watches that.
-
-        Args:
-            value: any.
-        """
+        """Return the array that stands for an array of the host; None where no tape watches that."""
         for recording in self.recordings:
             if recording.on_host and (found := recording.on_host.get(_memory_of(value))) is not None:
                 return found[1]
         return None
 
     def operation(
-        self, primitive: jex.Primitive, params: Mapping[str, Any], args: Sequence[Any], out: Any
+        self, primitive: jex.Primitive, params: Mapping[str, Any], args: Sequence[Operand], out: Any
     ) -> Any:
-        """Record an operation.
-
-        Args:
-            primitive: JAX's.
-            params: its parameters.
-            args: its inputs.
-            out: what it returned.
-        """
+        """Record an operation."""
         if not any(self.is_live(x) for x in args):
             return out
         outs = self._new_objects(args, out if primitive.multiple_results else [out])
@@ -235,23 +203,17 @@ class Recorder:
         )
         return list(outs) if primitive.multiple_results else outs[0]
 
-    def custom(self, primitive: jex.Primitive, call: CustomCall, args: Sequence[Any], out: Any) -> Any:
-        """Record a call of a function with a derivative of its own.
-
-        Args:
-            primitive: JAX's.
-            call: computes it once more.
-            args: its inputs.
-            out: what it returned.
-        """
+    def custom(self, primitive: jex.Primitive, call: CustomCall, args: Sequence[Operand], out: Tree) -> Tree:
+        """Record a call of a function with a derivative of its own."""
         if not any(self.is_live(x) for x in args):
             return out
         leaves, structure = jax.tree.flatten(out)
         outs = self._new_objects(args, leaves)
         self._note(Operation(primitive, {}, call, _kept(args), outs))
-        return jax.tree.unflatten(structure, outs)
+        result: Tree = jax.tree.unflatten(structure, outs)
+        return result
 
-    def call(self, function: Callable[[], tuple[Any, Backward]], args: Sequence[Any]) -> Any:
+    def call(self, function: Callable[[], tuple[Tree, Backward]], args: Sequence[jax.Array]) -> Tree:
         """Call a function that gives its result and its derivative; record the call as one operation.
 
         Args:
@@ -274,27 +236,24 @@ class Recorder:
         outs = self._new_objects(inputs, [jnp.asarray(x) for x in leaves])
         given = functools.partial(backward, [v for v, _ in read])
         self._note(Operation(_CUSTOM_GRADIENT, {}, None, _kept(inputs), outs, None, given))
-        return jax.tree.unflatten(structure, outs)
+        result: Tree = jax.tree.unflatten(structure, outs)
+        return result
 
     def _note(self, operation: Operation) -> None:
         for recording in self.recordings:
             recording.note(operation)
 
-    def _new_objects(self, args: Sequence[Any], outs: Sequence[Any]) -> tuple[Any, ...]:
+    def _new_objects(self, args: Sequence[Operand], outs: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """Return outputs none of which is an input: an array object stands for one value."""
         given = {id(x) for x in args}
         return tuple(self._alias(x) if id(x) in given else x for x in outs)
 
-    def _alias(self, array: Any) -> Any:
+    def _alias(self, array: jax.Array) -> jax.Array:
         with tracing_by(self.trace.parent):
             return new_object(array)
 
     def read(self, variable: keras.Variable) -> None:
-        """Note that a variable is read, and give it an array object of its own.
-
-        Args:
-            variable: any.
-        """
+        """Note that a variable is read, and give it an array object of its own."""
         stored = stored_value(variable)
         if not isinstance(stored, jax.Array):
             return
@@ -336,21 +295,13 @@ def recording_here() -> Recorder | None:
 
 
 def watched_array(value: np.ndarray) -> jax.Array | None:
-    """Return the array that stands for an array of the host, where a tape watches that.
-
-    Args:
-        value: any.
-    """
+    """Return the array that stands for an array of the host, where a tape watches that."""
     recorder = recording_here()
     return None if recorder is None else recorder.watched_array(value)
 
 
 def note_read(variable: keras.Variable) -> None:
-    """Tell the tapes that a variable is read; must be called before its value is taken.
-
-    Args:
-        variable: any.
-    """
+    """Tell the tapes that a variable is read; must be called before its value is taken."""
     if _THREAD.recorders:
         _THREAD.recorders[-1].read(variable)
 
@@ -381,7 +332,7 @@ def not_recorded() -> Iterator[None]:
         yield
 
 
-def new_object(array: Any) -> Any:
+def new_object(array: jax.Array) -> jax.Array:
     """Return another array object of the same memory; for a tracer, a copy.
 
     Args:
@@ -395,14 +346,14 @@ def new_object(array: Any) -> Any:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
-def _kept(args: Sequence[Any]) -> tuple[Any, ...]:
+def _kept(args: Sequence[Operand]) -> tuple[Operand, ...]:
     """Return inputs as they are now: NumPy's arrays may change."""
     return tuple(
         x if isinstance(x, (jax.Array, bool, int, float, complex)) else np.array(np.asarray(x)) for x in args
     )
 
 
-def _memory_of(array: np.ndarray) -> Any:
+def _memory_of(array: np.ndarray) -> Hashable:
     place = array.__array_interface__
     return place["data"][0], array.shape, array.strides, array.dtype.str
 

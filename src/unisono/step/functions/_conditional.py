@@ -9,7 +9,7 @@ Tests: tests/virtual/training/stateful/test_forms.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +20,28 @@ from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 from unisono.step.eager._recording import recording_here
 
+if TYPE_CHECKING:
+    from unisono.step._value_handle import VariableValue
 
-def cond(pred: PyTree, true_fn: Callable[[], PyTree], false_fn: Callable[[], PyTree]) -> PyTree:
+
+Value = TypeVar("Value")
+
+
+def cond(pred: PyTree, true_fn: Callable[[], Value], false_fn: Callable[[], Value]) -> Value:
     """Return the result of one of two functions; in a step, keep what it assigns."""
     if recording_here() is not None:
         # In eager code the value is there, as in TensorFlow.
         return true_fn() if bool(jnp.asarray(keras.ops.convert_to_tensor(pred))) else false_fn()
     frame = current_frame()
     if frame is None or not frame.scope.is_innermost:
-        return keras.ops.cond(pred, true_fn, false_fn)
+        chosen: Value = keras.ops.cond(pred, true_fn, false_fn)
+        return chosen
     return conditional(frame.scope, pred, true_fn, false_fn)
 
 
 def conditional(
-    scope: StateScope, pred: Any, true_fn: Callable[[], PyTree], false_fn: Callable[[], PyTree]
-) -> PyTree:
+    scope: StateScope, pred: Any, true_fn: Callable[[], Value], false_fn: Callable[[], Value]
+) -> Value:
     """Return the result of one of two functions, and keep what it assigns.
 
     Args:
@@ -44,7 +51,7 @@ def conditional(
         false_fn: likewise; returns the same structure.
     """
 
-    def outcome(fn: Callable[[], PyTree]) -> tuple[PyTree, dict[int, Any]]:
+    def outcome(fn: Callable[[], Value]) -> tuple[Value, dict[int, VariableValue]]:
         before = dict(scope.state_mapping)
         try:
             result = fn()
@@ -55,20 +62,23 @@ def conditional(
 
     changed: dict[int, None] = {}
 
-    def learn(fn: Callable[[], PyTree]) -> None:
+    def learn(fn: Callable[[], Value]) -> None:
         changed.update(dict.fromkeys(outcome(fn)[1]))
 
     for fn in (true_fn, false_fn):
         jax.eval_shape(lambda fn=fn: learn(fn))
     current = {k: jnp.asarray(scope.get_current_value(scope.seen[k])) for k in changed}
 
-    def branch(fn: Callable[[], PyTree]) -> Callable[[], tuple[PyTree, list[jax.Array]]]:
-        def run() -> tuple[PyTree, list[jax.Array]]:
+    def branch(fn: Callable[[], Value]) -> Callable[[], tuple[Value, list[jax.Array]]]:
+        def run() -> tuple[Value, list[jax.Array]]:
             result, new = outcome(fn)
             return result, [jnp.asarray(new.get(k, x), x.dtype) for k, x in current.items()]
 
         return run
 
-    result, values = jax.lax.cond(jnp.asarray(pred, bool), branch(true_fn), branch(false_fn))
+    chosen: tuple[Value, list[jax.Array]] = jax.lax.cond(
+        jnp.asarray(pred, bool), branch(true_fn), branch(false_fn)
+    )
+    result, values = chosen
     scope.state_mapping.update(zip(current, values, strict=True))
     return result

@@ -24,9 +24,9 @@ import keras
 import numpy as np
 
 from unisono._reads import DataIterator, DataSet, current_reader, note_iteration, read_by
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree, Tree
 from unisono.step._call_signature import Call, Kind
-from unisono.step._program import Run, current_frame
+from unisono.step._program import CallSite, Run, current_frame
 
 #: Arguments that can be iterated without being a source of data.
 _NO_DATA = (Sequence, Mapping, Set, type, io.IOBase, np.generic, keras.Variable)
@@ -60,13 +60,9 @@ class UnreadBatch:
 
 
 class ForeignIterator(DataIterator):
-    """An iterator of another library, whose reads would not be seen.
+    """An iterator of another library, whose reads would not be seen."""
 
-    Args:
-        iterator: any.
-    """
-
-    def __init__(self, iterator: Iterator[Any]) -> None:
+    def __init__(self, iterator: Iterator[object]) -> None:
         self.iterator = iterator
 
     def __iter__(self) -> ForeignIterator:
@@ -123,7 +119,7 @@ class Sources:
             any(not isinstance(s, (Iterator, DataSet)) for _, s in found),
         )
 
-    def call_with(self, arguments: PyTree, batches: Sequence[tuple[Any, Any]]) -> Call:
+    def call_with(self, arguments: PyTree, batches: Sequence[tuple[object, object]]) -> Call:
         """Return a call with batches, whose signature holds for other iterators too.
 
         Args:
@@ -132,18 +128,20 @@ class Sources:
         """
         return Call.parse((*self._abstracted(arguments), [batch for _, batch in batches]), {})
 
-    def passed(self, arguments: PyTree) -> PyTree:
+    def passed(self, arguments: Tree) -> Tree:
         """Return `(args, kwargs)` with iterators whose reads are seen."""
         return self.restored(self._abstracted(arguments))
 
-    def _abstracted(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: self.places.get(id(leaf), leaf), tree)
+    def _abstracted(self, tree: Tree) -> Tree:
+        abstracted: Tree = jax.tree.map(lambda leaf: self.places.get(id(leaf), leaf), tree)
+        return abstracted
 
-    def restored(self, tree: PyTree) -> PyTree:
+    def restored(self, tree: Tree) -> Tree:
         """Return a structure with the iterators in place of what stands for them."""
-        return jax.tree.map(
+        restored: Tree = jax.tree.map(
             lambda leaf: self.iterators[leaf.index] if isinstance(leaf, _CallSite) else leaf, tree
         )
+        return restored
 
     def fetch(self, index: int) -> PyTree:
         """Return the next batch of an iterator, `EndOfData.END`, or `UnreadBatch`."""
@@ -153,7 +151,7 @@ class Sources:
             return UnreadBatch(error)
 
 
-def _is_source(static: UserValue) -> bool:
+def _is_source(static: object) -> bool:
     if isinstance(static, (DataIterator, DataSet, keras.utils.PyDataset)):
         return True
     return isinstance(static, Iterable) and not isinstance(static, _NO_DATA)
@@ -163,18 +161,17 @@ class DataReader:
     """The reader of a trace: gives the batches that were fetched, as the program gets them.
 
     Args:
-        sources: of the function.
         batches: stand-ins for the batches, in the order in which the function takes them.
     """
 
-    def __init__(self, sources: Sources | None, batches: Sequence[Any]) -> None:
+    def __init__(self, sources: Sources | None, batches: Sequence[object]) -> None:
         self._iterators = sources.iterators if sources else ()
         self._batches = batches
         #: Whether the function reads data as no program can.
         self.must_loop = False
         #: Of which iterator the function takes one more batch, if it does.
         self.needs: int | None = None
-        #: Whether the function was told that its data have ended.
+        #: Whether the function knows that its data have ended.
         self.has_ended = False
 
     @property
@@ -182,7 +179,7 @@ class DataReader:
         """Whether the trace was ended, even where the function stopped the exception by a bare `except`."""
         return self.must_loop or self.needs is not None
 
-    def iterate(self, source: UserValue) -> None:
+    def iterate(self, source: object) -> None:
         """Refuse: a program has no loop over data.
 
         Raises:
@@ -190,7 +187,7 @@ class DataReader:
         """
         self._refuse()
 
-    def read(self, source: UserValue, advance: Callable[[], Any]) -> PyTree:
+    def read(self, source: object, advance: Callable[[], object]) -> PyTree:
         """Return the next batch of those that were fetched.
 
         Raises:
@@ -223,7 +220,7 @@ class DataReader:
         raise TraceStop
 
 
-def _call_site(frame: FrameType | None) -> tuple[tuple[Any, int], ...]:
+def _call_site(frame: FrameType | None) -> CallSite:
     """From where a batch is read: the instruction in each function on the stack."""
     site = []
     while frame is not None and frame.f_code not in _BOTTOM:
@@ -239,15 +236,15 @@ class BatchReplay:
         batches: pairs of an iterator and a batch that was fetched from it.
     """
 
-    def __init__(self, batches: Sequence[tuple[Any, Any]]) -> None:
-        self._waiting: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)
+    def __init__(self, batches: Sequence[tuple[object, object]]) -> None:
+        self._waiting: dict[int, collections.deque[object]] = collections.defaultdict(collections.deque)
         for iterator, batch in batches:
             self._waiting[id(iterator)].append(batch)
 
-    def iterate(self, source: UserValue) -> None:
+    def iterate(self, source: object) -> None:
         """Let it begin."""
 
-    def read(self, source: UserValue, advance: Callable[[], Any]) -> PyTree:
+    def read(self, source: object, advance: Callable[[], object]) -> PyTree:
         """Return a batch that was fetched before, then those of the source."""
         waiting = self._waiting.get(id(source))
         if not waiting:
@@ -260,11 +257,10 @@ class BatchReplay:
         return batch
 
 
-def call_in_python(fn: Callable[[], Any], batches: Sequence[tuple[Any, Any]]) -> PyTree:
+def call_in_python(fn: Callable[[], object], batches: Sequence[tuple[object, object]]) -> PyTree:
     """Run a function's body as plain Python; return what the compiled function would.
 
     Args:
-        fn: the body.
         batches: pairs of an iterator and a batch that was fetched from it before.
     """
     with read_by(BatchReplay(batches)) if batches else contextlib.nullcontext():
@@ -272,7 +268,7 @@ def call_in_python(fn: Callable[[], Any], batches: Sequence[tuple[Any, Any]]) ->
     return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result)
 
 
-def closes_over_iterator(fn: Callable[..., Any]) -> bool:
+def closes_over_iterator(fn: Callable[..., object]) -> bool:
     """Return whether a function's own code names an iterator of another library, such as a generator.
 
     Its reads are not seen: a program would hold the batches that the trace has read.
@@ -299,5 +295,5 @@ def is_traceable(batch: PyTree) -> bool:
     return not any(np.asarray(x).dtype.kind in "OSUmM" for x in _host_leaves(batch))
 
 
-def _host_leaves(batch: PyTree) -> Iterator[Any]:
+def _host_leaves(batch: PyTree) -> Iterator[np.ndarray | np.generic | str | bytes]:
     return (x for x in jax.tree.leaves(batch) if isinstance(x, (np.ndarray, np.generic, str, bytes)))

@@ -15,12 +15,19 @@ import keras
 import numpy as np
 
 from unisono._context import current, default_strategy, get_strategy
-from unisono._errors import ContextError, InvalidTypeError, MixedStrategyError, OutOfRangeError
+from unisono._errors import (
+    ContextError,
+    InvalidTypeError,
+    MixedStrategyError,
+    NeedsValueError,
+    OutOfRangeError,
+)
 from unisono._types import PyTree, UserValue
 from unisono._values import PerReplica
-from unisono.step._call_signature import Call, Kind
+from unisono.cluster.liveness._task_events import process_events
+from unisono.step._call_signature import Call, CallArray, Kind
 from unisono.step._compiler import Entry
-from unisono.step._explain import NeedsValueError, explain, warn_of_python
+from unisono.step._explain import explain, warn_of_python
 from unisono.step._functional import StatePlan, discarded, discover
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
@@ -74,6 +81,10 @@ class Function:
         fn: may read and write Keras variables, create them in its first call, use `GradientTape`,
             call `strategy.run` and `strategy.reduce`, and read data.
         signature: what its arguments must be.
+
+    >>> double = Function(lambda x: 2 * x)
+    >>> float(double(3.0))
+    6.0
     """
 
     def __init__(self, fn: Callable[..., Any], signature: InputSignature | None = None) -> None:
@@ -141,7 +152,7 @@ class Function:
         call = Call.parse(args, kwargs)
         sources = Sources.of(call)
         kinds = sources.key if sources else ()
-        batches: list[tuple[Any, Any]] = []
+        batches: list[tuple[object, object]] = []
         # Strings stay on the host.
         has_strings = any(isinstance(x, np.ndarray) and x.dtype.kind == "O" for x in call.arrays)
         must_loop = has_strings or bool(sources and sources.must_loop) or closes_over_iterator(self._fn)
@@ -165,19 +176,17 @@ class Function:
         if noted is not None and all(noted.signature != other[0].signature for other in self.requested):
             self.requested.append([noted])
 
-    def __get__(self, instance: UserValue, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         """Bind to an object when used as a method."""
         return self if instance is None else BoundFunction(self, instance)
 
     def _run(
-        self, arguments: PyTree, call: Call, sources: Sources | None, batches: list[tuple[Any, Any]]
+        self, arguments: PyTree, call: Call, sources: Sources | None, batches: list[tuple[object, object]]
     ) -> PyTree:
         """Fetch the batches that the program takes, and run it.
 
         Args:
             arguments: `(args, kwargs)`.
-            call: the same, taken apart.
-            sources: the data among them.
             batches: filled with pairs of an iterator and a batch.
 
         Raises:
@@ -238,7 +247,7 @@ class Function:
         return _SignatureProgram(trace, plan, strategy)
 
 
-def _discover(step: Callable[[list[Any]], Any], arrays: list[Any]) -> None:
+def _discover(step: Callable[[Sequence[CallArray]], object], arrays: list[CallArray]) -> None:
     """Find out what a function touches; create the variables whose initial values it computes."""
     try:
         discover(step, arrays)
@@ -253,14 +262,9 @@ def _discover(step: Callable[[list[Any]], Any], arrays: list[Any]) -> None:
 
 
 class BoundFunction(functools.partial[Any]):
-    """A function as a method of an object, with what functions have.
+    """A function as a method of an object, with what functions have."""
 
-    Args:
-        function: the function.
-        instance: the object.
-    """
-
-    def __new__(cls, function: Function, instance: UserValue) -> BoundFunction:
+    def __new__(cls, function: Function, instance: object) -> BoundFunction:
         return super().__new__(cls, function, instance)
 
     @property
@@ -280,29 +284,27 @@ class _Trace:
     """Traces a function's body.
 
     Args:
-        fn: the function.
-        call: its arguments, and batches where it has sources.
-        sources: the data among its arguments.
+        call: the function's arguments, and batches where it has sources.
     """
 
-    def __init__(self, fn: Callable[..., Any], call: Call, sources: Sources | None) -> None:
+    def __init__(self, fn: Callable[..., object], call: Call, sources: Sources | None) -> None:
         self._fn, self.call = fn, call
         #: Set for each call, so that the iterators of a past epoch are not kept.
         self.sources = sources
         self.fetched = DataReader(None, [])
         self.scope = StateScope()
-        self.result: UserValue = None
+        self.result: object = None
 
-    def __call__(self, plan: StatePlan | None, values: list[Any], arrays: list[Any]) -> Any:
+    def __call__(
+        self, plan: StatePlan | None, values: list[jax.Array], arrays: Sequence[CallArray]
+    ) -> object:
         """Return the function's result, or `_DataEnd`; keeps the state at its end.
 
         Args:
             plan: the function's variables, or None where they are not known yet.
-            values: of the plan's variables.
-            arrays: the call's arrays.
         """
         args, kwargs = self.call.rebuild(arrays, _per_replica)
-        batches: list[Any] = []
+        batches: list[object] = []
         if self.sources is not None:
             args, kwargs, batches = self.sources.restored(args)
         self.fetched = DataReader(self.sources, batches)
@@ -310,7 +312,7 @@ class _Trace:
         plain = [(s.variable, s.layout.enter(v, in_replica=False)) for s, v in pairs if not s.is_stacked]
         stacked = [(s.variable, v) for s, v in pairs if s.is_stacked]
 
-        def body() -> UserValue:
+        def body() -> object:
             try:
                 return self._fn(*args, **kwargs)
             except (StopIteration, OutOfRangeError) as error:
@@ -336,14 +338,13 @@ class _SignatureProgram:
 
     Args:
         trace: of the function, which has been discovered.
-        plan: its variables.
-        strategy: whose replicas.
     """
 
     def __init__(self, trace: _Trace, plan: StatePlan, strategy: ReplicatedStrategy) -> None:
         self._trace, self.plan = trace, plan
         # Without `run` inside, no other worker needs to take part.
-        self._entry = Entry(self.traced, plan, strategy, is_shared=bool(trace.scope.strategies))
+        self._is_step = bool(trace.scope.strategies)
+        self._entry = Entry(self.traced, plan, strategy, is_shared=self._is_step)
         # The result holds tracers, which must not outlive their trace.
         trace.result = None
 
@@ -351,6 +352,8 @@ class _SignatureProgram:
         """Run the program."""
         # This call's iterators: the program is kept for others of the same types.
         self._trace.sources = sources
+        if self._is_step:
+            process_events().stepped()
         try:
             return self._entry(call)
         finally:
@@ -361,7 +364,7 @@ class _SignatureProgram:
         """The call that the program was made for."""
         return self._trace.call
 
-    def traced(self, values: list[Any], arrays: list[Any]) -> tuple[Any, list[Any]]:
+    def traced(self, values: list[jax.Array], arrays: list[jax.Array]) -> tuple[object, list[jax.Array]]:
         """Return the function's result, and the new values of what it writes."""
         try:
             result = self._trace(self.plan, values, arrays)
@@ -383,7 +386,7 @@ class _SignatureProgram:
         return result, new
 
 
-def _per_replica(kind: Kind, part: tuple[Any, ...]) -> PerReplica:
+def _per_replica(kind: Kind, part: tuple[object, ...]) -> PerReplica:
     return PerReplica.from_stacked(part[0]) if kind is Kind.SPLIT else PerReplica(part)
 
 
@@ -400,13 +403,13 @@ def _one_strategy(strategies: set[ReplicatedStrategy]) -> ReplicatedStrategy:
 
 
 def function(
-    func: Callable[..., Any] | None = None,
-    input_signature: Sequence[Any] | None = None,
+    func: Callable[..., object] | None = None,
+    input_signature: Sequence[object] | None = None,
     autograph: bool = True,
     jit_compile: bool | None = None,
     reduce_retracing: bool = False,
     *,
-    experimental_autograph_options: UserValue = None,
+    experimental_autograph_options: object = None,
     experimental_relax_shapes: bool | None = None,
     experimental_compile: bool | None = None,
 ) -> Any:

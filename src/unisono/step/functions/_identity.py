@@ -9,22 +9,17 @@ import enum
 import functools
 import types
 from collections.abc import Callable, Hashable
-from typing import Any
 
 #: Types whose values are compared; other objects are the same only if they are one object.
 _VALUES = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
 class IdentityKey:
-    """A key that is equal for one object alone, and keeps it, so that its id is not given to another.
-
-    Args:
-        target: the object.
-    """
+    """A key that is equal for one object alone, and keeps it, so that its id is not given to another."""
 
     __slots__ = ("target",)
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: object) -> None:
         self.target = target
 
     def __hash__(self) -> int:
@@ -34,11 +29,8 @@ class IdentityKey:
         return isinstance(other, IdentityKey) and other.target is self.target
 
 
-def identity_of(fn: Callable[..., Any]) -> Hashable:
+def identity_of(fn: Callable[..., object]) -> Hashable:
     """Return a key that is equal for functions which do the same: one code on equal closed-over values.
-
-    Args:
-        fn: any callable.
 
     Returns:
         A key for a dict. Objects that are not numbers, strings or functions count as equal
@@ -52,7 +44,7 @@ def identity_of(fn: Callable[..., Any]) -> Hashable:
     return _identity(fn, ())
 
 
-def _identity(value: Any, outer: tuple[Any, ...]) -> Hashable:
+def _identity(value: object, outer: tuple[object, ...]) -> Hashable:
     if isinstance(value, types.FunctionType):
         if value in outer:
             # A function that closes over itself.
@@ -72,7 +64,7 @@ def _identity(value: Any, outer: tuple[Any, ...]) -> Hashable:
     return IdentityKey(value)
 
 
-def _of_function(fn: types.FunctionType, outer: tuple[Any, ...]) -> Hashable:
+def _of_function(fn: types.FunctionType, outer: tuple[object, ...]) -> Hashable:
     if fn.__closure__ is None and fn.__defaults__ is None and fn.__kwdefaults__ is None:
         return (fn.__code__, IdentityKey(fn.__globals__))
     cells = tuple(_of_cell(cell, outer) for cell in fn.__closure__ or ())
@@ -81,7 +73,7 @@ def _of_function(fn: types.FunctionType, outer: tuple[Any, ...]) -> Hashable:
     return (fn.__code__, IdentityKey(fn.__globals__), cells, defaults, keywords)
 
 
-def _of_cell(cell: types.CellType, outer: tuple[Any, ...]) -> Hashable:
+def _of_cell(cell: types.CellType, outer: tuple[object, ...]) -> Hashable:
     try:
         return _identity(cell.cell_contents, outer)
     except ValueError:

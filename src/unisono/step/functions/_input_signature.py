@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnisonoError
-from unisono._types import ArrayLike, PyTree, UserValue
+from unisono._types import ArrayLike, PyTree
 from unisono._values import PerReplica
 
 
@@ -29,7 +28,7 @@ class InputSignature:
         InvalidTypeError: when `specs` is not a list or tuple of such structures.
     """
 
-    def __init__(self, fn: Callable[..., Any], specs: PyTree) -> None:
+    def __init__(self, fn: Callable[..., object], specs: PyTree) -> None:
         leaves = jax.tree.leaves(specs, is_leaf=_is_per_replica)
         if not isinstance(specs, (list, tuple)) or not all(_is_spec(leaf) for leaf in leaves):
             raise InvalidTypeError(
@@ -40,12 +39,8 @@ class InputSignature:
         self._parameters = inspect.signature(fn)
         self._skips = int(next(iter(self._parameters.parameters), "") == "self")
 
-    def apply(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    def apply(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         """Return the arguments by position, with numbers and lists as arrays of their spec's type.
-
-        Args:
-            args: positional arguments.
-            kwargs: keyword arguments.
 
         Raises:
             InvalidTypeError: when an argument is missing, is one too many, or has another structure or type.
@@ -68,11 +63,11 @@ class InputSignature:
         return (*given[: self._skips], *fitted)
 
 
-def _is_per_replica(leaf: UserValue) -> bool:
+def _is_per_replica(leaf: object) -> bool:
     return isinstance(leaf, PerReplica)
 
 
-def _is_spec(leaf: UserValue) -> bool:
+def _is_spec(leaf: object) -> bool:
     if isinstance(leaf, PerReplica):
         return all(_is_spec(value) for value in leaf.values)
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, (jax.Array, np.ndarray))
@@ -83,8 +78,6 @@ def _fitted(argument: PyTree, spec: PyTree, name: str) -> PyTree:
 
     Args:
         argument: structure of arrays, numbers, lists of numbers and `PerReplica`.
-        spec: structure of specs.
-        name: the parameter's name, for errors.
     """
     try:
         # Up to the specs alone: a list of numbers is an array where there is one spec.
@@ -129,7 +122,7 @@ def _canonical(spec: PyTree) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(spec.dtype)
 
 
-def _check(array: ArrayLike, spec: PyTree, name: str) -> None:
+def _check(array: jax.Array | np.ndarray, spec: PyTree, name: str) -> None:
     if array.dtype != _canonical(spec):
         raise _misfit(name, spec, f"dtype {array.dtype}", InvalidTypeError)
     # As in TensorFlow: any rank.
@@ -140,7 +133,7 @@ def _check(array: ArrayLike, spec: PyTree, name: str) -> None:
         raise _misfit(name, spec, f"shape {tuple(array.shape)}", InvalidArgumentError)
 
 
-def _misfit(name: str, spec: PyTree, received: str, kind: type[Exception]) -> Exception:
+def _misfit(name: str, spec: object, received: str, kind: type[Exception]) -> Exception:
     return kind(
         f"The argument {name!r} must fit its spec in `input_signature`, {spec!r}. Received: {received}. "
         "Convert it, or change the spec; a dimension of None takes any size."

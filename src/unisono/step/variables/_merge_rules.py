@@ -28,7 +28,11 @@ _STREAM_STEP = 0x9E3779B9
 
 
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable are made equal: at each write, or when it is read."""
+    """When the copies of a variable are made equal: at each write, or when it is read.
+
+    >>> [each.name for each in VariableSynchronization]
+    ['AUTO', 'NONE', 'ON_WRITE', 'ON_READ']
+    """
 
     AUTO = "auto"
     NONE = "none"
@@ -37,7 +41,11 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the values of several replicas become one."""
+    """How the values of several replicas become one.
+
+    >>> [each.name for each in VariableAggregation]
+    ['NONE', 'SUM', 'MEAN', 'ONLY_FIRST_REPLICA']
+    """
 
     NONE = "none"
     SUM = "sum"
@@ -61,8 +69,6 @@ class VariableKind:
     """What the rule of a variable depends on.
 
     Args:
-        synchronization: as declared.
-        aggregation: as declared.
         is_float: whether a mean of values has the variable's type.
         is_seed: whether it is the state of a random generator.
         owns_copies: whether it can hold one value per replica between steps (`unisono.Variable`).
@@ -106,9 +112,7 @@ def localize(rule: Merge, value: ArrayLike, engine: ReplicaEngine) -> Any:
     """Return the copy of `value` with which this replica starts a step.
 
     Args:
-        rule: the variable's rule.
-        value: its value between steps; for `STACK`, already this replica's own.
-        engine: this replica.
+        value: the variable's value between steps; for `STACK`, already this replica's own.
     """
     if engine.num_replicas == 1:
         return value
@@ -127,15 +131,13 @@ def merge_all(rules: list[Merge], copies: list[Any], engine: ReplicaEngine) -> l
 
     Args:
         rules: a rule for each copy.
-        copies: arrays.
-        engine: this replica.
     """
     if engine.num_replicas == 1:
         return list(copies)
     merged = list(copies)
     is_first = jnp.equal(engine.replica_id, 0)
-    summed: dict[int, Any] = {}
-    averaged: dict[int, Any] = {}
+    summed: dict[int, jax.Array] = {}
+    averaged: dict[int, jax.Array] = {}
     for i, (rule, copy) in enumerate(zip(rules, copies, strict=True)):
         if rule is Merge.SUM:
             summed[i] = copy
@@ -156,7 +158,6 @@ def merge_in_turn(rule: Merge, copies: list[Any], present: list[bool]) -> Any:
     """Return the value between steps from all replicas' copies, where one program holds them all.
 
     Args:
-        rule: the variable's rule.
         copies: an array for each replica; the result of `STACK` has them as rows.
         present: for each replica, whether it had rows; the copies of others are as they were.
     """
@@ -185,7 +186,7 @@ def kind_of(variable: keras.Variable) -> VariableKind:
     )
 
 
-def _reduce(op: ReduceOp, values: list[Any], engine: ReplicaEngine) -> list[Any]:
+def _reduce(op: ReduceOp, values: list[jax.Array], engine: ReplicaEngine) -> list[jax.Array]:
     """All-reduce values; truth values travel as integers."""
     sent = [v.astype(jnp.int32) if v.dtype == jnp.bool_ else v for v in values]
     received = engine.all_reduce(op, sent)
@@ -206,7 +207,6 @@ def read_copies(aggregation: VariableAggregation, copies: jax.Array, name: str) 
     Args:
         aggregation: sum, mean or the first copy.
         copies: array of shape `(replicas, ...)`.
-        name: the variable's name, for the error.
 
     Raises:
         InvalidArgumentError: when the variable has no aggregation.

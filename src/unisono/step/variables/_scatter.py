@@ -11,7 +11,6 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from unisono._types import UserValue
 from unisono._values import IndexedSlices
 from unisono.step.variables._merge_rules import VariableAggregation, VariableSynchronization
 
@@ -24,9 +23,6 @@ def check_scatter(how: str, sync: VariableSynchronization, agg: VariableAggregat
 
     Args:
         how: `"add"`, `"sub"`, `"mul"`, `"div"`, `"min"`, `"max"` or `"update"`.
-        sync: of the variable.
-        agg: of the variable.
-        name: of the variable, for the error.
 
     Raises:
         UnsupportedError: for ON_READ variables; for min, max and update of an aggregated one.
@@ -44,14 +40,12 @@ def check_scatter(how: str, sync: VariableSynchronization, agg: VariableAggregat
 
 
 def as_slices(
-    delta: UserValue, shape: tuple[int, ...], dtype: DTypeLike, batched: bool = False
+    delta: object, shape: tuple[int, ...], dtype: DTypeLike, batched: bool = False
 ) -> IndexedSlices:
     """Return rows to write as arrays that fit a variable.
 
     Args:
         delta: `IndexedSlices`, or any object with `values` and `indices`.
-        shape: of the variable.
-        dtype: of the variable.
         batched: whether all dimensions of the indices but the last count along those of the variable.
 
     Raises:

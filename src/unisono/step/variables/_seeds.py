@@ -10,29 +10,14 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from unisono.step._program import current_frame
-
 _GENERATORS: list[keras.random.SeedGenerator] = []
 
 #: The seed for the generator, where it was set before there is one.
 _FIRST_SEEDS: list[int] = []
 
 
-def seed_of_step(seed: int | None) -> int | keras.random.SeedGenerator | None:
-    """Return the seed for random numbers; in a step that names none, a generator, whose state the step takes.
-
-    Args:
-        seed: of the code.
-
-    >>> seed_of_step(3), seed_of_step(None)
-    (3, None)
-    """
-    if seed is not None or current_frame() is None:
-        return seed
-    return _generator()
-
-
-def _generator() -> keras.random.SeedGenerator:
+def step_generator() -> keras.random.SeedGenerator:
+    """Return the generator, whose state a step that draws of it takes."""
     if not _GENERATORS:
         seed = _FIRST_SEEDS[0] & 0xFFFFFFFF if _FIRST_SEEDS else None
         # With it, as its state is not to be assigned by the step that needs it first.
@@ -41,10 +26,12 @@ def _generator() -> keras.random.SeedGenerator:
 
 
 def set_step_seed(seed: int) -> None:
-    """Let the generator of steps begin with a seed.
+    """Let random numbers of code in steps that names no seed begin with one.
 
     Args:
         seed: any integer.
+
+    >>> set_step_seed(7)
     """
     if _GENERATORS:
         set_step_state(np.asarray([seed & 0xFFFFFFFF, 0], np.uint32))
@@ -64,4 +51,4 @@ def set_step_state(state: np.ndarray) -> None:
     Args:
         state: from `step_state`, in this process or another.
     """
-    _generator().state.assign(state)
+    step_generator().state.assign(state)

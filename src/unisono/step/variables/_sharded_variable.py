@@ -12,18 +12,23 @@ import copyreg
 import functools
 import operator
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import jax.numpy as jnp
 import keras
 import numpy as np
 
 from unisono._context import check_holder
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._sharded_layout import in_parts
 from unisono.step._value_handle import RowsHandle
+
+if TYPE_CHECKING:
+    import jax
+    from jax.typing import DTypeLike
+
 
 #: The attribute of a divided variable that holds the bounds of its parts.
 _BOUNDS = "_unisono_bounds"
@@ -38,30 +43,43 @@ class ShardedVariable:
     In the scope of a `ParameterServerStrategy` with a `variable_partitioner`, `unisono.Variable` and Keras'
     layers make such variables. Indexing reads only the rows that it needs. `variables` has the parts, over
     which iteration goes, as in TensorFlow.
+
+    >>> import unisono
+    >>> from unisono.partitioners import FixedShardsPartitioner
+    >>> strategy = unisono.ParameterServerStrategy(variable_partitioner=FixedShardsPartitioner(2))
+    >>> with strategy.scope():  # without a cluster there are no servers that could share it
+    ...     table = unisono.Variable([[1.0], [2.0], [3.0]])
+    >>> isinstance(table, ShardedVariable)
+    False
     """
+
+    # Of the variable's own class.
+    value: jax.Array
+    shape: tuple[int, ...]
 
     @property
     def variables(self) -> tuple[VariableShard, ...]:
         """The parts, in the order of rows."""
         return tuple(VariableShard(self, *rows) for rows in bounds_of(self))
 
-    def read_value(self) -> ArrayLike:
+    def read_value(self) -> jax.Array:
         """The whole value as one array."""
-        return self.value  # type: ignore[attr-defined]
+        return self.value
 
     def __iter__(self) -> Iterator[VariableShard]:
         return iter(self.variables)
 
-    def __getitem__(self, index: UserValue) -> ArrayLike:
+    def __getitem__(self, index: object) -> jax.Array:
         """Return a part of the value, as of an array.
 
         Args:
             index: what NumPy takes: numbers, slices with any step, `...`, None, arrays.
         """
-        needed = needed_rows(index, self.shape[0])  # type: ignore[attr-defined]
+        needed = needed_rows(index, self.shape[0])
         held = rows_handle_of(self) if needed is not None else None
         if needed is None or held is None:
-            return super().__getitem__(index)  # type: ignore[misc]
+            part: jax.Array = super().__getitem__(index)  # type: ignore[misc]
+            return part
         begin, end, left = needed
         return jnp.asarray(held.rows(begin, end))[left]
 
@@ -69,7 +87,9 @@ class ShardedVariable:
         parts = ",\n".join(f"  {i}: {part!r}" for i, part in enumerate(self.variables))
         return f"ShardedVariable:{{\n{parts}\n}}"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(
+        self, protocol: SupportsIndex
+    ) -> tuple[Callable[..., object], tuple[type, ...], dict[str, object]]:
         # The class was made here, and cannot be found by its name.
         return _made_again, (type(self).__mro__[2],), dict(vars(self))
 
@@ -78,16 +98,14 @@ class VariableShard:
     """Rows of a `ShardedVariable`, which lie on one server; one of its `variables`.
 
     Args:
-        variable: the whole.
-        begin: the first row.
         end: one past the last row.
     """
 
-    def __init__(self, variable: Any, begin: int, end: int) -> None:
+    def __init__(self, variable: keras.Variable, begin: int, end: int) -> None:
         self._variable, self.rows = variable, (begin, end)
 
     @property
-    def whole(self) -> Any:
+    def whole(self) -> keras.Variable:
         """The variable whose rows these are."""
         return self._variable
 
@@ -108,11 +126,12 @@ class VariableShard:
         return str(self._variable.dtype)
 
     @property
-    def value(self) -> ArrayLike:
+    def value(self) -> jax.Array:
         """The rows as an array."""
-        return self._variable[self.rows[0] : self.rows[1]]
+        rows: jax.Array = self._variable[self.rows[0] : self.rows[1]]
+        return rows
 
-    def read_value(self) -> ArrayLike:
+    def read_value(self) -> jax.Array:
         """The rows as an array; tf.Variable's name for `value`."""
         return self.value
 
@@ -120,7 +139,7 @@ class VariableShard:
         """Return the rows as an array of NumPy."""
         return np.asarray(self.value)
 
-    def assign(self, value: ArrayLike) -> ArrayLike:
+    def assign(self, value: ArrayLike) -> jax.Array:
         """Replace the rows.
 
         Args:
@@ -136,7 +155,7 @@ class VariableShard:
             held.write_rows(begin, new)
         return new
 
-    def assign_add(self, value: ArrayLike) -> ArrayLike:
+    def assign_add(self, value: ArrayLike) -> jax.Array:
         """Add to the rows.
 
         Args:
@@ -144,7 +163,7 @@ class VariableShard:
         """
         return self.assign(self.value + value)
 
-    def assign_sub(self, value: ArrayLike) -> ArrayLike:
+    def assign_sub(self, value: ArrayLike) -> jax.Array:
         """Subtract from the rows.
 
         Args:
@@ -152,16 +171,16 @@ class VariableShard:
         """
         return self.assign(self.value - value)
 
-    def __iter__(self) -> Iterator[ArrayLike]:
+    def __iter__(self) -> Iterator[jax.Array]:
         return iter(self.value)
 
-    def __getitem__(self, index: UserValue) -> ArrayLike:
+    def __getitem__(self, index: object) -> jax.Array:
         return self.value[index]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.value, dtype)
 
-    def __jax_array__(self) -> ArrayLike:
+    def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.value)
 
     def __repr__(self) -> str:
@@ -169,11 +188,12 @@ class VariableShard:
         return f"<VariableShard {self.name!r} shape={self.shape} dtype={self.dtype}{shown}>"
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> Callable[..., jax.Array]:
     """Return the method of a part that computes with its value."""
 
-    def method(self: VariableShard, *others: ArrayLike) -> ArrayLike:
-        return getattr(jnp.asarray(self.value), name)(*(jnp.asarray(other) for other in others))
+    def method(self: VariableShard, *others: ArrayLike) -> jax.Array:
+        operator: Callable[..., jax.Array] = getattr(jnp.asarray(self.value), name)
+        return operator(*(jnp.asarray(other) for other in others))
 
     return method
 
@@ -189,30 +209,21 @@ def divide(variable: keras.Variable, bounds: list[tuple[int, int]]) -> None:
     """Let a variable that was just made be a `ShardedVariable`.
 
     Args:
-        variable: any.
         bounds: of the parts: the first row, and one past the last.
     """
     setattr(variable, _BOUNDS, bounds)
-    base: Any = type(variable)
+    base: type = type(variable)
     variable.__class__ = _sharded(base)
 
 
-def bounds_of(variable: Any) -> list[tuple[int, int]]:
-    """Return the bounds of a variable's parts; none for one that is not divided.
-
-    Args:
-        variable: any.
-    """
+def bounds_of(variable: keras.Variable) -> list[tuple[int, int]]:
+    """Return the bounds of a variable's parts; none for one that is not divided."""
     bounds: list[tuple[int, int]] = getattr(variable, _BOUNDS, [])
     return bounds
 
 
-def rows_handle_of(variable: Any) -> RowsHandle | None:
-    """Return what a variable holds, where code here would read it from servers; else None.
-
-    Args:
-        variable: any.
-    """
+def rows_handle_of(variable: keras.Variable) -> RowsHandle | None:
+    """Return what a variable holds, where code here would read it from servers; else None."""
     if variable.dtype != stored_dtype(variable):
         return None  # a layer of mixed precision reads it
     with in_parts():
@@ -220,15 +231,13 @@ def rows_handle_of(variable: Any) -> RowsHandle | None:
     return held if isinstance(held, RowsHandle) else None
 
 
-def needed_rows(index: Any, rows: int) -> tuple[int, int, tuple[Any, ...]] | None:
+def needed_rows(index: object, rows: int) -> tuple[int, int, tuple[Any, ...]] | None:
     """Return which rows an index needs, and how it is applied to them; None where that is not plain.
-
-    Args:
-        index: of an array.
-        rows: how many the array has.
 
     >>> needed_rows((slice(8, 2, -3), 0), 10)
     (5, 9, (slice(None, None, -3), 0))
+    >>> needed_rows(slice(5, 5), 10)
+    (0, 0, (slice(None, None, 1),))
     >>> needed_rows((Ellipsis, 0), 10) is None
     True
     """
@@ -247,10 +256,10 @@ def needed_rows(index: Any, rows: int) -> tuple[int, int, tuple[Any, ...]] | Non
 
 
 @functools.cache
-def _sharded(base: Any) -> Any:
+def _sharded(base: type) -> type:
     return types.new_class("ShardedVariable", (ShardedVariable, base))
 
 
-def _made_again(base: Any) -> Any:
+def _made_again(base: type) -> keras.Variable:
     """Return an object for the state of a copied variable."""
     return copyreg.__newobj__(_sharded(base))  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 
 from unisono._context import ReplicaContext, check_holder, creator_of, current
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._types import ArrayLike, UserValue
+from unisono._types import ArrayLike
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._keras_internals import stored_dtype, stored_value
 from unisono.step._program import current_frame
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 class UnknownInitialValueError(InvalidArgumentError):
     """A variable's initial value is computed by a function that is being traced."""
+
+
+New = TypeVar("New")
+Kind = TypeVar("Kind", bound=enum.Enum)
 
 
 class Variable(keras.Variable, DistributedValues):
@@ -87,9 +91,9 @@ class Variable(keras.Variable, DistributedValues):
         *,
         shape: Sequence[int | None] | None = None,
         validate_shape: bool = True,
-        caching_device: UserValue = None,
-        constraint: Callable[[Any], Any] | None = None,
-        **kwargs: UserValue,
+        caching_device: object = None,
+        constraint: Callable[[jax.Array], jax.Array] | None = None,
+        **kwargs: object,
     ) -> None:
         if kwargs.pop("per_worker_variable", False):
             raise UnsupportedError(
@@ -141,11 +145,11 @@ class Variable(keras.Variable, DistributedValues):
         return VariableKind(self._sync, self._agg, _is_float(stored_dtype(self)), owns_copies=True)
 
     @property
-    def value(self) -> ArrayLike:
+    def value(self) -> jax.Array:
         """The value here: this replica's copy in a replica, the aggregated value elsewhere."""
         copies = self._copies() if _replica() is None else None
         if copies is None:
-            return super().value
+            return super().value  # type: ignore[no-any-return]
         with not_recorded():
             value = self._of_copies(copies)
         return read_as(self, value)
@@ -158,53 +162,53 @@ class Variable(keras.Variable, DistributedValues):
         return copies[0]
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[jax.Array, ...]:
         """The copy of each replica, as `DistributedVariable.values` in tf.distribute."""
         copies = self._copies()
         if copies is None:
             return (super().value,) * self.num_copies
         return tuple(copies[i] for i in range(copies.shape[0]))
 
-    def read_value(self) -> ArrayLike:
+    def read_value(self) -> jax.Array:
         """A copy of the value, which later steps do not change; tf.Variable's name for `value`."""
         value = self.value
         # Steps donate what a variable holds, and their own values are not read twice.
         is_held = current_frame() is None and isinstance(value, jax.Array)
         return jax.device_put(value, may_alias=False) if is_held else value
 
-    def assign(self, value: ArrayLike) -> ArrayLike:
+    def assign(self, value: ArrayLike) -> jax.Array:
         """Set the variable; see the class for what a replica's assignment does."""
         return self._update(value, _replaced)
 
-    def assign_add(self, value: ArrayLike) -> ArrayLike:
+    def assign_add(self, value: ArrayLike) -> jax.Array:
         """Add `value`; in a replica, the value aggregated over the replicas is added once."""
         self._forbid_sum("assign_add")
         return self._update(self._array_of(value), lambda old, delta: old + delta)
 
-    def assign_sub(self, value: ArrayLike) -> ArrayLike:
+    def assign_sub(self, value: ArrayLike) -> jax.Array:
         """Subtract `value`; in a replica, the value aggregated over the replicas, once."""
         self._forbid_sum("assign_sub")
         return self._update(self._array_of(value), lambda old, delta: old - delta)
 
-    def _update(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> ArrayLike:
+    def _update(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> jax.Array:
         replica = _replica()
         if replica is None:
             return self._assign_everywhere(value, combine)
         own_copy = merge_rule(self.kind) is Merge.STACK
         # Nothing to aggregate: the copy is this replica's own.
         if own_copy or replica.num_replicas_in_sync == 1:
-            return super().assign(self._combined(combine, value))
+            return super().assign(self._combined(combine, value))  # type: ignore[no-any-return]
         if isinstance(value, IndexedSlices):
-            reduced = self._aggregate_rows(value, replica)
+            reduced: jax.Array | IndexedSlices = self._aggregate_rows(value, replica)
         else:
             reduced = self._aggregate(self._checked(value), replica)
         frame = current_frame()
         new = combine(super().value, reduced)
         if frame is None:
-            return super().assign(new)
+            return super().assign(new)  # type: ignore[no-any-return]
         # Equal on all replicas by now: the end of the step must not merge it again.
         with frame.scope.synced():
-            return super().assign(new)
+            return super().assign(new)  # type: ignore[no-any-return]
 
     def _combined(self, combine: Callable[[Any, Any], Any], value: ArrayLike) -> ArrayLike:
         # Keras' `fit` takes the values away from variables, and assigns them afterwards: none can be read.
@@ -224,7 +228,7 @@ class Variable(keras.Variable, DistributedValues):
             )
         return jnp.asarray(value, stored_dtype(self))
 
-    def _aggregate(self, value: ArrayLike, replica: ReplicaContext) -> ArrayLike:
+    def _aggregate(self, value: jax.Array, replica: ReplicaContext) -> jax.Array:
         if self._agg is VariableAggregation.SUM:
             return replica.all_reduce(ReduceOp.SUM, value)
         if self._agg is VariableAggregation.MEAN:
@@ -244,7 +248,7 @@ class Variable(keras.Variable, DistributedValues):
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Add rows; in a replica, those of all replicas (their n-th part with aggregation MEAN).
 
         Args:
@@ -259,59 +263,59 @@ class Variable(keras.Variable, DistributedValues):
 
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Subtract rows; as `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Multiply by rows; as `scatter_add`."""
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Divide by rows; as `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Take the smaller of what is there and given rows; not with aggregation SUM or MEAN."""
         return self._scatter("min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Take the larger of what is there and given rows; not with aggregation SUM or MEAN."""
         return self._scatter("max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Replace rows; not with aggregation SUM or MEAN."""
         return self._scatter("update", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> ArrayLike:
+    ) -> jax.Array:
         """Replace rows: `variable[i, indices[i, j]] = values[i, j]`; not with aggregation SUM or MEAN."""
         return self._scatter("update", sparse_delta, batched=True)
 
-    def _scatter(self, how: str, sparse_delta: IndexedSlices, batched: bool = False) -> ArrayLike:
+    def _scatter(self, how: str, sparse_delta: IndexedSlices, batched: bool = False) -> jax.Array:
         # TensorFlow forbids this for distributed variables only.
         if creator_of(self) is not None:
             check_scatter(how, self._sync, self._agg, self.path)
         slices = as_slices(sparse_delta, tuple(self.shape), stored_dtype(self), batched)
         return self._update(slices, lambda old, rows: scattered(how, old, rows, batched))
 
-    def _assign_everywhere(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> ArrayLike:
+    def _assign_everywhere(self, value: ArrayLike, combine: Callable[[Any, Any], Any]) -> jax.Array:
         if isinstance(value, PerReplica):
             return self._assign_per_replica(value, combine)
         copies = self._copies()
         if copies is None:
-            return super().assign(self._combined(combine, value))
+            return super().assign(self._combined(combine, value))  # type: ignore[no-any-return]
         if self._sync is VariableSynchronization.ON_READ:
             new = jnp.asarray(combine(read_copies(self._agg, copies, self.path), value), stored_dtype(self))
             self._set_copies(spread_copies(self._agg, new, copies.shape[0], self.path))
@@ -321,7 +325,7 @@ class Variable(keras.Variable, DistributedValues):
             self._set_copies(new)
         return self.value
 
-    def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> ArrayLike:
+    def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> jax.Array:
         """Cross-replica assignment of one value per replica."""
         if merge_rule(self.kind) is not Merge.STACK or self._sync is VariableSynchronization.ON_READ:
             raise InvalidArgumentError(
@@ -343,11 +347,12 @@ class Variable(keras.Variable, DistributedValues):
                 f"Write `variable.assign(variable.value + delta)`, or call `{what}` in `strategy.run`."
             )
 
-    def _copies(self) -> Any:
+    def _copies(self) -> jax.Array | None:
         check_holder(self)
         scope = _scope()
         if (replica := self._merging_replica()) is not None:
-            return replica.engine.exchange(super().value).stacked
+            merged: PerReplica = replica.engine.exchange(super().value)
+            return merged.stacked
         if scope is not None:
             return scope.get_copies(self)
         # Where Keras traces a layer to build it, or a user a pure function, there is one value.
@@ -370,7 +375,7 @@ class Variable(keras.Variable, DistributedValues):
         else:
             scope.set_copies(self, copies)
 
-    def promote(self, replicas: int) -> Any:
+    def promote(self, replicas: int) -> jax.Array:
         """Keep one copy per replica from now on; return the copies."""
         # Once: after that the copies are the variable's state, and `stored_value` is old.
         if self.stored_copies is None:
@@ -387,17 +392,17 @@ class Variable(keras.Variable, DistributedValues):
         lines = ",\n".join(f"  {i}: {self._describe(n, v)}" for i, (n, v) in enumerate(copies))
         return f"{kind}:{{\n{lines}\n}}"
 
-    def _describe(self, name: str, value: ArrayLike) -> str:
+    def _describe(self, name: str, value: jax.Array) -> str:
         shown = "" if isinstance(value, jax.core.Tracer) else f", numpy={np.asarray(value)}"
         return f"<unisono.Variable {name!r} shape={self.shape} dtype={stored_dtype(self)}{shown}>"
 
 
-def _replaced(_: ArrayLike, new: ArrayLike) -> ArrayLike:
+def _replaced(_: object, new: New) -> New:
     """How `assign` combines a variable's value and the new one."""
     return new
 
 
-def _parse(kind: type[enum.Enum], value: enum.Enum | str, name: str) -> Any:
+def _parse(kind: type[Kind], value: enum.Enum | str, name: str) -> Kind:
     try:
         return value if isinstance(value, kind) else kind(str(value).lower())
     except ValueError:

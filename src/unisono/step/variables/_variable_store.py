@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,11 +23,11 @@ import keras
 import numpy as np
 
 from unisono._errors import ContextError, InvalidArgumentError
-from unisono._types import ArrayLike, UserValue
+from unisono._system._blocks import set_for_block
+from unisono._types import CallArguments
 from unisono.step._keras_internals import current_path, names_from_zero
 
 #: Arguments of a variable's constructor, by position and by name.
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _STORE: ContextVar[VariablesByPath | None] = ContextVar("unisono_variable_store", default=None)
 
@@ -36,14 +37,9 @@ def current_store() -> VariablesByPath | None:
     return _STORE.get()
 
 
-@contextlib.contextmanager
-def without_store() -> Iterator[None]:
+def without_store() -> AbstractContextManager[object]:
     """Let what a block makes be no variable of the running code."""
-    token = _STORE.set(None)
-    try:
-        yield
-    finally:
-        _STORE.reset(token)
+    return set_for_block(_STORE, None)
 
 
 class _StoreRun:
@@ -56,7 +52,14 @@ class _StoreRun:
 
 
 class VariablesByPath:
-    """The variables of code that is run again and again, by their paths."""
+    """The variables of code that is run again and again, by their paths.
+
+    >>> store = VariablesByPath()
+    >>> with store.entered():
+    ...     pass
+    >>> store.variables
+    {}
+    """
 
     def __init__(self) -> None:
         self._by_path: dict[str, keras.Variable] = {}
@@ -91,19 +94,19 @@ class VariablesByPath:
         """Let the code of a block, which is one run, get its variables from here."""
         outer = self._run if _STORE.get() is self else None
         self._run = _StoreRun()
-        token = _STORE.set(self)
         try:
-            with names_from_zero():
+            with set_for_block(_STORE, self), names_from_zero():
                 yield self
         finally:
-            _STORE.reset(token)
             # Where a run is executed again while it runs, the outer one continues.
             if outer is not None:
                 self._run = outer
 
     # --- what Keras' constructor of variables asks ------------------------------------------------
 
-    def allocate(self, cls: type, make: Callable[[], keras.Variable], arguments: Arguments) -> keras.Variable:
+    def allocate(
+        self, cls: type, make: Callable[[], keras.Variable], arguments: CallArguments
+    ) -> keras.Variable:
         """Return the object for a variable that is being created: that of an earlier run, or a new one.
 
         Args:
@@ -148,7 +151,7 @@ class VariablesByPath:
         """
         self._known.add(id(variable))
 
-    def arguments(self, variable: keras.Variable, arguments: Arguments) -> Arguments:
+    def arguments(self, variable: keras.Variable, arguments: CallArguments) -> CallArguments:
         """Return the arguments with which Keras makes a variable inside a step.
 
         Args:
@@ -167,7 +170,7 @@ class VariablesByPath:
         given["shape"], given["dtype"] = value.shape, str(value.dtype)
         return (), given
 
-    def reuse(self, variable: keras.Variable, arguments: Arguments) -> None:
+    def reuse(self, variable: keras.Variable, arguments: CallArguments) -> None:
         """Check that a variable fits what a later run asks for.
 
         Args:
@@ -207,18 +210,18 @@ class VariablesByPath:
         return path if count == 0 else self._unique(f"{path}_{count}")
 
 
-def _name_in(cls: type, arguments: Arguments) -> str | None:
+def _name_in(cls: type, arguments: CallArguments) -> str | None:
     found: str | None = _bound(cls, arguments).get("name")
     return found
 
 
-def _bound(cls: type, arguments: Arguments) -> dict[str, Any]:
+def _bound(cls: type, arguments: CallArguments) -> dict[str, Any]:
     """Return the arguments of a constructor by name."""
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]
     bound = signature.bind_partial(None, *arguments[0], **arguments[1]).arguments
     named: dict[str, Any] = dict(bound)
     named.pop("self", None)
-    extra: Mapping[str, UserValue] = named.pop("kwargs", {})
+    extra: Mapping[str, object] = named.pop("kwargs", {})
     return {**named, **extra}
 
 
@@ -226,7 +229,7 @@ def _sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-def _constant(value: ArrayLike, dtype: Any, name: str) -> np.ndarray:
+def _constant(value: object, dtype: object, name: str) -> np.ndarray:
     """Return the first value of a variable as an array of the host, in the type that Keras gives it."""
     if isinstance(value, jax.core.Tracer):
         raise InvalidArgumentError(

@@ -38,7 +38,7 @@ _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _DATA = ("x", "y", "sample_weight", "validation_data")
 
 
-def call_fingerprint(model: keras.Model, arguments: Mapping[str, UserValue]) -> dict[str, str]:
+def call_fingerprint(model: keras.Model, arguments: Mapping[str, object]) -> dict[str, str]:
     """Return what must be equal on all workers, by name."""
     fingerprint = {name: described(arguments.get(name)) for name in _OPTIONS}
     fingerprint |= {name: size_of(arguments.get(name)) for name in _DATA}
@@ -106,7 +106,7 @@ def _precision(model: keras.Model) -> str:
     return str(getattr(getattr(model, "dtype_policy", None), "name", None))
 
 
-def size_of(data: UserValue) -> str:
+def size_of(data: object) -> str:
     """Return the type of some input, and what is known before the first batch: shapes, or how many."""
     name = getattr(type(data), "described_as", type(data).__name__)
     return f"{name} {' '.join(map(_size_of_leaf, jax.tree.leaves(data)))}"

@@ -92,7 +92,7 @@ def _without_rate(config: Json) -> Json:
     return {k: _without_rate(v) for k, v in kept.items()}
 
 
-def described(value: UserValue, names: Mapping[str, int] | None = None, depth: int = _DEPTH) -> str:
+def described(value: object, names: Mapping[str, int] | None = None, depth: int = _DEPTH) -> str:
     """Return a text that is equal for values that have the same effect.
 
     Args:
@@ -108,7 +108,7 @@ def described(value: UserValue, names: Mapping[str, int] | None = None, depth: i
     return f"{text[:_CHARACTERS]} … {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _described(value: UserValue, names: Mapping[str, int], depth: int) -> str:
+def _described(value: object, names: Mapping[str, int], depth: int) -> str:
     if isinstance(value, enum.Enum):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, complex, bytes)):
@@ -147,7 +147,7 @@ def _text(value: str) -> str:
 
 
 def _dict(
-    value: Mapping[UserValue, UserValue],
+    value: Mapping[UserValue, object],
     inner: Describe | None = None,
     names: Mapping[str, int] | None = None,
 ) -> str:
@@ -164,7 +164,7 @@ def _array(value: np.ndarray | np.generic | jax.Array | keras.Variable) -> str:
     return f"{text} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]}"
 
 
-def _config_of(value: UserValue) -> Mapping[str, UserValue] | None:
+def _config_of(value: object) -> Mapping[str, UserValue] | None:
     """Return the configuration of Keras' objects and of users' that have one."""
     if not hasattr(value, "get_config"):
         return None

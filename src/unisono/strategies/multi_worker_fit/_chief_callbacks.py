@@ -10,6 +10,7 @@ import keras
 
 from unisono._types import Json, Logs
 from unisono.step._keras_internals import held_rate, restored_epoch, set_restored_epoch
+from unisono.strategies.multi_worker_fit._loggers import is_logger
 from unisono.training._fit_extension import overrides
 from unisono.training.stateful._form import optimizers_of
 
@@ -30,12 +31,14 @@ _DECIDES_FROM_LOGS = (keras.callbacks.TerminateOnNaN,)
 
 
 def is_chief_only(callback: keras.callbacks.Callback) -> bool:
-    """Return whether a callback acts on the chief alone: Keras' that write, or one with `chief_only = True`.
+    """Return whether a callback acts on the chief alone.
+
+    Its `chief_only` decides; without one, Keras' callbacks that write and those of `LOGGERS` do.
 
     >>> is_chief_only(keras.callbacks.CSVLogger("log.csv"))
     True
     """
-    return isinstance(callback, _CHIEF_ONLY) or bool(getattr(callback, "chief_only", False))
+    return bool(getattr(callback, "chief_only", isinstance(callback, _CHIEF_ONLY) or is_logger(callback)))
 
 
 #: What Keras' own callbacks do at the start of `fit` or of an epoch is the same on all workers, or local.

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import numpy as np
 
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.cluster._process_group import ProcessGroup
 from unisono.step._keras_internals import is_validation, stored_value
 from unisono.step._sharded_layout import Shards
+from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.multi_worker_fit._call_comparison import (
@@ -92,7 +93,7 @@ class MultiWorkerFit:
         self._print_summary(arguments, callbacks)
         if not self._group.is_chief:
             changed["verbose"] = 0
-            callbacks = [c for c in callbacks if not is_chief_only(c)]
+            callbacks = _of_all(callbacks)
         hooks = {h for i, h in enumerate(DECISION_HOOKS, start=2) if any(a.flags[i] for a in every)}
         # First, before a callback saves what has drifted apart; last, when all have decided.
         callbacks = [SameState(self._compare_state), *callbacks]
@@ -107,7 +108,7 @@ class MultiWorkerFit:
         self,
         method: Callable[..., PyTree],
         model: keras.Model,
-        args: tuple[UserValue, ...],
+        args: tuple[object, ...],
         kwargs: Arguments,
         ahead: bool,
     ) -> tuple[Arguments, bool]:
@@ -129,12 +130,15 @@ class MultiWorkerFit:
             ahead = all(answer[0] for answer in every)
         if not self._group.is_chief:
             arguments["verbose"] = 0
+            if "callbacks" in arguments:
+                arguments["callbacks"] = _of_all(flat_callbacks(arguments["callbacks"]))
         return {**arguments.pop("kwargs", {}), **arguments}, ahead
 
     def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
         """Raise on all workers where the values of variables differ between them."""
         # Callbacks that run on one worker alone, such as `ModelCheckpoint`, read the variables after this.
-        self._strategy.gather_state(variables)
+        # What compression adds is in no file that they write.
+        self._strategy.gather_state([v for v in variables if not is_of_compression(v)])
         variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
         paths = canonical_paths(v.path for v in variables)
         values = [stored_value(v) for v in variables]
@@ -202,3 +206,8 @@ class _EncodedRandomState:
         names = sorted(self._arrays)
         values = group.broadcast_arrays([self._arrays[n] for n in names])
         RandomState().set_state(decode(fingerprint, dict(zip(names, values, strict=True))))
+
+
+def _of_all(callbacks: list[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that act on workers other than the chief, too."""
+    return [c for c in callbacks if not is_chief_only(c)]

@@ -8,23 +8,23 @@ from __future__ import annotations
 import abc
 import atexit
 import logging
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from unisono._errors import ClusterError, InvalidArgumentError
-from unisono._mesh import fuse_results
+from unisono._errors import ClusterError
+from unisono._mesh import fuse_results, stay_on_cpus
 from unisono._system._lease import Lease
 from unisono._system._signals import SignalWatch, in_main_thread
-from unisono.cluster_resolver._base import process_environ
+from unisono.cluster.liveness._health import report_ready
+from unisono.cluster_resolver._base import process_environ, seconds_of
 from unisono.ps._client import ServerClient
 from unisono.ps._durable import DurableStore
 from unisono.ps._end_marker import end_marker_of, started_at
 from unisono.ps._open_files import allow_open_files
-from unisono.ps._programs import ExportedProgram
+from unisono.ps._programs import ExportedProgram, own_platform
 from unisono.ps._server import VariableServer
 from unisono.ps._store import VariableStore
 from unisono.ps.scheduling._heartbeats import HEARTBEAT_SECONDS
@@ -68,26 +68,13 @@ _LOG = logging.getLogger("unisono")
 
 def load_program(digest: str, data: bytes) -> ExportedProgram:
     """Return a compiled program of a worker."""
-    return ExportedProgram(data)
-
-
-def seconds_of(variable: str, default: float) -> float:
-    """Return a number of seconds from the environment.
-
-    Raises:
-        InvalidArgumentError: it is no number of seconds.
-    """
-    text = process_environ().get(variable, str(default))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise InvalidArgumentError(
-            f"{variable} must be a number of seconds, 0 or more. Received: {text!r}. Write "
-            f"`export {variable}={default:g}`."
+    program = ExportedProgram(data)
+    if program.device is not None:
+        _LOG.warning(
+            "A step is computed on this worker's CPU: the chief traced it before it knew of a worker with "
+            "other devices. Start such workers before the chief's first step."
         )
-    return seconds
+    return program
 
 
 def is_supervised() -> bool:
@@ -130,6 +117,7 @@ def service_of(roles: Roles) -> Service:
     service = _VariableService(roles) if roles.task not in roles.workers else _worker_service(roles)
     # A program that never joins: Python must not end while one of the service's threads is in JAX.
     atexit.register(service.close)
+    report_ready()
     return service
 
 
@@ -252,6 +240,7 @@ class _VariableService(Service):
     def __init__(self, roles: Roles) -> None:
         super().__init__(roles)
         fuse_results()
+        stay_on_cpus()
         keys = read_keys(process_environ(), roles.task, roles.spec)
         self._durable = durable_store(roles.task.index)
         self._served = server = VariableServer(
@@ -289,6 +278,7 @@ class WorkerService(Service):
             load_program,
             self._reply,
             self._accepts,
+            own_platform(),
         )
         self.ended = self._worker.ended
         self._rpc_server = make_rpc_server(self._worker.handle)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, UnsupportedError
-from unisono._types import UserValue
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import Service, service_of
@@ -33,6 +32,9 @@ class Server:
     Raises:
         InvalidArgumentError: the cluster cannot be used, or the task does not serve in it.
         ClusterError: the task cannot listen at its address.
+
+    >>> cluster = {"chief": ["localhost:2222"], "ps": ["localhost:2223"], "worker": ["localhost:2224"]}
+    >>> server = Server(cluster, "ps", 0, start=False)  # then `server.start()` and `server.join()`
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Server:
         job_name: str = "worker",
         task_index: int = 0,
         protocol: str | None = None,
-        config: UserValue = None,
+        config: object = None,
         start: bool = True,
     ) -> None:
         self._roles = roles_of(ClusterSpec(server_or_cluster_def), Task(job_name, task_index), serves=True)
@@ -58,7 +60,7 @@ class Server:
             self.start()
 
     @staticmethod
-    def create_local_server(config: UserValue = None, start: bool = True) -> Server:
+    def create_local_server(config: object = None, start: bool = True) -> Server:
         """Raise an error: a server belongs to a cluster.
 
         Args:

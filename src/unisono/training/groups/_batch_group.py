@@ -22,7 +22,6 @@ class BatchGroup:
     Args:
         first: the first batch; pytree of host arrays.
         mode: how its rows reach the replicas, and those of all others.
-        rows: how many it has.
         stager: collects the batches; None for one that runs alone. A group whose program cannot have a
             loop gives it up before it runs.
         keeps_state: whether the state that the program is given can be used again.
@@ -53,13 +52,13 @@ class BatchGroup:
         """How many batches the program has room for."""
         return 1 if self.stager is None else self.stager.slots
 
-    def fill(self, batches: Iterable[PyTree], timer: HostTimer) -> None:
-        """Stage the batches that follow the first, each before the next is made.
+    @property
+    def form(self) -> tuple[Mode, int, int, bool]:
+        """What distinguishes its program from those of other groups."""
+        return self.mode, self.rows, self.slots, self.keeps_state
 
-        Args:
-            batches: those that go with it.
-            timer: gets the time that this takes.
-        """
+    def fill(self, batches: Iterable[PyTree], timer: HostTimer) -> None:
+        """Stage the batches that follow the first, each before the next is made."""
         if self.stager is None:
             return
         began = perf_counter()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: XLA's CPU client uses a NumPy buffer without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64
 
-#: Larger arrays are copied by JAX; keeping buffers for every step in flight would cost too much.
+#: Larger arrays are placed by JAX; keeping buffers for every step in flight would cost too much.
 _LARGEST = 4 << 20
 
 #: One buffer for every step that may be in flight, the one being filled, and one to spare.
@@ -41,15 +41,14 @@ class BatchPlacer:
     """Places batches on the devices of a sharding.
 
     On CPU devices each array is copied into one of a ring of aligned buffers, which XLA reads in
-    place: a third of the time of `jax.device_put`, and a generator that writes into its last
-    batch cannot harm a step in flight. A buffer is written again only after `RUN_AHEAD` later
-    steps were started, so after its own step is done.
+    place: a third of the time of `jax.device_put`. A buffer is written again only after `RUN_AHEAD` later
+    steps were started, so after its own step is done. Everything else JAX reads when it has the time, also
+    after this call: nothing may write into it, see `data._batches.owned`.
 
     Where devices of several processes compute, every process holds the global batch and places
     its own devices' part.
 
     Args:
-        mesh: the devices.
         sharding: how the arrays lie on them.
     """
 
@@ -94,9 +93,7 @@ class BatchStager:
     for the last but one first, as `AdaptiveGroupSize.wait_for_capacity` does.
 
     Args:
-        mesh: the devices.
         batch: the first batch; pytree of NumPy arrays.
-        slots: how many batches there is room for.
     """
 
     def __init__(self, mesh: ReplicaMesh, batch: PyTree, slots: int) -> None:
@@ -126,11 +123,7 @@ class BatchStager:
         self.count = 0
 
     def fits(self, batch: PyTree) -> bool:
-        """Return whether a batch has the structure, shapes and types of the first one.
-
-        Args:
-            batch: any.
-        """
+        """Return whether a batch has the structure, shapes and types of the first one."""
         leaves, structure = jax.tree.flatten(batch)
         return bool(self._structure == structure) and all(
             isinstance(x, (np.ndarray, jax.Array)) and (x.shape, x.dtype) == like
@@ -138,11 +131,7 @@ class BatchStager:
         )
 
     def append(self, batch: PyTree) -> None:
-        """Copy a batch behind the others, filled up where it does not divide.
-
-        Args:
-            batch: one that fits.
-        """
+        """Copy a batch behind the others, filled up where it does not divide."""
         for buffers, array in zip(self._buffers, map(np.asarray, jax.tree.leaves(batch)), strict=True):
             for replica, buffer in buffers.items():
                 rows = buffer.shape[1]
@@ -158,11 +147,7 @@ class BatchStager:
         return self.number(self.count), batches
 
     def number(self, count: int) -> jax.Array:
-        """Return a number of batches on the devices.
-
-        Args:
-            count: the number.
-        """
+        """Return a number of batches on the devices."""
         if count not in self._counts:
             self._counts[count] = self._mesh.put(np.int32(count), self._mesh.replicated)
         return self._counts[count]
@@ -180,12 +165,7 @@ class BatchStager:
 
 
 class StagerCache:
-    """The stagers of one function: one for each form of batches, and number of slots.
-
-    Args:
-        mesh: the devices.
-        kind: of the stagers.
-    """
+    """The stagers of one function: one for each form of batches, and number of slots."""
 
     def __init__(self, mesh: ReplicaMesh, kind: type[BatchStager] = BatchStager) -> None:
         self._mesh, self._kind = mesh, kind
@@ -196,7 +176,6 @@ class StagerCache:
 
         Args:
             batch: pytree of arrays with the rows of all replicas, of which only the form counts.
-            slots: how many batches there is room for.
         """
         leaves, structure = jax.tree.flatten(batch)
         key = (slots, structure, tuple((x.shape, x.dtype) for x in leaves))
@@ -206,11 +185,7 @@ class StagerCache:
 
 
 class GroupPlacer:
-    """Puts groups onto the devices.
-
-    Args:
-        mesh: the devices.
-    """
+    """Puts groups onto the devices."""
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         self._num_replicas = mesh.num_replicas

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._types import KerasWrap, PyTree, UserValue
+from unisono._types import KerasWrap, PyTree
 from unisono.data._batches import unbatched
 from unisono.step._keras_internals import all_layers, layers_with_input, named_axes
 
@@ -85,10 +85,6 @@ class BatchPolicy:
 
     The size of the first batch of a call of `fit`, `evaluate` or `predict` is taken for the usual one of
     that call; another one is the ragged last.
-
-    Args:
-        model: the bound model.
-        replicas: how many there are.
     """
 
     def __init__(self, model: keras.Model, replicas: int) -> None:
@@ -107,11 +103,7 @@ class BatchPolicy:
             _LOG.log(level, "%s", text)
 
     def note_shapes(self, batch: PyTree) -> None:
-        """Warn where batches of many shapes are given, each of which makes a program.
-
-        Args:
-            batch: that is about to be run.
-        """
+        """Warn where batches of many shapes are given, each of which makes a program."""
         if len(self._shapes) == _MANY_SHAPES:
             return
         self._shapes.add(tuple(np.shape(x)[1:] for x in jax.tree.leaves(batch)))
@@ -125,21 +117,13 @@ class BatchPolicy:
             )
 
     def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
-        """Return how a batch reaches the replicas, and its number of rows.
-
-        Args:
-            batch: that is about to be run.
-        """
+        """Return how a batch reaches the replicas, and its number of rows."""
         rows = rows_in(batch)
         self.note_shapes(batch)
         return self.mode(rows), rows
 
     def mode(self, rows: int) -> Mode:
-        """Return how a batch with this number of rows reaches the replicas.
-
-        Args:
-            rows: of the batch.
-        """
+        """Return how a batch with this number of rows reaches the replicas."""
         replicas = self._replicas
         if self._is_fixed is None:
             self._is_fixed = replicas > 1 and self._has_one_size()
@@ -280,7 +264,7 @@ def wraps() -> list[KerasWrap]:
 
 
 def build_sequential(
-    original: Callable[..., None], self: keras.Sequential, *args: UserValue, **kwargs: UserValue
+    original: Callable[..., None], self: keras.Sequential, *args: object, **kwargs: object
 ) -> None:
     """Build a `keras.Sequential`, and note whether its input's shape is only that of the first batch.
 

@@ -33,6 +33,8 @@ class BatchSource:
     is_ahead = False
     #: Whether the last batch had been taken before, and was given back.
     is_again = False
+    #: How many steps the whole call has; None where that is unknown.
+    planned: int | None = None
 
     def __init__(self) -> None:
         self._held: list[PyTree] = []
@@ -45,9 +47,6 @@ class BatchSource:
 
     def take_first(self, iterator: Iterator[PyTree]) -> PyTree:
         """Return the next batch.
-
-        Args:
-            iterator: the data.
 
         Raises:
             Exception: what the data raised when they were asked ahead of time.
@@ -65,8 +64,6 @@ class BatchSource:
         """Give further batches for the program of the first one.
 
         Args:
-            iterator: the data.
-            most: how many at most.
             fits: whether a batch may go with the first. One that does not is the next first one.
             waits: whether to wait for slow data.
         """
@@ -86,12 +83,7 @@ class BatchSource:
             yield batch
 
     def hand_out(self, results: Sequence[GroupResult], is_predict: bool) -> PyTree:
-        """Return what Keras gets for a call: the last logs, or all predictions.
-
-        Args:
-            results: of the call's groups.
-            is_predict: whether they are predictions.
-        """
+        """Return what Keras gets for a call: the last logs, or all predictions."""
         last = results[-1]
         if not is_predict:
             # As in Keras, whose metrics are those of all steps so far.
@@ -102,13 +94,7 @@ class BatchSource:
 
 
 class BatchNotes:
-    """Notes the batches that are taken: checks each, here and against the other workers.
-
-    Args:
-        group: the workers.
-        kind: of the function that takes the batches.
-        timer: gets the time that they take.
-    """
+    """Notes the batches that are taken: checks each, here and against the other workers."""
 
     def __init__(self, group: ProcessGroup, kind: str, timer: HostTimer) -> None:
         self._group, self._kind, self._timer = group, kind, timer
@@ -125,8 +111,6 @@ class BatchNotes:
         """Note a batch.
 
         Args:
-            batch: which.
-            seconds: that it took to get it.
             shares: whether to `share` it.
         """
         if shares:
@@ -135,12 +119,7 @@ class BatchNotes:
         self._timer.add(batch, seconds)
 
     def each(self, source: BatchSource, batches: Iterable[PyTree]) -> Iterator[PyTree]:
-        """Give batches, and note those that do not come again.
-
-        Args:
-            source: of the batches.
-            batches: from it.
-        """
+        """Give batches, and note those that do not come again."""
         began = perf_counter()
         for batch in batches:
             if not source.is_again:

@@ -24,7 +24,6 @@ class GroupResult:
 
     Args:
         value: pytree of arrays.
-        count: how many steps.
         is_stacked: whether the arrays have a first dimension for the steps.
     """
 
@@ -48,7 +47,6 @@ class GroupPredictions:
 
     Args:
         outputs: pytree of arrays `(slots, rows, ...)`, of which the first `count` slots are used.
-        count: how many steps.
 
     >>> import jax.numpy as jnp
     >>> group = GroupPredictions({"y": jnp.array([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]])}, count=2)

@@ -21,9 +21,10 @@ _FIRST = 1
 #: Ctrl-C, else long. On CPUs a program takes its working memory from the system anew, and each page of it
 #: costs a fault: a transformer's step on two replicas took 532 ms (934 ms of CPU time) alone and 439 ms
 #: (762) in groups of four (2 cores, jaxlib 0.10.2, 2026-11-22). Processes that must agree follow each
-#: other's changes of pace later, and notice a lost peer at the end of a program only.
+#: other's changes of pace later, and notice a lost peer at the end of a program only. On other devices
+#: memory costs nothing: a program need only be longer than what starts the next one.
 _SECONDS = (1.0, 2.5)
-_SECONDS_AGREED = (0.04, 0.1)
+_SECONDS_SHORT = (0.04, 0.1)
 
 #: Programs that may be in flight; the host meanwhile fills the buffers of the next one.
 IN_FLIGHT = 2
@@ -47,6 +48,7 @@ class AdaptiveGroupSize:
 
     Args:
         num_processes: how many take the steps; several must agree on the size.
+        platform: of the devices, such as `"cpu"`.
 
     >>> pace = AdaptiveGroupSize()
     >>> for _ in range(4):  # nothing takes any time here
@@ -55,9 +57,10 @@ class AdaptiveGroupSize:
     2
     """
 
-    def __init__(self, num_processes: int = 1) -> None:
+    def __init__(self, num_processes: int = 1, platform: str = "cpu") -> None:
         self.is_agreed = num_processes > 1
-        self._shortest, self._longest = _SECONDS_AGREED if self.is_agreed else _SECONDS
+        is_long = platform == "cpu" and not self.is_agreed
+        self._shortest, self._longest = _SECONDS if is_long else _SECONDS_SHORT
         self.size = _FIRST
         #: What this process proposes.
         self.wish = _FIRST
@@ -66,13 +69,12 @@ class AdaptiveGroupSize:
         self._ended_after = self._ended_before = 0.0
 
     def wait_for_capacity(
-        self, token: PyTree, count: int, collecting: float = 0.0, agreed: jax.Array | None = None
+        self, token: object, count: int, collecting: float = 0.0, agreed: jax.Array | None = None
     ) -> None:
         """Note a program that was started; wait until few enough are in flight.
 
         Args:
             token: some of its outputs, which nothing donates.
-            count: the number of its steps.
             collecting: seconds that it took to get their batches.
             agreed: array of the smallest wish of all processes; None where there is one process.
         """
@@ -96,7 +98,6 @@ class AdaptiveGroupSize:
         """Propose another size, by the time that a program took.
 
         Args:
-            steps: of the program.
             most: seconds that it took at most.
             least: seconds that it took at least.
         """

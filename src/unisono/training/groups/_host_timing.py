@@ -1,7 +1,7 @@
 """Where the host's time goes in `fit`: waiting for data, placing batches, starting steps.
 
 Only the host's time is measured: the timer never waits for the devices, which compute meanwhile, and so
-cannot hold them up.
+cannot hold them up. What the devices do, a `StepSampler` finds out, where `StepTimer` asks for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import dataclasses
 import jax
 
 from unisono._types import PyTree
+from unisono.cluster.liveness._task_events import TaskEvents
+from unisono.training.groups._step_profile import StepSampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +23,6 @@ class HostTimes:
         data: seconds in which the host waited for the next batch.
         placing: seconds in which it put batches onto the devices.
         starting: seconds in which it started steps, and waited because it was too many steps ahead.
-        batches: how many batches.
-        rows: how many rows these had.
     """
 
     data: float = 0.0
@@ -33,9 +33,6 @@ class HostTimes:
 
     def since(self, earlier: HostTimes) -> HostTimes:
         """Return what happened after another reading of the same clock.
-
-        Args:
-            earlier: that reading.
 
         >>> HostTimes(data=3.0, batches=12).since(HostTimes(data=1.0, batches=2))
         HostTimes(data=2.0, placing=0.0, starting=0.0, batches=10, rows=0)
@@ -58,22 +55,25 @@ class HostTimer:
     >>> timer.calls += 2.0
     >>> timer.read()
     HostTimes(data=0.5, placing=0.0, starting=1.5, batches=1, rows=4)
+
+    Args:
+        events: count its steps; None for steps that are no training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, events: TaskEvents | None = None) -> None:
+        #: Count its steps, which `start_steps` does.
+        self.events = events
         #: Seconds in which batches were placed, and of all calls of the function.
         self.placing = self.calls = 0.0
-        self._data = 0.0
+        #: Looks into single programs; None where that is not asked for.
+        self.sampler: StepSampler | None = None
+        #: Seconds of waiting for data, and how many of them the events have.
+        self.data = self.noted = 0.0
         self._batches = self._rows = 0
 
     def add(self, batch: PyTree, seconds: float) -> None:
-        """Note that a batch has arrived.
-
-        Args:
-            batch: the batch.
-            seconds: in which the host waited for it.
-        """
-        self._data += seconds
+        """Note that a batch has arrived."""
+        self.data += seconds
         self._batches += 1
         leaves = jax.tree.leaves(batch)
         # What is not a batch is rejected by the step itself, whose error names it.
@@ -82,5 +82,5 @@ class HostTimer:
 
     def read(self) -> HostTimes:
         """Return the sums so far."""
-        starting = self.calls - self._data - self.placing
-        return HostTimes(self._data, self.placing, starting, self._batches, self._rows)
+        starting = self.calls - self.data - self.placing
+        return HostTimes(self.data, self.placing, starting, self._batches, self._rows)

@@ -56,29 +56,24 @@ class StepLookahead(BatchSource):
         return not self._logs
 
     @property
+    def num_queued(self) -> int:
+        """How many steps of the program whose results are handed out follow the last one."""
+        return len(self._logs)
+
+    @property
     def num_held(self) -> int:
         """How many batches were taken from the data, and not used yet."""
         return len(self._held)
 
     def begin_epoch(self, steps: int | None) -> None:
-        """Note that an epoch begins; discard what is left of one that was interrupted.
-
-        Args:
-            steps: how many it has, if that is known.
-        """
+        """Note that an epoch begins; discard what is left of one that was interrupted."""
         self.left = steps
         self._held.clear()
         self._logs.clear()
         self._raised = None
 
     def step(self, function: AheadFunction, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Hand out a step that was run ahead, or run the next group.
-
-        Args:
-            function: runs steps.
-            state: what Keras carries.
-            iterator: the data.
-        """
+        """Hand out a step that was run ahead, or run the next group."""
         logs = self.next_logs()
         if logs is not None:
             return logs, function.state_after(state)
@@ -90,11 +85,7 @@ class StepLookahead(BatchSource):
         return self._logs.popleft() if self._logs else None
 
     def skip(self, steps: int) -> None:
-        """Note that Keras has asked for steps.
-
-        Args:
-            steps: how many.
-        """
+        """Note that Keras has asked for steps."""
         if self.left is not None:
             self.left -= steps
 
@@ -117,7 +108,6 @@ class StepLookahead(BatchSource):
 
         Args:
             logs: pytree of arrays with one value for each step.
-            count: how many steps.
         """
         for i in range(count):
             self._logs.append(jax.tree.map(lambda every, i=i: LazyArray.of_step(every, i), logs))
@@ -128,7 +118,6 @@ class StepLookahead(BatchSource):
 
         Args:
             outputs: pytree of arrays with the rows of one step after the other.
-            count: how many steps.
         """
         group = GroupPredictions(outputs, count)
         self._logs.extend(group.steps())

@@ -1,4 +1,4 @@
-"""Which steps XLA compiles to slower code inside a loop than alone.
+"""Which steps are slower inside of a loop than alone.
 
 XLA's CPU backend brings convolutions into the layout of its fast kernels (`ConvCanonicalization`) in
 the entry computation of a program only. In the body of a loop, a convolution in another layout keeps
@@ -29,6 +29,22 @@ _EXCHANGES = frozenset(
 )
 
 Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
+
+
+def may_loop(platform: str) -> bool | None:
+    """Return whether steps may run together in a loop: None where it depends on the steps.
+
+    How many there are is data of the program. On GPUs XLA reads the condition of such a loop on the host, and
+    waits for the device in each iteration (`WhileThunk` in XLA's sources, November 2026): the host, which is
+    many steps ahead where each is a program of its own, would not be ahead at all.
+
+    Args:
+        platform: of the devices: `"cpu"`, `"gpu"` or `"tpu"`.
+
+    >>> may_loop("gpu"), may_loop("cpu")
+    (False, None)
+    """
+    return False if platform == "gpu" else None
 
 
 def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._types import ArrayLike, PyTree
+from unisono._types import ArrayLike, PyTree, Tree
 
 #: The most steps, and the most bytes of batches, in one program. Three buffers of that many bytes are kept.
 MOST_STEPS, _BYTES = 32, 8 << 20
@@ -28,7 +28,6 @@ def multi_step_program(step: Program, slots: int) -> Program:
 
     Args:
         step: from `(state, batch)` to `(logs, state)`; pure.
-        slots: how many batches there is room for.
 
     Returns:
         A function of `(state, (count, batches))`, whose arrays have a first dimension of `slots`.
@@ -50,21 +49,26 @@ def multi_step_program(step: Program, slots: int) -> Program:
             # A loop carries fixed types: a weak type from a Python number must not change one.
             return jax.tree.map(jnp.asarray, logs), jax.tree.map(_as_before, state, new)
 
-        def at(i: jax.Array, stacked: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
-
         def body(i: jax.Array, carried: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
             every, state = carried
-            logs, state = one(state, at(i, batches))
+            logs, state = one(state, entry_at(i, batches))
             put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
             return jax.tree.map(put, every, logs), state
 
-        shapes, _ = jax.eval_shape(lambda state, batches: one(state, at(count, batches)), state, batches)
+        shapes, _ = jax.eval_shape(
+            lambda state, batches: one(state, entry_at(count, batches)), state, batches
+        )
         every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), shapes)
         logs, state = jax.lax.fori_loop(0, count, body, (every, state))
         return logs, state
 
     return program
+
+
+def entry_at(i: int | jax.Array, stacked: Tree) -> Tree:
+    """Return one entry of arrays along their first dimensions."""
+    entry: Tree = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
+    return entry
 
 
 def _as_before(old: jax.Array, new: ArrayLike) -> jax.Array:
@@ -76,7 +80,6 @@ def with_agreed_size(program: Program, axis_name: str) -> Program:
 
     Args:
         program: from `(state, data)` to `(logs, state)`, run on every device of `axis_name`.
-        axis_name: the mesh axis.
 
     Returns:
         A function of `(state, (wish, data))` that gives `(logs, smallest)` and the state; a device's

@@ -29,7 +29,6 @@ class Programs:
     """The programs of one step function: one for each shape of its batches, and each number of slots.
 
     Args:
-        strategy: on whose replicas.
         executables: of earlier trainings and evaluations, which may have had equal programs.
     """
 
@@ -60,6 +59,10 @@ class Programs:
             traced = GroupedProgram(replicated, slots, is_whole)
             self._entries[full] = GroupEntry(traced, plan, self._strategy, executables=self._executables)
         return self._entries[full]
+
+    def remove(self, program: GroupEntry) -> None:
+        """Forget a program that is not used."""
+        self._entries = {key: entry for key, entry in self._entries.items() if entry is not program}
 
     def _plan(self, step: Step, call: Call) -> StatePlan:
         """Return the variables of a step; make those that it creates."""

@@ -15,14 +15,16 @@ import numpy as np
 
 from unisono._lowering._executables import Executables
 from unisono._types import PyTree
-from unisono.step._call_signature import LazyArray
-from unisono.training._bind import install
+from unisono.step._call_signature import Call, LazyArray
+from unisono.training._bind import wrap_keras
 from unisono.training.groups._batch_placement import BatchStager, StagerCache
 from unisono.training.groups._group_size import AdaptiveGroupSize
+from unisono.training.groups._loop_cost import is_slow_in_loop, may_loop
 from unisono.training.groups._multi_step import slots_for
 from unisono.training.named_steps._programs import Programs
 from unisono.training.named_steps._protocol import ElementSource, NamedStep, elements_for
 from unisono.training.named_steps._rows import Row, RowSource, rows_of
+from unisono.training.stateful._grouped_program import GroupEntry
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -44,11 +46,7 @@ class RowStager(BatchStager):
 
 
 class ReplicaStepRunner:
-    """Runs named steps on the replicas of this process and its group.
-
-    Args:
-        strategy: on whose replicas.
-    """
+    """Runs named steps on the replicas of this process and its group."""
 
     def __init__(
         self,
@@ -58,11 +56,13 @@ class ReplicaStepRunner:
         executables: Executables | None = None,
     ) -> None:
         # Without a scope nothing else does it.
-        install()
+        wrap_keras()
         self._strategy, self._step = strategy, step
         self._programs = Programs(strategy, executables)
         self._stagers = StagerCache(strategy.mesh, RowStager)
-        self._pace = AdaptiveGroupSize()
+        self._pace = AdaptiveGroupSize(platform=strategy.mesh.platform)
+        #: Whether a program may repeat the step in a loop; None until the first such program is traced.
+        self._can_loop = may_loop(strategy.mesh.platform)
         rows = rows_of(elements_for(strategy, source), len(strategy.mesh.local_replicas))
         self._source = RowSource(rows, strategy.process_group, step.shared_errors)
 
@@ -85,7 +85,7 @@ class ReplicaStepRunner:
         return True
 
     def run(
-        self, most: int, names: Iterable[str], losses: list[tuple[int, Any]] | None = None
+        self, most: int, names: Iterable[str], losses: list[tuple[int, jax.Array]] | None = None
     ) -> tuple[int, Mapping[str, Any]]:
         """Run some steps, and return how many and the last one's values; see `StepRunner.run`."""
         extra = frozenset(names) - self._step.scalars
@@ -111,14 +111,26 @@ class ReplicaStepRunner:
         )
         if not rows:
             return 0, {}
-        first = rows[0]
-        slots = self._slots(first, extra)
-        names = self._step.scalars | extra
-        program = self._programs(self._step.returning(names), names, first.batch, slots, first.is_whole)
-        arrays = self._whole(first.batch) if first.is_whole else self._staged(rows, slots)
-        found: Mapping[str, jax.Array] = program(program.call_of(arrays))
+        slots = self._slots(rows[0], extra)
+        program, call = self._program(rows, extra, slots)
+        if slots > 1 and self._can_loop is None:
+            # The first group has one row, which a program without a loop can take.
+            jaxpr = program.step.jaxpr(*program.arguments(call))
+            self._can_loop = not is_slow_in_loop(jaxpr, self._strategy.mesh.platform)
+            if not self._can_loop:
+                self._programs.remove(program)
+                program, call = self._program(rows, extra, 1)
+        found: Mapping[str, jax.Array] = program(call)
         self._pace.wait_for_capacity(list(found.values()), len(rows), perf_counter() - began)
         return len(rows), found
+
+    def _program(self, rows: Sequence[Row], extra: frozenset[str], slots: int) -> tuple[GroupEntry, Call]:
+        """Return the program for some rows, and its call."""
+        first, names = rows[0], self._step.scalars | extra
+        program = self._programs(self._step.returning(names), names, first.batch, slots, first.is_whole)
+        return program, program.call_of(
+            self._whole(first.batch) if first.is_whole else self._staged(rows, slots)
+        )
 
     def stop(self) -> None:
         """End a loop that was ended by this process, and not by the data: the other workers' loops, too."""
@@ -135,11 +147,11 @@ class ReplicaStepRunner:
 
     def _slots(self, row: Row, extra: frozenset[str] = frozenset()) -> int:
         """Return how many rows like this one a program has room for."""
-        if extra or row.is_whole or not self._strategy.runs_ahead:
+        if extra or row.is_whole or not self._strategy.runs_ahead or self._can_loop is False:
             return 1
         return slots_for(jax.tree.map(lambda x: np.broadcast_to(x[0], x.shape), row.batch))
 
-    def _staged(self, rows: Sequence[Row], slots: int) -> list[Any]:
+    def _staged(self, rows: Sequence[Row], slots: int) -> list[jax.Array]:
         """Return rows on the devices, with their number."""
         replicas = self._strategy.num_replicas_in_sync
         like = jax.tree.map(lambda x: np.broadcast_to(x[0], (replicas, *x.shape[1:])), rows[0].batch)
@@ -150,7 +162,7 @@ class ReplicaStepRunner:
         count, batches = stager.place()
         return [count, *jax.tree.leaves(batches)]
 
-    def _whole(self, batch: PyTree) -> list[Any]:
+    def _whole(self, batch: PyTree) -> list[jax.Array]:
         """Return a batch on every device."""
         mesh = self._strategy.mesh
         arrays = mesh.put([x[None] for x in jax.tree.leaves(batch)], mesh.replicated)

@@ -60,11 +60,7 @@ class Row(NamedTuple):
     is_whole: bool
 
     def fits(self, other: Row) -> bool:
-        """Return whether another row has the same form.
-
-        Args:
-            other: of the same data.
-        """
+        """Return whether another row has the same form."""
         if self.is_whole or other.is_whole:
             return False
         own, others = jax.tree.leaves(self.batch), jax.tree.leaves(other.batch)
@@ -83,7 +79,6 @@ def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
 
     Args:
         elements: pairs of features and labels.
-        replicas: of this process.
     """
     while taken := list(itertools.islice(elements, replicas)):
         arrays = [jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), e) for e in taken]
@@ -122,8 +117,6 @@ class RowSource:
     """Takes rows for programs; of several workers all take as many of one form.
 
     Args:
-        rows: of this process.
-        group: the processes that run the steps together.
         errors: that all workers raise where one has stopped with them.
     """
 
@@ -149,7 +142,6 @@ class RowSource:
 
         Args:
             most: from the first row to how many there may be.
-            extra: names that this process asks for.
         """
         own = [] if self._is_over else self._fill(most)
         if self._group.size > 1:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidTypeError
-from unisono._types import UserValue
 from unisono.data._sharding import DatasetCreator, InputContext
 from unisono.step.functions._function import Function
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def dataset_maker(dataset: UserValue, gives_context: bool = False) -> Callable[[InputContext], Any]:
+def dataset_maker(dataset: object, gives_context: bool = False) -> Callable[[InputContext], Any]:
     """Return what makes a dataset, given an `InputContext`.
 
     Args:

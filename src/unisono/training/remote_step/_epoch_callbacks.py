@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import keras
 
-from unisono._types import UserValue
 from unisono.training._fit_extension import flat_callbacks, overrides
 
 #: In these hooks a callback with `save_freq="epoch"` does nothing.
@@ -23,7 +22,7 @@ _OTHERS = ("on_batch_end", "on_test_batch_end", "on_predict_batch_end")
 
 
 @contextlib.contextmanager
-def epoch_callbacks(callbacks: UserValue) -> Iterator[None]:
+def epoch_callbacks(callbacks: object) -> Iterator[None]:
     """Tell Keras, within a block, which callbacks need no batch's logs: they are `async_safe`.
 
     >>> save = keras.callbacks.ModelCheckpoint("{epoch}.keras")

@@ -6,7 +6,6 @@ Tests: tests/virtual/strategies/test_parameter_server_tables.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from unisono.ps._placement import Division, VariablePart
 from unisono.ps.state._create import NewVariable
 from unisono.ps.state._variables import DENSE, TABLE, StoredSpec
 from unisono.rpc._ops import Op
-from unisono.step._value_handle import ValueHandle
+from unisono.step._value_handle import ValueHandle, VariableValue
 from unisono.training.tables._row_initial import DeferredValue, RowInitializer
 
 #: Bytes of a table that travel at once where all of it is read.
@@ -29,11 +28,12 @@ class FirstValue:
         value: an array; or what stands for one that was not made yet.
     """
 
-    def __init__(self, value: Any, is_table: bool) -> None:
+    def __init__(self, value: VariableValue | np.ndarray, is_table: bool) -> None:
         self._kind = TABLE if is_table else DENSE
         self._fill = value.fill if isinstance(value, DeferredValue) else None
-        is_made = not isinstance(value, DeferredValue) or self._fill is not None
-        self._rows: RowInitializer | None = None if is_made else value.rows()
+        self._rows: RowInitializer | None = None
+        if isinstance(value, DeferredValue) and self._fill is None:
+            self._rows = value.rows()
         self._size, self._type = tuple(value.shape), np.dtype(value.dtype)
         self._whole = None if self._rows is not None or self._fill is not None else np.asarray(value)
 

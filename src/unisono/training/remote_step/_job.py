@@ -11,12 +11,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import jax
 import keras
 import numpy as np
 
-from unisono._types import ArrayLike
+from unisono._errors import ClusterError
 from unisono.ps._client import ServerClient
 from unisono.ps._end_marker import leave_end_marker
 from unisono.ps._traffic import StepTally
@@ -30,7 +31,10 @@ from unisono.training.remote_step._plans import PlanMaker
 from unisono.training.remote_step._remote_variables import RemoteVariables
 from unisono.training.remote_step._streams import RandomStreams
 from unisono.training.remote_step.programs._function_step import FunctionProgram
-from unisono.training.remote_step.programs._worker_program import WorkerProgram
+from unisono.training.remote_step.programs._worker_program import Destination, WorkerProgram
+
+if TYPE_CHECKING:
+    from unisono.step._call_signature import CallArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,11 @@ class Job:
     def __init__(self, cluster: Cluster, rules: Rules) -> None:
         self._cluster = cluster
         self.client = ServerClient(cluster.servers)
-        generation = self.client.begin_job(cluster.generation)
+        try:
+            generation = self.client.begin_job(cluster.generation)
+        except ClusterError:
+            self._dismiss()
+            raise
         self.variables = RemoteVariables(self.client, self._settle)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.variables, self.client)
@@ -70,6 +78,8 @@ class Job:
             signals=INTERRUPTS,
             find_used=self.client.used_batches,
         )
+        #: Where the programs of workers will run.
+        self.destination = Destination(self.variables.may_be_table, self.pool.find_platforms)
         self.pool.start()
         self._heartbeats = ChiefHeartbeats([*cluster.servers, *cluster.workers], generation)
         #: By `id` of a program, which is kept, function and form of batches: the name of its plan.
@@ -114,7 +124,7 @@ class Job:
         return name
 
     def run(
-        self, program: WorkerProgram, arrays: Sequence[ArrayLike], tally: StepTally | None = None
+        self, program: WorkerProgram, arrays: Sequence[CallArray], tally: StepTally | None = None
     ) -> Future[RunResult]:
         """Schedule a run of a program; return its result, later.
 
@@ -178,6 +188,13 @@ class Job:
             self.pool.leave(first, drops=not isinstance(error, Exception))
             raise
 
+    def _dismiss(self) -> None:
+        """Let the tasks end of a job that cannot begin: they would wait for a chief."""
+        if not self._cluster.is_supervised:
+            for client in (self.client, ServerClient(self._cluster.workers, self.client.generation)):
+                client.end(1)
+        self._cluster.close()
+
     def end(self, code: int = 0) -> None:
         """Let all tasks of the cluster end.
 
@@ -203,6 +220,6 @@ def _array_specs(program: WorkerProgram) -> Sequence[jax.ShapeDtypeStruct]:
     return program.specs[first:]
 
 
-def _as_sent(array: ArrayLike, spec: jax.ShapeDtypeStruct) -> np.ndarray:
+def _as_sent(array: CallArray, spec: jax.ShapeDtypeStruct) -> np.ndarray:
     # As the program was traced: JAX turns 64 bits into 32.
     return np.asarray(array, spec.dtype)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.export
@@ -228,7 +227,7 @@ def _in_parts(blob: bytes, takes: Sequence[Division | None], gives: Sequence[Div
         for aval, division in itertools.zip_longest(inner.in_avals, takes)
         for part in _parts_of(division)
     ]
-    return exported(run, specs)
+    return exported(run, specs, inner.platforms)
 
 
 def _not_by_rows(optimizer: keras.Optimizer, variable: keras.Variable, is_again: bool) -> UnsupportedError:
@@ -258,7 +257,9 @@ def as_lists(update: ServerUpdate) -> bytes:
     specs = {piece.key: piece.spec for piece in _touched(update)}
     of_gradients = list(update.specs[len(update.reads) :])
 
-    def lists(values: list[Any], slots: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
+    def lists(
+        values: list[jax.Array], slots: list[jax.Array], gradients: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         new = inner.call(*(values[at[piece.key]] for piece in update.reads), *gradients)
         after = dict(zip([piece.key for piece in update.writes], new, strict=True))
         return [after.get(key, value) for key, value in zip(touched, values, strict=True)], []

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import keras
@@ -28,6 +28,12 @@ from unisono.training.remote_step._remote_array import RemoteArray
 from unisono.training.remote_step.programs._server_update import OptimizerUpdates
 from unisono.training.tables._row_update import RowUpdate
 from unisono.training.tables._row_values import NotByRowsError
+
+if TYPE_CHECKING:
+    import jax
+
+    from unisono.step._value_handle import VariableValue
+
 
 _LOG = logging.getLogger("unisono")
 
@@ -140,7 +146,7 @@ class RemoteVariables:
 
     def place(
         self,
-        variables: Sequence[tuple[keras.Variable, Any]],
+        variables: Sequence[tuple[keras.Variable, VariableValue | None]],
         optimizers: Sequence[keras.Optimizer] = (),
         tables: Sequence[keras.Variable] = (),
     ) -> None:
@@ -178,7 +184,7 @@ class RemoteVariables:
                 self._beside.discard(id(placed.variable))
             raise
 
-    def _create(self, new: Sequence[RemoteVariable], values: Mapping[int, Any]) -> None:
+    def _create(self, new: Sequence[RemoteVariable], values: Mapping[int, VariableValue | None]) -> None:
         """Bring variables to their servers, all of one server in one request."""
         firsts = {id(p): FirstValue(_value(p.variable, values), p.is_table) for p in new}
         for server in range(self._client.num_servers):
@@ -296,14 +302,14 @@ class RemoteVariables:
             rows[at] = answer.result().arrays[0]
         return rows
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: jax.Array) -> None:
         """Replace the value of a variable on all its servers."""
         self._before_read()
         whole = np.asarray(value)
         for part, number in self[variable].numbers.items():
             self._client.write((part.server, number), part.of(whole))
 
-    def write_rows(self, variable: keras.Variable, begin: int, value: Any) -> None:
+    def write_rows(self, variable: keras.Variable, begin: int, value: jax.Array) -> None:
         """Replace rows that follow each other.
 
         Args:
@@ -319,7 +325,7 @@ class RemoteVariables:
             written += last - first
 
 
-def _value(variable: keras.Variable, values: Mapping[int, Any]) -> Any:
+def _value(variable: keras.Variable, values: Mapping[int, VariableValue | None]) -> VariableValue:
     value = values.get(id(variable))
     return stored_value(variable) if value is None else value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -25,6 +25,8 @@ from unisono.training.remote_step._streams import RandomStream
 from unisono.training.remote_step.programs._function_step import FunctionProgram
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from unisono.training.remote_step._job import Job
 
 _NUMBERS = itertools.count()
@@ -51,7 +53,7 @@ class ScheduledFunction:
         self.programs: list[FunctionProgram] = []
 
     def run(
-        self, iterators: Sequence[str], arrays: Sequence[Any] = (), tally: StepTally | None = None
+        self, iterators: Sequence[str], arrays: Sequence[np.ndarray] = (), tally: StepTally | None = None
     ) -> Future[RunResult]:
         """Schedule a call; return its result, later.
 
@@ -96,7 +98,7 @@ class ScheduledFunction:
         function.reads = found.reads
 
 
-def _spec(dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+def _spec(dtype: np.dtype, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 

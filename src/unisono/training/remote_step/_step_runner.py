@@ -116,7 +116,7 @@ class RemoteStepRunner:
 
     def __init__(self, strategy: ParameterServerStrategy, step: NamedStep, source: ElementSource) -> None:
         self._strategy, self._job, self._step, self._source = strategy, strategy.job, step, source
-        self._steps = FunctionSteps(strategy, tables=self._job.variables.may_be_table)
+        self._steps = FunctionSteps(strategy, self._job.destination)
         self._layout = push_layout_of(strategy)
         number = next(_NUMBERS)
         self._dataset, self._iterator = f"dataset of Estimator {number}", f"iterator of Estimator {number}"
@@ -274,7 +274,7 @@ class RemoteStepRunner:
 
         return ScheduledFunction(self._job, "step of Estimator", make)
 
-    def _ended_with(self, streams: Sequence[RandomStream]) -> tuple[Any, ...]:
+    def _ended_with(self, streams: Sequence[RandomStream]) -> tuple[int | jax.Array | None, list[jax.Array]]:
         """Return the number of a worker without data, and the states that it was sent; traced."""
         states = [stream.variable.value for stream in streams]
         with self._as_replica():

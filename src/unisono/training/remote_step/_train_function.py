@@ -63,7 +63,7 @@ class RemoteTrainFunction:
     ) -> None:
         self._model, self._task, self._job, self._calls = model, task, job, calls
         self._names = tuple(f"{name}_variables" for name in task.value)
-        self._steps = WorkerStep(model, strategy, task, tables=job.variables.may_be_table)
+        self._steps = WorkerStep(model, strategy, task, job.destination)
         #: What the last call returned, and Keras' loop gives to the next one.
         self._after: State = ()
         #: The `id`s of the variables that are on servers.
@@ -135,7 +135,7 @@ class RemoteTrainFunction:
         variables = [v for part in lists for v in part]
         ids = tuple(map(id, variables))
         if ids != self._ids:
-            # The step tells which of them are tables, and what it calls besides the model's optimizer.
+            # The step says which of them are tables, and what it calls besides the model's optimizer.
             step = self._steps.program(batch)
             own = [self._model.optimizer] if self._task is TrainerTask.TRAIN else []
             others = [o for o in step.optimizers if o is not self._model.optimizer]
@@ -183,7 +183,7 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
     ) -> None:
         super().__init__(model, strategy, task, job, calls)
         self._step = StatefulStep(model, strategy, task).alone
-        self._functions = FunctionSteps(strategy, tables=job.variables.may_be_table)
+        self._functions = FunctionSteps(strategy, job.destination)
 
     @property
     def num_programs(self) -> int:
@@ -191,11 +191,7 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
         return self._functions.num_programs
 
     def prepare(self, batch: PyTree) -> None:
-        """Create what the step creates, as `StatefulFunction.prepare` does.
-
-        Args:
-            batch: the first one, as Keras' loop gives it.
-        """
+        """Create what the step creates, as `StatefulFunction.prepare` does."""
         self._functions.program(self._step, (as_tensorflow(self._model, self._task, batch),))
         mark_built(self._model)
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.data._sharding import InputContext
 from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._workers import RunResult
@@ -36,7 +36,7 @@ _NUMBERS = itertools.count()
 _IN_BATCHES = ("y", "sample_weight", "class_weight", "batch_size", "validation_split")
 
 
-def makes_data(value: UserValue) -> bool:
+def makes_data(value: object) -> bool:
     """Return whether an argument of `fit` is a function that makes data, and not data.
 
     Args:
@@ -51,7 +51,7 @@ def makes_data(value: UserValue) -> bool:
 class WorkerDatasets:
     """The workers' datasets of one argument of `fit` or `evaluate`."""
 
-    def __init__(self, job: Job, function: UserValue) -> None:
+    def __init__(self, job: Job, function: object) -> None:
         number = next(_NUMBERS)
         self._job = job
         self._dataset = f"dataset of fit {number}"
@@ -120,7 +120,7 @@ class RunningCalls:
             self.current, self.tally = before, tally
 
     @contextlib.contextmanager
-    def around_fit(self, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
+    def around_fit(self, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
         """Surround `fit`, inside of `around_method`.
 
         Yields:
@@ -153,7 +153,7 @@ class RunningCalls:
             self._job.pool.queue.join()
 
     @contextlib.contextmanager
-    def around_test(self, name: str, arguments: dict[str, UserValue]) -> Iterator[dict[str, UserValue]]:
+    def around_test(self, name: str, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
         """Surround `evaluate` or `predict`, inside of `around_method`.
 
         Yields:
@@ -180,13 +180,13 @@ class RunningCalls:
                 stack.enter_context(self._job.streams.ahead())
             yield arguments
 
-    def _made(self, stack: contextlib.ExitStack, function: UserValue) -> WorkerDatasets:
+    def _made(self, stack: contextlib.ExitStack, function: object) -> WorkerDatasets:
         data = WorkerDatasets(self._job, function)
         stack.callback(data.forget)
         return data
 
 
-def _check(arguments: Mapping[str, UserValue], name: str, steps: str, others: tuple[str, ...]) -> None:
+def _check(arguments: Mapping[str, object], name: str, steps: str, others: tuple[str, ...]) -> None:
     beside = [other for other in others if arguments.get(other) not in (None, 0.0)]
     if not arguments.get(steps) or beside:
         raise InvalidArgumentError(

@@ -41,7 +41,6 @@ def added_losses(model: keras.Model, x: PyTree, training: bool, context: Context
         model: the model, after its forward pass.
         x: its inputs, with this replica's rows.
         training: as in the forward pass.
-        context: the replica's.
     """
     losses, replica = list(model.losses), context.replica
     regularized = sum(v.regularizer is not None for v in model.trainable_variables)
@@ -87,7 +86,6 @@ def check_own_loss(model: keras.Model, arguments: tuple[PyTree, ...], context: C
     Args:
         model: the model, whose class overrides `compute_loss`.
         arguments: of `compute_loss`, with this replica's rows.
-        context: the replica's.
     """
     replica, rows = context.replica, rows_of(arguments[:-1])
     if replica is None or replica.num_replicas_in_sync == 1 or not rows or model in _CHECKED:

@@ -22,6 +22,7 @@ from unisono._context import entered
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import clipped_by, clips_as_keras, of_shapes, trained_variables
 from unisono.step._sharded_layout import is_split
+from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._row_states import Equation
 
@@ -61,7 +62,9 @@ def _unchanged(grads: PyTree) -> PyTree:
 def _reason(optimizer: keras.Optimizer) -> str | None:
     trained, slots = trained_variables(optimizer), list(optimizer.variables)
     shapes = {tuple(v.shape) for v in trained}
-    flat = [v for v in [*trained, *slots] if tuple(v.shape) in shapes and is_split(v.shape)]
+    # What compression has added passes through.
+    added = [v for v in slots if is_of_compression(v)]
+    flat = [v for v in [*trained, *slots] if tuple(v.shape) in shapes and is_split(v.shape)] + added
     update = _Update(optimizer, trained, slots)
     uses = row_uses(lambda *given: update.flat(given, flat), update.arguments(flat), _FEW, _MANY)
     for variable, use in zip([*trained, *slots], uses, strict=True):

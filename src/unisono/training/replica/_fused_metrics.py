@@ -13,13 +13,14 @@ Tests: tests/virtual/strategies/test_multi_worker_program.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._context import ReplicaEngine
-from unisono._types import PyTree
+from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
 
 
@@ -28,11 +29,7 @@ class NeedsPeersError(Exception):
 
 
 class DryRunEngine:
-    """An engine without communication: `all_reduce` is the identity, and calls are counted.
-
-    Args:
-        engine: how the replica is executed.
-    """
+    """An engine without communication: `all_reduce` is the identity, and calls are counted."""
 
     is_empty = False
 
@@ -46,7 +43,7 @@ class DryRunEngine:
         """This replica's number."""
         return self._engine.replica_id
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Return the replica's own values."""
         self.calls += 1
         return tree
@@ -55,7 +52,7 @@ class DryRunEngine:
         """Return the sum of a size: it is known without communication."""
         return self._engine.total(size)
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: object, axis: int) -> NoReturn:
         """Reject the call: the result has another shape than this replica's values.
 
         Raises:
@@ -63,7 +60,7 @@ class DryRunEngine:
         """
         raise NeedsPeersError
 
-    def exchange(self, tree: PyTree) -> PyTree:
+    def exchange(self, tree: object) -> NoReturn:
         """Reject the call, as `all_gather` does.
 
         Raises:
@@ -76,7 +73,6 @@ class FusingEngine:
     """An engine that sums further values in the message of its first all-reduce.
 
     Args:
-        engine: how the replica is executed.
         piggybacked: arrays to be summed over the replicas.
     """
 
@@ -94,7 +90,7 @@ class FusingEngine:
         """This replica's number."""
         return self._engine.replica_id
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """All-reduce `tree`; in the first call together with the piggybacked arrays."""
         if self._piggybacked is None:
             return self._engine.all_reduce(op, tree)
@@ -103,13 +99,14 @@ class FusingEngine:
         summed, self.sums = self._engine.all_reduce(ReduceOp.SUM, (tree, piggybacked))
         if op is ReduceOp.SUM:
             return summed
-        return jax.tree.map(lambda x: (x / self.num_replicas).astype(x.dtype), summed)
+        mean: Tree = jax.tree.map(lambda x: (x / self.num_replicas).astype(x.dtype), summed)
+        return mean
 
     def total(self, size: int) -> int:
         """Return what the engine does."""
         return self._engine.total(size)
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Return what the engine does."""
         return self._engine.all_gather(tree, axis)
 

@@ -32,7 +32,6 @@ def aggregate_gradients(
         grads: this replica's; None for a variable without one.
         variables: one for each gradient. Where `overwrite_with_gradient` is set, the gradient is the
             variable's next value: float8's history of largest values.
-        context: the replica's context.
         reduce: what is called instead of an all-reduce; it may leave each replica its part.
     """
     replica = context.replica
@@ -44,10 +43,13 @@ def aggregate_gradients(
     next_values = {i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)}
     reduced = {i: g for i, g in enumerate(grads) if g is not None and i not in next_values}
     largest = {i: g for i, g in enumerate(grads) if g is not None and i in next_values}
-    op = ReduceOp.MEAN if context.means else ReduceOp.SUM
-    found: dict[int, Gradient] = dict(
-        zip(reduced, (reduce or replica.all_reduce)(op, list(reduced.values())), strict=True)
+    op, given = ReduceOp.MEAN if context.means else ReduceOp.SUM, list(reduced.values())
+    sums = (
+        replica.all_reduce(op, given)
+        if reduce is None
+        else reduce(op, given, [variables[i] for i in reduced])
     )
+    found: dict[int, Gradient] = dict(zip(reduced, sums, strict=True))
     if largest:
         found |= dict(zip(largest, _largest(list(largest.values()), replica), strict=True))
     return [found.get(i) for i in range(len(grads))]

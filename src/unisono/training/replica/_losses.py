@@ -70,11 +70,8 @@ def replica_loss(
 
     Args:
         original: Keras' own `Loss.__call__`.
-        loss: the loss object.
-        y_true: targets of this replica.
         y_pred: predictions of this replica, shape `(rows, ...)`.
         sample_weight: weights, or None.
-        context: the replica's context.
 
     Returns:
         A scalar; the sum over replicas (their mean, where `context.means`) is the loss that one
@@ -271,10 +268,8 @@ def synchronized_moments(
     squares minus the square of the mean would need one message, and loses digits where the mean is large.
 
     Args:
-        inputs: array of this replica.
         axes: the axes to reduce, the batch's among them.
         mask: truth values of shape `inputs.shape[:-1]`, or None.
-        replica: this replica.
     """
     axis = tuple(axes)
     if mask is None:

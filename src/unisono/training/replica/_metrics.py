@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._context import Context, ReplicaContext, entered
-from unisono._types import PyTree
+from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.training.replica._row_analysis import RowUse, row_uses
@@ -46,7 +46,6 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
         update: from `(y, y_pred, sample_weight)`; updates the metrics.
         metrics: what it updates.
         given: the arguments of `update`, with this replica's rows.
-        context: the replica's.
     """
     others = [m for m in metrics if type(m) not in _ADD_UP]
     rows, replica = rows_of(given), context.replica
@@ -86,7 +85,7 @@ class _PartEngine:
         # A protocol's int; a ratio need not be one where replicas have unequal rows.
         self.num_replicas: int = num_replicas  # type: ignore[assignment]
 
-    def all_reduce(self, op: ReduceOp, tree: PyTree) -> PyTree:
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Return the tree."""
         return tree
 
@@ -94,11 +93,11 @@ class _PartEngine:
         """Return the size in all replicas."""
         return round(size * self.num_replicas)
 
-    def all_gather(self, tree: PyTree, axis: int) -> PyTree:
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
         """Return the tree."""
         return tree
 
-    def exchange(self, tree: PyTree) -> PyTree:
+    def exchange(self, tree: Tree) -> Tree:
         """Return the tree."""
         return tree
 
@@ -112,7 +111,6 @@ def update_with_all_rows(
         update: from `(y, y_pred, sample_weight)`; updates the metrics.
         metrics: what it updates.
         given: the arguments of `update`, with this replica's rows.
-        replica: this replica.
 
     Returns:
         What `update` returns.

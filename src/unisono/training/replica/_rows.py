@@ -11,15 +11,14 @@ import keras
 import numpy as np
 
 from unisono._context import ReplicaEngine
-from unisono._types import PyTree
+from unisono._types import PyTree, Tree
 
 
-def gather_rows(tree: PyTree, engine: ReplicaEngine, means: bool = True) -> PyTree:
+def gather_rows(tree: Tree, engine: ReplicaEngine, means: bool = True) -> Tree:
     """Return the rows of all replicas, in order, on every replica.
 
     Args:
         tree: pytree of arrays with this replica's rows; scalars and None pass.
-        engine: this replica.
         means: whether gradients are averaged over replicas afterwards, as in `fit`. Then every
             replica must compute the same of the rows.
     """
@@ -31,20 +30,20 @@ def gather_rows(tree: PyTree, engine: ReplicaEngine, means: bool = True) -> PyTr
             return gathered(x.astype(jnp.int32)).astype(jnp.bool_)
         if means:
             return _gathered(x, engine)
-        everyones: jax.Array = engine.all_gather(x, 0)
-        return everyones
+        return engine.all_gather(x, 0)
 
-    return jax.tree.map(gathered, tree)
+    everyones: Tree = jax.tree.map(gathered, tree)
+    return everyones
 
 
-def first_rows(tree: PyTree, rows: int) -> PyTree:
+def first_rows(tree: Tree, rows: int) -> Tree:
     """Return the first rows of all arrays.
 
     Args:
         tree: pytree of arrays; scalars pass.
-        rows: how many.
     """
-    return jax.tree.map(lambda x: x[:rows] if jnp.ndim(x) else x, tree)
+    first: Tree = jax.tree.map(lambda x: x[:rows] if jnp.ndim(x) else x, tree)
+    return first
 
 
 def own_rows(x: jax.Array, rows: int, engine: ReplicaEngine) -> jax.Array:
@@ -53,7 +52,6 @@ def own_rows(x: jax.Array, rows: int, engine: ReplicaEngine) -> jax.Array:
     Args:
         x: array of all rows, in the order of the replicas.
         rows: how many are this replica's.
-        engine: this replica.
     """
     if not isinstance(engine.replica_id, int):
         return jax.lax.dynamic_slice_in_dim(x, engine.replica_id * rows, rows)
@@ -68,8 +66,7 @@ def _gathered(x: jax.Array, engine: ReplicaEngine) -> jax.Array:
 
     @jax.custom_vjp
     def gather(x: jax.Array) -> jax.Array:
-        everyones: jax.Array = engine.all_gather(x, 0)
-        return everyones
+        return engine.all_gather(x, 0)
 
     def forward(x: jax.Array) -> tuple[jax.Array, None]:
         return gather(x), None

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unisono._context import Context, ReplicaContext, current, entered
 from unisono.step._program import ReplicaFrame, current_frame
+from unisono.step._scope import is_discovering
+from unisono.step.variables._seeds import step_generator
 from unisono.training.replica._gradients import Gradient, aggregate_gradients
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ class RunningStep:
     Args:
         context: strategy and replica of the code; None outside of every scope.
         frame: the step's execution; None outside of every step.
+
+    >>> step = RunningStep(None, None)
+    >>> step.replica is None, step.averages
+    (True, False)
     """
 
     def __init__(self, context: Context | None, frame: ReplicaFrame | None) -> None:
@@ -73,6 +79,19 @@ class RunningStep:
             variable: any.
         """
         return self._frame is not None and self._frame.scope.is_written(variable)
+
+    def seed(self, given: Any) -> Any:
+        """Return the seed for random numbers: in a step that names none, a generator of steps.
+
+        Args:
+            given: that of the code: an integer, a key of JAX, or None.
+        """
+        return given if given is not None or self._frame is None else step_generator()
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the step has run before: what the code makes now is not kept. False outside of a step."""
+        return self._frame is not None and not is_discovering()
 
 
 def running_step() -> RunningStep:

@@ -13,11 +13,10 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import keras
 
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.training.trainer._trainer_step import TrainerTask
 
 #: Models whose data have elements that are no tuples, with the names of the methods that take them.
@@ -42,10 +41,6 @@ STEPS = {task: f"{task.name.lower()}_step" for task in TrainerTask}
 
 def is_stateful(model: keras.Model, task: TrainerTask) -> bool:
     """Return whether one of a model's steps takes the data alone, as in TensorFlow.
-
-    Args:
-        model: any.
-        task: which step.
 
     >>> class Tuned(keras.Model):
     ...     def train_step(self, data):
@@ -72,7 +67,7 @@ def has_stateful_step(model: keras.Model) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _takes_data_alone(step: Callable[..., UserValue], bound: int) -> bool:
+def _takes_data_alone(step: Callable[..., object], bound: int) -> bool:
     """Return whether a step has one argument besides the first `bound` ones."""
     arguments = inspect.signature(step).parameters.values()
     needed = [p for p in arguments if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, _POSITIONAL)]
@@ -96,13 +91,11 @@ def task_of_state(wanted: Mapping[str, bool]) -> TrainerTask:
 # --- data -------------------------------------------------------------------------------------------------
 
 
-def note_call(model: keras.Model, name: str, data: UserValue) -> None:
+def note_call(model: keras.Model, name: str, data: object) -> None:
     """Note which step a call runs, and whether its data have elements that Keras makes tuples of.
 
     Args:
-        model: whose method.
-        name: of the method.
-        data: its `x`, as Keras gets it.
+        data: the method's `x`, as Keras gets it.
     """
     if not has_stateful_step(model):
         return
@@ -130,7 +123,6 @@ def explaining_form(model: keras.Model, name: str) -> Iterator[None]:
 
     Args:
         model: of no strategy.
-        name: of the method.
     """
     try:
         yield
@@ -151,8 +143,6 @@ def as_tensorflow(model: keras.Model, task: TrainerTask, batch: PyTree) -> PyTre
     """Return a batch as TensorFlow gives it to a step: without what there is not.
 
     Args:
-        model: whose step.
-        task: which.
         batch: as Keras' loop gives it, such as `(x, y, None)`.
     """
     if not isinstance(batch, tuple):
@@ -193,7 +183,7 @@ def held_optimizers(model: keras.Model) -> dict[str, keras.Optimizer]:
     return found
 
 
-def _optimizers_in(path: str, value: Any) -> Iterator[tuple[str, keras.Optimizer]]:
+def _optimizers_in(path: str, value: object) -> Iterator[tuple[str, keras.Optimizer]]:
     if isinstance(value, keras.Optimizer):
         yield path, value
     elif isinstance(value, (list, tuple, dict)):

@@ -31,7 +31,6 @@ class GroupedProgram:
 
     Args:
         one: the step of one batch, with its plan; it returns `Mirrored` values alone.
-        slots: how many batches there is room for.
         is_whole: whether every replica computes the whole batch.
         splits_rows: whether a batch is split along its rows; otherwise its first axis is that of replicas.
         agrees: whether all processes agree on the size of the next group.
@@ -43,7 +42,7 @@ class GroupedProgram:
     splits_rows: bool = False
     agrees: bool = False
 
-    def __call__(self, values: list[Any], arrays: list[Any]) -> tuple[PyTree, list[Any]]:
+    def __call__(self, values: list[jax.Array], arrays: list[jax.Array]) -> tuple[PyTree, list[jax.Array]]:
         """Return the results of all steps, stacked, and the new values of the written variables.
 
         If `agrees`, the results are a tuple of the steps' and of the smallest size that a process proposes.
@@ -59,8 +58,8 @@ class GroupedProgram:
         proposed, (count, *batches) = (arrays[:1], arrays[1:]) if self.agrees else ([], arrays)
 
         def several(
-            values: list[Any], proposed: list[Any], count: Any, batches: list[Any]
-        ) -> tuple[list[Any], list[Any], list[Any]]:
+            values: list[jax.Array], proposed: list[jax.Array], count: jax.Array, batches: list[jax.Array]
+        ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
             state = [v for v, s in zip(values, slots, strict=True) if s.written]
             step = self._step_of(values, outputs)
             if self.slots == 1:
@@ -92,14 +91,16 @@ class GroupedProgram:
     def _is_split(self) -> bool:
         return self.one.strategy.num_replicas_in_sync > 1 and not self.is_whole
 
-    def _step_of(self, values: list[Any], outputs: list[Output]) -> Callable[[PyTree, PyTree], PyTree]:
+    def _step_of(
+        self, values: list[jax.Array], outputs: list[Output]
+    ) -> Callable[[list[jax.Array], list[jax.Array]], tuple[list[Any], list[jax.Array]]]:
         """Return the step of one replica as a function of what it writes and of its part of a batch."""
         strategy = self.one.strategy
         engine: ReplicaEngine = OneReplica()
         if self._is_split:
             engine = SpmdEngine(strategy.num_replicas_in_sync, strategy.cross_device_ops)
 
-        def step(state: list[Any], batch: list[Any]) -> tuple[list[Any], list[Any]]:
+        def step(state: list[jax.Array], batch: list[jax.Array]) -> tuple[list[Any], list[jax.Array]]:
             of_written = iter(state)
             pairs = zip(values, self._plan_slots, strict=True)
             current = [next(of_written) if s.written else v for v, s in pairs]
@@ -115,7 +116,7 @@ class GroupEntry(Entry):
     """A compiled `GroupedProgram`, whose batches were placed when they were collected."""
 
     @staticmethod
-    def call_of(arrays: list[Any]) -> Call:
+    def call_of(arrays: list[jax.Array]) -> Call:
         """Return a call.
 
         Args:
@@ -123,7 +124,7 @@ class GroupEntry(Entry):
         """
         return Call.parse(tuple(arrays), {})
 
-    def place_arrays(self, call: Call) -> list[Any]:
+    def place_arrays(self, call: Call) -> list[jax.Array]:
         """Return the arrays of a call, as they are.
 
         Args:

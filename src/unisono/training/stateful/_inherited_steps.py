@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from unisono._types import KerasWrap, PyTree, UserValue
+from unisono._types import KerasWrap, PyTree
 from unisono.step._keras_internals import build_for_batch
 from unisono.step._program import current_frame
 from unisono.training.stateful._form import STEPS
@@ -24,13 +24,9 @@ def wraps() -> list[KerasWrap]:
 
 
 def inherited_step(task: TrainerTask) -> Callable[..., Any]:
-    """Return what is called in place of one of Keras' own steps.
+    """Return what is called in place of one of Keras' own steps."""
 
-    Args:
-        task: which step.
-    """
-
-    def step(original: Callable[..., Any], self: keras.Model, *args: UserValue, **kwargs: UserValue) -> Any:
+    def step(original: Callable[..., Any], self: keras.Model, *args: object, **kwargs: object) -> Any:
         if len(args) + len(kwargs) != 1 or current_frame() is None:
             return original(self, *args, **kwargs)
         return _stateful(original, self, task, *args, **kwargs)

@@ -24,8 +24,6 @@ class RepeatedEntry(GroupEntry):
     Args:
         one: the compiled step of one batch.
         fn: what each replica calls.
-        call: with one batch.
-        slots: how many batches there is room for.
     """
 
     def __init__(self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int) -> None:
@@ -45,10 +43,6 @@ class RepeatedEntry(GroupEntry):
     def run(self, stager: BatchStager, wish: int) -> tuple[PyTree, jax.Array | None]:
         """Start the steps of the batches that were staged.
 
-        Args:
-            stager: with the batches.
-            wish: the group size that this process proposes.
-
         Returns:
             The results, stacked, and the smallest wish of all processes; None in a lone process.
         """
@@ -57,12 +51,7 @@ class RepeatedEntry(GroupEntry):
         return found if self._agrees else (found, None)
 
     def call_with(self, stager: BatchStager, wish: int) -> Call:
-        """Return a call whose arrays are on the devices.
-
-        Args:
-            stager: with the batches.
-            wish: the group size that this process proposes.
-        """
+        """Return a call whose arrays are on the devices."""
         count, batches = stager.place()
         proposed = [self.strategy.mesh.put_own(np.int32(wish))] if self._agrees else []
         return self.call_of([*proposed, count, *jax.tree.leaves(batches)])

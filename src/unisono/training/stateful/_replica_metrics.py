@@ -12,28 +12,27 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._context import ReplicaEngine
-from unisono._types import PyTree
+from unisono._types import Tree
 from unisono._values import ReduceOp
 from unisono.step._keras_internals import all_layers
 from unisono.step._scope import StateScope
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_rule
 
+if TYPE_CHECKING:
+    from unisono.step._value_handle import VariableValue
+
+Result = TypeVar("Result")
+
 
 class ReplicaMetrics:
-    """A replica's part of a model's metrics, during one execution of a step.
-
-    Args:
-        model: whose metrics.
-        engine: the replica's.
-        scope: the state of the execution.
-    """
+    """A replica's part of a model's metrics, during one execution of a step."""
 
     def __init__(self, model: keras.Model, engine: ReplicaEngine, scope: StateScope) -> None:
         self._engine, self._scope = engine, scope
@@ -41,7 +40,7 @@ class ReplicaMetrics:
         variables = {id(v): v for m in self._metrics for v in m.variables}
         self._variables = [v for v in variables.values() if _rule(v) is not Merge.STACK]
         #: Results that the step has read: each with its metric, and the values that it was computed from.
-        self._read: list[tuple[Any, keras.Metric, list[Any]]] = []
+        self._read: list[tuple[object, keras.Metric, list[jax.Array]]] = []
         self._is_computing = False
 
     @contextlib.contextmanager
@@ -64,26 +63,23 @@ class ReplicaMetrics:
             before[i] = value
         self._assign(self._variables, before)
 
-    def logs(self, logs: PyTree) -> PyTree:
-        """Return the logs of all replicas; after `in_parts`.
-
-        Args:
-            logs: what the step has returned.
-        """
+    def logs(self, logs: Tree) -> Tree:
+        """Return the logs of all replicas; after `in_parts`."""
         leaves, structure = jax.tree.flatten(logs)
         leaves = [leaf.value if isinstance(leaf, keras.Variable) else leaf for leaf in leaves]
-        final: dict[int, Any] = {}
+        final: dict[int, object] = {}
         for found, metric, values in self._read:
             if all(self._end.get(id(v)) is x for v, x in zip(metric.variables, values, strict=True)):
                 pairs = zip(jax.tree.leaves(found), jax.tree.leaves(metric.result()), strict=True)
                 final |= {id(read): now for read, now in pairs}
         others = [leaf for leaf in leaves if id(leaf) not in final]
         means = iter(self._engine.all_reduce(ReduceOp.MEAN, [_as_float(x) for x in others]))
-        return jax.tree.unflatten(
+        reduced: Tree = jax.tree.unflatten(
             structure, [final[id(x)] if id(x) in final else next(means) for x in leaves]
         )
+        return reduced
 
-    def _result(self, original: Callable[[], Any], metric: keras.Metric) -> Any:
+    def _result(self, original: Callable[[], Result], metric: keras.Metric) -> Result:
         """Return a metric's result over all replicas."""
         if self._is_computing:
             return original()
@@ -99,13 +95,15 @@ class ReplicaMetrics:
         self._read.append((found, metric, values))
         return found
 
-    def _merged(self, variables: Sequence[keras.Variable], values: Sequence[Any]) -> list[Any]:
+    def _merged(
+        self, variables: Sequence[keras.Variable], values: Sequence[VariableValue]
+    ) -> list[VariableValue]:
         return merge_all([_rule(v) for v in variables], list(values), self._engine)
 
-    def _values(self) -> list[Any]:
+    def _values(self) -> list[VariableValue]:
         return [self._scope.get_current_value(v) for v in self._variables]
 
-    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[Any]) -> None:
+    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[VariableValue]) -> None:
         for variable, value in zip(variables, values, strict=True):
             self._scope.merged(variable, value)
 
@@ -123,7 +121,7 @@ def _metrics_of(model: keras.Model) -> list[keras.Metric]:
 
 
 @contextlib.contextmanager
-def _result_by(metric: keras.Metric, compute: Callable[..., Any]) -> Iterator[None]:
+def _result_by(metric: keras.Metric, compute: Callable[..., object]) -> Iterator[None]:
     """Let a metric compute its result in another way in a block."""
     own = vars(metric)
     before = own.get("result")
@@ -138,6 +136,6 @@ def _result_by(metric: keras.Metric, compute: Callable[..., Any]) -> Iterator[No
             own["result"] = before
 
 
-def _as_float(value: Any) -> jax.Array:
+def _as_float(value: object) -> jax.Array:
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import keras
@@ -21,7 +21,7 @@ from unisono._context import Context
 from unisono._reads import NOT_IN_A_STEP
 from unisono._types import ArrayLike, PyTree
 from unisono._values import PerReplica
-from unisono.step._call_signature import Call
+from unisono.step._call_signature import Call, CallArray
 from unisono.step._compiler import Entry, StepCompiler
 from unisono.step._explain import explaining
 from unisono.step._functional import discover
@@ -47,13 +47,7 @@ if TYPE_CHECKING:
 
 
 class StatefulFunction:
-    """Keras' `train_function`, `test_function` or `predict_function` of a step in TensorFlow's form.
-
-    Args:
-        model: the bound model.
-        strategy: its strategy.
-        task: which function.
-    """
+    """Keras' `train_function`, `test_function` or `predict_function` of a step in TensorFlow's form."""
 
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
@@ -83,9 +77,6 @@ class StatefulFunction:
 
         Keras builds a model by calling it, and builds `model.optimizer` for all weights. What a step in
         TensorFlow's form calls, and which optimizers it uses for which weights, it alone knows.
-
-        Args:
-            batch: the first one, as Keras' loop gives it.
         """
         if self._is_prepared:
             return
@@ -114,11 +105,6 @@ class StatefulFunction:
 
     def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run the groups of one call.
-
-        Args:
-            source: takes the batches, and hands out the results.
-            state: what Keras carries: nothing.
-            iterator: the data.
 
         Raises:
             StopIteration: at the end of the data.
@@ -194,9 +180,6 @@ def mark_built(model: keras.Model) -> None:
     """Note that a model is built, of which a step has built all layers: it may have no `call`.
 
     Keras notes it where a model is called.
-
-    Args:
-        model: the model.
     """
     has_own = type(model).build is not keras.Model.build
     if not model.built and not has_own and all(x.built for x in all_layers(model, include_self=False)):
@@ -214,7 +197,6 @@ def when_built_by_step(model: keras.Model, call: Callable[[], None]) -> None:
 
     Args:
         model: not built yet.
-        call: the function.
     """
     # Not by Keras' own `__setattr__`, which tracks lists.
     vars(model).setdefault(_WHEN_BUILT, []).append(call)
@@ -232,7 +214,7 @@ def _run_eagerly(step: StatefulStep, batch: PyTree) -> PyTree:
     """Run a step op by op, all rows as one replica, so that a debugger sees values."""
     scopes: list[StateScope] = []
 
-    def discovered(arrays: Sequence[Any]) -> None:
+    def discovered(arrays: Sequence[CallArray]) -> None:
         scopes.append(_run_with(step, [], jax.tree.unflatten(structure, list(arrays)))[1])
 
     leaves, structure = jax.tree.flatten(batch)

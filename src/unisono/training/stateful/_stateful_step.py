@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StatefulStep:
-    """One of a model's steps in TensorFlow's form.
-
-    Args:
-        model: the model.
-        strategy: whose replicas.
-        task: which step.
-    """
+    """One of a model's steps in TensorFlow's form."""
 
     model: keras.Model
     strategy: ReplicatedStrategy
@@ -84,7 +78,7 @@ class StatefulStep:
         """
         for key, variable in self.used.items():
             value = scope.state_mapping.get(key)
-            if value is None or getattr(variable, "stored_copies", None) is None:
+            if not isinstance(value, jax.Array) or getattr(variable, "stored_copies", None) is None:
                 continue
             if jnp.issubdtype(value.dtype, jnp.inexact):
                 copies = engine.all_gather(value[None], 0)

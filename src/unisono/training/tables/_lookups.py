@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.export
@@ -127,7 +126,9 @@ class RowStep:
         ]
         return found
 
-    def runner(self, place: Mapping[int, int], count: int) -> Callable[[Sequence[Any]], list[Any]]:
+    def runner(
+        self, place: Mapping[int, int], count: int
+    ) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
         """Return the step as a function of its other arguments, and of what `specs` describes.
 
         Args:
@@ -135,7 +136,7 @@ class RowStep:
         """
         return lambda values: self._compute({at: values[i] for at, i in place.items()}, values[count:])
 
-    def _compute(self, others: Mapping[int, Any], given: Sequence[Any]) -> list[Any]:
+    def _compute(self, others: Mapping[int, jax.Array], given: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the step's results; traced."""
         left = iter(given)
         arguments = dict(others)
@@ -148,16 +149,24 @@ class RowStep:
         ordered = [arguments[i] for i in range(len(self._program.jaxpr.invars))]
         return self._program.evaluate(ordered, lambda root: hands[id(root)], list(left))
 
-    def lookups(self, place: Mapping[int, int], specs: Sequence[jax.ShapeDtypeStruct]) -> TableLookups:
+    def lookups(
+        self,
+        place: Mapping[int, int],
+        specs: Sequence[jax.ShapeDtypeStruct],
+        platforms: Sequence[str] = ("cpu",),
+    ) -> TableLookups:
         """Return what a worker does before the step.
 
         Args:
             place: by number of an argument that is no table: which argument of the worker's program it is.
+            platforms: of the workers.
         """
         closed, used = self._program.numbers_program()
         takes = [place[i] for i in used]
         sites = self._program.sites
-        blob = exported(jex.jaxpr_as_fun(closed), [specs[i] for i in takes]) if sites else b""
+        blob = b""
+        if sites:
+            blob = exported(jex.jaxpr_as_fun(closed), [specs[i] for i in takes], platforms)
         return TableLookups(
             blob,
             tuple(takes),

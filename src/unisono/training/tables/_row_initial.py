@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ class DeferredValue(ValueHandle):
         initializer: of Keras, which returns the same at each call.
     """
 
-    def __init__(self, initializer: Callable[..., Any], shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, initializer: Callable[..., jax.Array], shape: tuple[int, ...], dtype: str) -> None:
         super().__init__(shape, jnp.dtype(dtype))
         self._make = initializer
 
@@ -96,7 +95,7 @@ def wraps() -> list[KerasWrap]:
 
 
 def initialize_later(
-    original: Callable[..., None], self: keras.Variable, initializer: Callable[..., Any]
+    original: Callable[..., None], self: keras.Variable, initializer: Callable[..., jax.Array]
 ) -> None:
     """Let a large variable begin with `DeferredValue`, where the strategy says so; for Keras' private method.
 

@@ -127,7 +127,7 @@ class RowProgram:
 
     # --- what is known of each value -------------------------------------------------------------
 
-    def _has_rows(self, avals: Sequence[Any]) -> bool:
+    def _has_rows(self, avals: Sequence[jax.core.ShapedArray]) -> bool:
         return any(getattr(aval, "shape", ())[:1] and aval.shape[0] in self._sizes for aval in avals)
 
     def state(self, atom: Operand) -> RowKnowledge:
@@ -264,10 +264,10 @@ class RowProgram:
 
     def evaluate(
         self,
-        given: Sequence[Any],
+        given: Sequence[jax.Array],
         hand: Callable[[RowGroup], GatheredRows],
-        places: Sequence[Any] = (),
-    ) -> list[Any]:
+        places: Sequence[jax.Array] = (),
+    ) -> list[jax.Array]:
         """Return the results, of which those by rows have as many rows as there are at hand; traced.
 
         Args:
@@ -350,13 +350,13 @@ class _RowEvaluation:
     """
 
     def __init__(
-        self, program: RowProgram, hand: Callable[[RowGroup], GatheredRows], places: Sequence[Any]
+        self, program: RowProgram, hand: Callable[[RowGroup], GatheredRows], places: Sequence[jax.Array]
     ) -> None:
         self._program, self._hand, self._places = program, hand, places
         #: Arrays; of values whose rows are equal, what makes them for a number of rows.
         self._values: dict[jex.Var, Any] = {}
 
-    def run(self, given: Sequence[Any]) -> list[Any]:
+    def run(self, given: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the results."""
         jaxpr = self._program.jaxpr
         self._values.update(zip(jaxpr.constvars, self._program.consts, strict=True))
@@ -392,15 +392,15 @@ class _RowEvaluation:
             found = bound(eqn, [self._whole(atom) for atom in eqn.invars])
             self._values.update(zip(eqn.outvars, found, strict=True))
 
-    def _spread(self, eqn: jex.JaxprEqn, count: Any) -> Any:
+    def _spread(self, eqn: jex.JaxprEqn, count: Any) -> jax.Array:
         operands = [self._of(atom, count) for atom in eqn.invars]
         change = {"shape": (count, *eqn.params["shape"][1:])} if "shape" in eqn.params else {}
         return bound(eqn, operands, **change)[0]
 
-    def _by_rows(self, eqn: jex.JaxprEqn, hand: GatheredRows, states: Sequence[RowKnowledge]) -> Any:
+    def _by_rows(self, eqn: jex.JaxprEqn, hand: GatheredRows, states: Sequence[RowKnowledge]) -> jax.Array:
         name, params = eqn.primitive.name, eqn.params
         operands = [self._of(atom, hand.count) for atom in eqn.invars]
-        change: dict[str, Any] = {}
+        change: dict[str, object] = {}
         if name in ("gather", "scatter-add"):
             operands[1] = self._places[self._program.place_of(eqn)]
             # Numbers that are none of a row all have one place, behind the last.
@@ -421,7 +421,7 @@ class _RowEvaluation:
         return bound(eqn, operands, **change)[0]
 
     @staticmethod
-    def _masked(rows: Any, hand: GatheredRows, neutral: Any) -> Any:
+    def _masked(rows: jax.Array, hand: GatheredRows, neutral: float) -> jax.Array:
         """Return rows with those that are none replaced, whatever they hold."""
         is_row = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 0) < hand.used
         return jnp.where(is_row, rows, jnp.asarray(neutral, rows.dtype))

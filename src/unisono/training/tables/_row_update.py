@@ -10,8 +10,7 @@ Tests: tests/virtual/training/tables/test_row_update.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.export
@@ -82,7 +81,9 @@ def row_update(
     if any(specs[i].shape for i in flags):
         raise NotByRowsError("its update takes the gradients of other variables")
 
-    def compute(given: list[Any], _: list[Any], pushed: list[Any]) -> tuple[list[Any], list[Any]]:
+    def compute(
+        given: list[jax.Array], _: list[jax.Array], pushed: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         named = dict(zip(values, given, strict=True))
         named[gradient] = pushed[0]
         named.update({i: flag[0] for i, flag in zip(flags, pushed[1:], strict=True)})
@@ -103,12 +104,16 @@ def row_update(
 
 
 def _is_whole(
-    compute: Any, values: Sequence[int], rows: Sequence[int], pushed: Sequence[Any], specs: Sequence[Any]
+    compute: Callable[..., tuple[list[jax.Array], list[jax.Array]]],
+    values: Sequence[int],
+    rows: Sequence[int],
+    pushed: Sequence[jax.ShapeDtypeStruct],
+    specs: Sequence[jax.ShapeDtypeStruct],
 ) -> bool:
     """Return whether rows without a gradient stay as they are, tried with positive numbers."""
     rng = np.random.default_rng(0)
 
-    def tried(i: int) -> Any:
+    def tried(i: int) -> jax.Array:
         shape = (_PROBED, *specs[i].shape[1:]) if i in rows else specs[i].shape
         return jnp.asarray(rng.uniform(0.1, 0.9, shape)).astype(specs[i].dtype)
 

@@ -10,8 +10,8 @@ Tests: tests/virtual/training/tables/test_row_program.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import jax
 import jax.extend.core as jex
@@ -57,7 +57,7 @@ class Rows:
     """
 
     group: RowGroup
-    rest: Any = None
+    rest: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Spread:
         rest: what each element holds; None where they differ, or that is not known.
     """
 
-    rest: Any = None
+    rest: np.ndarray | None = None
 
 
 #: What is known of a value; None of one that has nothing to do with tables.
@@ -84,7 +84,7 @@ ELEMENTWISE = {
 NEUTRAL = {"reduce_sum": 0, "reduce_and": True, "reduce_or": False}
 
 
-def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> Any:
+def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> np.ndarray | None:
     """Return what an operation on elements gives for the rows that are not computed; None if not known."""
     rests = [_rest(atom, state) for atom, state in zip(eqn.invars, states, strict=True)]
     name = eqn.primitive.name
@@ -103,13 +103,13 @@ def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> Any:
         return np.asarray(eqn.primitive.bind(*rests, **eqn.params))
 
 
-def _rest(atom: Operand, state: RowKnowledge) -> Any:
+def _rest(atom: Operand, state: RowKnowledge) -> np.ndarray | None:
     if isinstance(state, (Rows, Spread)):
         return state.rest
     return literal_of(atom)
 
 
-def literal_of(atom: Operand) -> Any:
+def literal_of(atom: Operand) -> np.ndarray | None:
     """Return the number that a program has as an operand; None for anything else."""
     if isinstance(atom, jex.Literal) and np.ndim(atom.val) == 0:
         return np.asarray(atom.val, aval_of(atom).dtype)
@@ -117,7 +117,9 @@ def literal_of(atom: Operand) -> Any:
 
 
 def inlined(
-    closed: jex.ClosedJaxpr, calls: dict[str, str], is_wanted: Callable[[Sequence[Any]], bool]
+    closed: jex.ClosedJaxpr,
+    calls: dict[str, str],
+    is_wanted: Callable[[Sequence[jax.core.ShapedArray]], bool],
 ) -> jex.ClosedJaxpr:
     """Return a program whose calls are replaced by what they call.
 
@@ -126,13 +128,13 @@ def inlined(
         is_wanted: whether the calls of a program with these shapes and types are replaced.
     """
 
-    def run(*given: Any) -> list[Any]:
+    def run(*given: jax.Array) -> list[jax.Array]:
         return _run(closed.jaxpr, closed.consts, given, calls, is_wanted)
 
     return jax.make_jaxpr(run)(*(_spec(aval) for aval in closed.in_avals))
 
 
-def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
@@ -141,7 +143,7 @@ def _run(
     consts: Sequence[Any],
     given: Sequence[Any],
     calls: dict[str, str],
-    is_wanted: Callable[[Sequence[Any]], bool],
+    is_wanted: Callable[[Sequence[jax.core.ShapedArray]], bool],
 ) -> list[Any]:
     known: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, given, strict=True))
@@ -164,7 +166,7 @@ def _run(
             # Of elements, so that all branches may be computed.
             which = _choice(operands[0], len(branches))
             results = [jax.lax.select_n(which, *r) for r in zip(*branches, strict=True)]
-        elif name == "optimization_barrier" and is_wanted([atom.aval for atom in eqn.invars]):
+        elif name == "optimization_barrier" and is_wanted([aval_of(atom) for atom in eqn.invars]):
             results = operands
         else:
             results = bound(eqn, operands)
@@ -172,28 +174,28 @@ def _run(
     return [value(atom) for atom in jaxpr.outvars]
 
 
-def _choice(index: Any, branches: int) -> Any:
+def _choice(index: jax.Array, branches: int) -> jax.Array:
     """Return the number of a branch as `select_n` takes it."""
     return jax.lax.convert_element_type(index, bool) if branches == 2 else index
 
 
-def aval_of(atom: Operand) -> Any:
+def aval_of(atom: Operand) -> jax.core.ShapedArray:
     """Return shape and type of a value."""
-    return atom.aval
+    return cast("jax.core.ShapedArray", atom.aval)
 
 
-def avals_in(jaxpr: jex.Jaxpr) -> Any:
+def avals_in(jaxpr: jex.Jaxpr) -> Iterator[jax.core.ShapedArray]:
     """Yield shapes and types of all values of a program, also of what it calls."""
     for atom in (*jaxpr.invars, *jaxpr.outvars):
-        yield atom.aval
+        yield aval_of(atom)
     for eqn in jaxpr.eqns:
         for atom in eqn.outvars:
-            yield atom.aval
+            yield aval_of(atom)
         for inner in inner_programs(eqn):
             yield from avals_in(inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner)
 
 
-def bound(eqn: jex.JaxprEqn, operands: Sequence[Any], **change: Any) -> list[Any]:
+def bound(eqn: jex.JaxprEqn, operands: Sequence[Any], **change: object) -> list[jax.Array]:
     """Return the results of an operation."""
     if change:
         return [eqn.primitive.bind(*operands, **{**eqn.params, **change})]

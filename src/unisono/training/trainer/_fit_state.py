@@ -18,6 +18,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
+from unisono.step._dispatch import Started
 from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._sharded_layout import Shards
 from unisono.training._model_state import hold_state, release_state
@@ -86,12 +87,7 @@ class StatePart(Sequence[jax.Array]):
         return self._seen[number]
 
     def behind(self, number: int, seen: jax.Array) -> jax.Array | None:
-        """Return the array of which `seen` was given to Keras and callbacks; None for any other.
-
-        Args:
-            number: of the array.
-            seen: any.
-        """
+        """Return the array of which `seen` was given to Keras and callbacks; None for any other."""
         return self.values[number] if self._seen.get(number) is seen else None
 
 
@@ -99,9 +95,7 @@ class FitState:
     """The state between the steps of one train function.
 
     Args:
-        model: the bound model.
         strategy: where its variables live between steps.
-        task: names the variables.
     """
 
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
@@ -114,7 +108,7 @@ class FitState:
         self._returned: tuple[StatePart, ...] | None = None
         self._number, self._count = next(_NUMBERS), 0
         #: `[(outputs, state, token)]` of a call's last program: until `keep`, nothing else holds the state.
-        self.done: list[tuple[PyTree, State, jax.Array]] = []
+        self.done: list[Started[PyTree, State]] = []
 
     @property
     def specs(self) -> tuple[list[jax.sharding.PartitionSpec], ...]:
@@ -128,9 +122,6 @@ class FitState:
 
     def require_unchanged(self, state: State) -> State:
         """Return the state of the last step, which was run ahead with others.
-
-        Args:
-            state: what Keras carries.
 
         Raises:
             InvalidArgumentError: when it is another state: the steps that were run ahead did not see it.
@@ -175,21 +166,13 @@ class FitState:
         return self._returned
 
     def is_returned(self, state: State) -> bool:
-        """Return whether a state is the very one that the last step returned, and was not read.
-
-        Args:
-            state: what Keras carries.
-        """
+        """Return whether a state is the very one that the last step returned, and was not read."""
         return self._returned is not None and all(
             a is b and not b.is_read for a, b in zip(state, self._returned, strict=True)
         )
 
     def is_unchanged(self, state: State) -> bool:
-        """Return whether a state has the values that the last step returned, read or not.
-
-        Args:
-            state: what Keras carries.
-        """
+        """Return whether a state has the values that the last step returned, read or not."""
         if self._returned is None:
             return False
         return all(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,14 @@ from jax.extend import core
 from unisono._context import ReplicaEngine
 from unisono._types import PyTree
 from unisono.step.variables._merge_rules import Merge, localize, merge_all
-from unisono.training.groups._multi_step import Program
+from unisono.training.groups._multi_step import Program, entry_at
 from unisono.training.replica._fused_metrics import DryRunEngine, NeedsPeersError
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
+
+if TYPE_CHECKING:
+    pass
+
 
 #: One replica's step: from `(kept, metrics, batch)` to the outputs, or the metrics after it, and the new
 #: values of what it has changed in `kept`, the rest of the state.
@@ -54,7 +58,6 @@ def merge_once(step: TrainerStep, slots: int, otherwise: Program) -> Program:
 
     Args:
         step: of `evaluate` or `predict`.
-        slots: how many batches there is room for.
         otherwise: what runs where a step needs the other replicas, or where its metrics are no sums.
 
     Returns:
@@ -150,7 +153,7 @@ def _all_steps(
         now = list(flat)
         for place, value in zip(apart.changed, changed, strict=True):
             now[place] = value
-        outputs, changed = apart.one(_like(kept, now), zeros, _at(i, batches))
+        outputs, changed = apart.one(_like(kept, now), zeros, entry_at(i, batches))
         put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
         return jax.tree.map(put, every, outputs), changed
 
@@ -158,10 +161,6 @@ def _all_steps(
     result: tuple[PyTree, list[jax.Array]]
     result = jax.lax.fori_loop(0, count, body, (every, [flat[i] for i in apart.changed]))
     return result
-
-
-def _at(i: int | jax.Array, stacked: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
 
 
 def _sums(parts: list[jax.Array], engine: ReplicaEngine) -> list[jax.Array]:
@@ -193,7 +192,7 @@ def _running_sums(
 
     def body(i: jax.Array, carried: tuple[PyTree, list[jax.Array]]) -> tuple[PyTree, list[jax.Array]]:
         every, values = carried
-        values = [v + _at(i, a) for v, a in zip(values, added, strict=True)]
+        values = [v + entry_at(i, a) for v, a in zip(values, added, strict=True)]
         put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
         return jax.tree.map(put, every, results(values)), values
 

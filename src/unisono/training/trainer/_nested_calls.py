@@ -36,12 +36,7 @@ _FUNCTIONS = {
 
 @contextlib.contextmanager
 def apart_from_outer_call(model: keras.Model, name: str) -> Iterator[None]:
-    """Keep a call apart from one that is running; the first batch of a loop says which size is usual.
-
-    Args:
-        model: whose method.
-        name: of the method.
-    """
+    """Keep a call apart from one that is running; the first batch of a loop says which size is usual."""
     attribute = _FUNCTIONS[name]
     outer = getattr(model, attribute)
     function = plain_function_of(outer)

@@ -50,19 +50,6 @@ class StepFunction(Protocol):
         """
 
 
-class LookaheadFunction(StepFunction, Protocol):
-    """A function that can run steps ahead of Keras' loop."""
-
-    #: What was taken and computed ahead; None while each step must be seen by itself.
-    lookahead: StepLookahead | None
-
-
-class TimedFunction(StepFunction, Protocol):
-    """A function that measures where the host's time goes."""
-
-    timer: HostTimer
-
-
 def plain_function_of(function: Callable[..., object] | None) -> Callable[..., object] | None:
     """Return the function that `BackupAndRestore` has wrapped; any other as it is.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import keras
 
-from unisono._types import KerasWrap, PyTree, UserValue
+from unisono._system._blocks import set_for_block
+from unisono._types import KerasWrap, Logs
 from unisono.training._fit_extension import FitExtension, flat_callbacks, overrides
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._protocol import lookahead_of, set_lookahead
@@ -79,14 +81,16 @@ class _EpochMarks(keras.callbacks.Callback):
 
     def __init__(self, lookahead: StepLookahead) -> None:
         super().__init__()
-        self._lookahead = lookahead
+        self.lookahead = lookahead
 
-    def on_train_begin(self, logs: PyTree = None) -> None:
+    def on_train_begin(self, logs: Logs = None) -> None:
         # Keras makes the train function within `fit`, before this hook.
-        set_lookahead(self.model.train_function, self._lookahead)
+        set_lookahead(self.model.train_function, self.lookahead)
+        steps = self.params["steps"]
+        self.lookahead.planned = steps and steps * self.params["epochs"]
 
-    def on_epoch_begin(self, epoch: int, logs: PyTree = None) -> None:
-        self._lookahead.begin_epoch(self.params["steps"])
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self.lookahead.begin_epoch(self.params["steps"])
 
 
 def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
@@ -107,7 +111,7 @@ def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
     )
 
 
-def _has_compiled_steps(model: keras.Model, callbacks: UserValue, name: str) -> bool:
+def _has_compiled_steps(model: keras.Model, callbacks: object, name: str) -> bool:
     """Return whether a call runs compiled steps one by one, and all of its callbacks are known."""
     if model.run_eagerly or not model.jit_compile or model.steps_per_execution != 1:
         return False
@@ -120,12 +124,10 @@ def _has_compiled_steps(model: keras.Model, callbacks: UserValue, name: str) -> 
     return True
 
 
-def can_run_ahead(model: keras.Model, callbacks: UserValue, name: str = "fit") -> bool:
+def can_run_ahead(model: keras.Model, callbacks: object, name: str = "fit") -> bool:
     """Return whether no callback can observe how many steps are done between two batches.
 
     Args:
-        model: bound to a strategy.
-        callbacks: an argument of the method.
         name: `"fit"`, `"evaluate"` or `"predict"`.
     """
     if not _has_compiled_steps(model, callbacks, name):
@@ -134,14 +136,14 @@ def can_run_ahead(model: keras.Model, callbacks: UserValue, name: str = "fit") -
 
 
 def can_speculate(
-    model: keras.Model, callbacks: UserValue, data: Mapping[str, UserValue], name: str = "fit"
+    model: keras.Model, callbacks: object, data: Mapping[str, object], name: str = "fit"
 ) -> bool:
     """Return whether steps may run ahead of callbacks which see single batches; see `Speculation`.
 
     Args:
         model: bound to a strategy of one process.
-        callbacks: an argument of the method.
-        data: its arguments by name. A generator may depend on what a callback does: then nothing runs ahead.
+        data: the method's arguments by name. A generator may depend on what a callback does: then nothing
+            runs ahead.
         name: `"fit"` or `"evaluate"`.
     """
     if name == "predict" or not _has_compiled_steps(model, callbacks, name):
@@ -160,12 +162,11 @@ def _needs_each_state(callback: keras.callbacks.Callback) -> bool:
 
 @contextlib.contextmanager
 def with_lookahead(
-    model: keras.Model, arguments: dict[str, UserValue], lookahead: StepLookahead | None
-) -> Iterator[dict[str, UserValue]]:
+    model: keras.Model, arguments: dict[str, object], lookahead: StepLookahead | None
+) -> Iterator[dict[str, object]]:
     """Let the train function run ahead during a call of `fit`.
 
     Args:
-        model: bound to a strategy.
         arguments: of `fit`, by name.
         lookahead: for the function, if `can_run_ahead` on all workers or `can_speculate`; else None.
 
@@ -185,17 +186,14 @@ def with_lookahead(
 def lookahead_for(
     strategy: Strategy,
     model: keras.Model,
-    arguments: Mapping[str, UserValue],
+    arguments: Mapping[str, object],
     name: str,
     is_free: bool,
 ) -> StepLookahead | None:
     """Return what a call runs ahead with; None where its steps run one by one.
 
     Args:
-        strategy: of the model.
-        model: whose method.
         arguments: of the call, by name.
-        name: of the method.
         is_free: whether `can_run_ahead` on all workers.
     """
     if is_free:
@@ -216,9 +214,6 @@ class _CallAhead:
     """A call of `evaluate` or `predict` whose steps may run ahead, until its loop begins.
 
     Args:
-        model: whose.
-        name: of the method.
-        lookahead: for its function.
         before: what the function had: a callback may evaluate while an evaluation runs.
         is_begun: whether the function has the lookahead.
     """
@@ -256,9 +251,7 @@ def running_ahead(
     """Let the test or the predict function run ahead during a call of `evaluate` or `predict`.
 
     Args:
-        model: bound to a strategy.
-        name: of the method.
-        steps: its argument: after how many batches it ends, or None for all data.
+        steps: the method's argument: after how many batches it ends, or None for all data.
         lookahead: as for `with_lookahead`.
     """
     if lookahead is None:
@@ -267,18 +260,17 @@ def running_ahead(
     call = _CallAhead(model, name, lookahead)
     limits = [n for n in (steps, keras.config.max_steps_per_epoch()) if n]
     call.lookahead.begin_epoch(min(limits, default=None))
-    token = _CALL.set(call)
     try:
-        yield
+        with set_for_block(_CALL, call):
+            yield
     finally:
-        _CALL.reset(token)
         call.end()
 
 
 def _begin_of(name: str) -> Callable[..., None]:
     """Return what takes the place of the method of `CallbackList` that begins `evaluate` or `predict`."""
 
-    def begin(original: Callable[..., None], self: keras.callbacks.CallbackList, logs: PyTree = None) -> None:
+    def begin(original: Callable[..., None], self: keras.callbacks.CallbackList, logs: Logs = None) -> None:
         call = _CALL.get()
         # Keras has made the function just before.
         if call is not None and call.name == name and not call.is_begun:
@@ -299,9 +291,11 @@ def _batch_end_of(name: str) -> Callable[..., None]:
     hooks = _HOOKS[name].after
 
     def batch_end(
-        original: Callable[..., None], self: keras.callbacks.CallbackList, batch: int, logs: PyTree = None
+        original: Callable[..., None], self: keras.callbacks.CallbackList, batch: int, logs: Logs = None
     ) -> None:
-        if not _is_ahead(self, name) or any(overrides(c, *hooks) for c in self.callbacks):
+        if batch == 0:
+            _note_first_program(self, name)
+        if _lookahead_of_call(self, name) is None or any(overrides(c, *hooks) for c in self.callbacks):
             original(self, batch, logs)
 
     return batch_end
@@ -309,23 +303,40 @@ def _batch_end_of(name: str) -> Callable[..., None]:
 
 #: Held while a progress bar is updated.
 _BAR = threading.Lock()
+#: The bars of epochs whose first program had several steps.
+_TOGETHER: weakref.WeakSet[keras.callbacks.ProgbarLogger] = weakref.WeakSet()
+
+
+def _note_first_program(callbacks: keras.callbacks.CallbackList, name: str) -> None:
+    ahead = _lookahead_of_call(callbacks, name)
+    bars = {c for c in callbacks.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)}
+    if ahead is None or not ahead.num_queued:
+        _TOGETHER.difference_update(bars)
+    else:
+        _TOGETHER.update(bars)
 
 
 def _show_in_order(
-    original: Callable[..., None], self: keras.callbacks.ProgbarLogger, batch: int, logs: PyTree = None
+    original: Callable[..., None], self: keras.callbacks.ProgbarLogger, batch: int, logs: Logs = None
 ) -> None:
     """Show the end of a batch, unless a later one is shown.
 
     Keras reads the logs of batches in several threads. Those of steps that ran in one program are there at
     the same moment, and a later batch may reach the bar first: then an earlier one is no longer shown.
+
+    The bar shows the time since the end of the first step, divided by the steps after it. Where the first
+    program had several steps, their logs are there at once, and they would count as steps that took no time:
+    then the first step is not shown, and the bar divides the time since the beginning of the epoch.
     """
     with _BAR:
-        if batch >= self.seen:
+        if batch >= self.seen and (batch > 0 or self not in _TOGETHER):
             original(self, batch, logs)
 
 
-def _is_ahead(callbacks: keras.callbacks.CallbackList, name: str) -> bool:
+def _lookahead_of_call(callbacks: keras.callbacks.CallbackList, name: str) -> StepLookahead | None:
+    """Return what a call runs ahead with; not by its model, which Keras fills with the state when asked."""
     if name == "fit":
-        return any(isinstance(c, _EpochMarks) for c in callbacks.callbacks)
+        marks = (c for c in callbacks.callbacks if isinstance(c, _EpochMarks))
+        return next((mark.lookahead for mark in marks), None)
     call = _CALL.get()
-    return call is not None and call.name == name and call.is_begun
+    return call.lookahead if call is not None and call.name == name and call.is_begun else None

@@ -18,7 +18,7 @@ import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,12 @@ import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
-from unisono.step._dispatch import CompiledStep
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_placement import BatchStager
 from unisono.training.groups._lookahead import StepLookahead
+from unisono.training.groups._step_profile import start_steps
 from unisono.training.trainer._protocol import State
+from unisono.training.trainer._step_programs import StepProgram
 
 if TYPE_CHECKING:
     from unisono.training.trainer._trainer_function import TrainerFunction
@@ -57,18 +58,16 @@ class StartedGroup:
     """A group of steps that was started, and can be run again up to any of them.
 
     Args:
-        group: its batches.
         stager: where they are.
         program: what runs it; it keeps the state that it is given.
         before: the state before its first step.
         placed: the number of batches, and the batches on the devices.
-        logs: of all steps.
         after: the state after its last step.
     """
 
     group: BatchGroup
     stager: BatchStager
-    program: CompiledStep
+    program: StepProgram
     before: State
     placed: tuple[jax.Array, PyTree]
     logs: PyTree
@@ -102,7 +101,7 @@ class StateAfterStep:
         self._on_repeat()
         count = started.stager.number(self._steps)
         _, state = started.program(started.before, (count, started.placed[1]))
-        return state  # type: ignore[no-any-return]
+        return state
 
     def read(self) -> State:
         """Return the arrays of a program."""
@@ -118,7 +117,7 @@ class Speculation(StepLookahead):
     def __init__(self) -> None:
         super().__init__()
         #: Programs that are known to have no effects besides their results.
-        self._repeatable: set[CompiledStep] = set()
+        self._repeatable: set[StepProgram] = set()
         self._started: collections.deque[StartedGroup] = collections.deque()
         self._again: collections.deque[PyTree] = collections.deque()
         self._is_first = True
@@ -179,7 +178,8 @@ class Speculation(StepLookahead):
             self._give_up()
             return None
         self._repeatable.add(program)
-        logs, after = program(state, data, [])
+        start = partial(program, state, data, [])
+        logs, after = start_steps(function.timer, group.form, group.count, start)
         function.num_steps += group.count
         function.loop.group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
         return StartedGroup(group, group.stager, program, state, data, logs, after)
@@ -194,6 +194,11 @@ class Speculation(StepLookahead):
     def pending(self) -> int:
         """How many steps were started and not handed out."""
         return sum(started.left for started in self._started)
+
+    @property
+    def num_queued(self) -> int:
+        """How many steps of the program whose results are handed out follow the last one."""
+        return self._started[0].left if self._started else 0
 
     @property
     def wants_group(self) -> bool:

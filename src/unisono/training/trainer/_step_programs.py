@@ -27,6 +27,9 @@ from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 #: How the arrays of a structure lie on the replicas; a prefix of the structure.
 Specs: TypeAlias = Any
 
+#: From the state and batches to outputs and the new state.
+StepProgram: TypeAlias = CompiledStep[State, PyTree, PyTree]
+
 
 class ProgramKey(NamedTuple):
     """What distinguishes the programs of one step, besides the shapes of its arguments.
@@ -47,11 +50,10 @@ class ProgramKey(NamedTuple):
     keeps_state: bool = False
 
 
-class StepPrograms(dict[ProgramKey, CompiledStep]):
+class StepPrograms(dict[ProgramKey, StepProgram]):
     """The programs of a step, each made when it is first asked for.
 
     Args:
-        step: the step.
         state: knows how each variable of the step's state lies.
     """
 
@@ -61,32 +63,20 @@ class StepPrograms(dict[ProgramKey, CompiledStep]):
         #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
         self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
-    def of_group(self, group: BatchGroup) -> CompiledStep:
-        """Return the program of a group.
-
-        Args:
-            group: about to run.
-        """
+    def of_group(self, group: BatchGroup) -> StepProgram:
+        """Return the program of a group."""
         true_rows = group.rows if group.mode is Mode.PADDED else 0
         key = ProgramKey(group.mode, true_rows, group.slots, self._state.sizes, group.keeps_state)
         if key not in self:
             self[key] = self.compile(key)
         return self[key]
 
-    def remove(self, program: CompiledStep) -> None:
-        """Forget a program that was traced, and will not run.
-
-        Args:
-            program: one of these.
-        """
+    def remove(self, program: StepProgram) -> None:
+        """Forget a program that was traced, and will not run."""
         del self[next(key for key, found in self.items() if found is program)]
 
-    def compile(self, key: ProgramKey) -> CompiledStep:
-        """Return a new program; JAX compiles it at its first call.
-
-        Args:
-            key: which.
-        """
+    def compile(self, key: ProgramKey) -> StepProgram:
+        """Return a new program; JAX compiles it at its first call."""
         strategy = self._step.strategy
         step, batch, outputs = self._single_step(key)
         same = key.mode, key.true_rows, key.sizes

@@ -18,7 +18,6 @@ import keras
 import numpy as np
 
 from unisono._types import PyTree
-from unisono.step._dispatch import CompiledStep
 from unisono.step._interrupts import INTERRUPTS
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_placement import BatchStager, GroupPlacer
@@ -28,7 +27,7 @@ from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._protocol import State
-from unisono.training.trainer._step_programs import StepPrograms
+from unisono.training.trainer._step_programs import StepProgram, StepPrograms
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
 if TYPE_CHECKING:
@@ -36,27 +35,15 @@ if TYPE_CHECKING:
 
 
 class ReadyProgram(NamedTuple):
-    """A program with its arguments on the devices.
+    """A program with its arguments on the devices."""
 
-    Args:
-        program: the program.
-        state: the state before its first step.
-        data: its batches, and whatever else it takes.
-    """
-
-    program: CompiledStep
+    program: StepProgram
     state: State
     data: PyTree
 
 
 class TrainerFunction:
-    """Keras' `train_function`, `test_function` or `predict_function` on a strategy's replicas.
-
-    Args:
-        model: the bound model.
-        strategy: its strategy.
-        task: which function.
-    """
+    """Keras' `train_function`, `test_function` or `predict_function` on a strategy's replicas."""
 
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._strategy, self._task = strategy, task
@@ -94,11 +81,6 @@ class TrainerFunction:
     def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Run the groups of one call; put the newest state back where it fails.
 
-        Args:
-            source: takes the batches, and hands out the results.
-            state: what Keras carries.
-            iterator: the data.
-
         Raises:
             StopIteration: at the end of the data.
         """
@@ -118,11 +100,7 @@ class TrainerFunction:
             self.timer.calls += perf_counter() - began
 
     def state_after(self, state: State) -> State:
-        """Return the state for Keras after a step that was run ahead: computed with the steps before it.
-
-        Args:
-            state: what Keras carries.
-        """
+        """Return the state for Keras after a step that was run ahead: computed with the steps before it."""
         return self.carried.require_unchanged(state)
 
     def begin_with(self, state: State, is_placed: bool = False) -> None:
@@ -135,11 +113,7 @@ class TrainerFunction:
         self._state, self._is_placed = state, is_placed
 
     def prepare(self, group: BatchGroup) -> ReadyProgram:
-        """Return a group's program, with the newest state and the group's batches.
-
-        Args:
-            group: about to run.
-        """
+        """Return a group's program, with the newest state and the group's batches."""
         if not self._is_placed:
             self._state = self.carried.place(self._state, group.first)
             self._is_placed = True

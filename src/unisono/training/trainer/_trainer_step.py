@@ -19,6 +19,7 @@ from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine,
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
 from unisono.step._engines import SpmdEngine
+from unisono.step._keras_internals import replace_losses
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_rule
 from unisono.training.replica._fused_metrics import (
     DryRunEngine,
@@ -56,13 +57,7 @@ class _EarlyValues(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainerStep:
-    """A Keras step on all replicas, as a pure function of `(state, batch)`.
-
-    Args:
-        model: the model.
-        strategy: whose replicas.
-        task: which of the model's steps.
-    """
+    """A Keras step on all replicas, as a pure function of `(state, batch)`."""
 
     model: keras.Model
     strategy: ReplicatedStrategy
@@ -78,14 +73,18 @@ class TrainerStep:
 
     def one_device(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run Keras' own step on all rows."""
-        if self.task is TrainerTask.TRAIN:
-            logs, new = self.model.train_step(state, batch)
-        elif self.task is TrainerTask.TEST:
-            logs, new = self.model.test_step(state, batch)
-        else:
+        if self.task is TrainerTask.PREDICT:
             logs, non_trainable = self.model.predict_step(state, batch)
-            new = (state[0], non_trainable)
-        return logs, new
+            return logs, (state[0], non_trainable)
+        step = self.model.train_step if self.task is TrainerTask.TRAIN else self.model.test_step
+        try:
+            new: tuple[PyTree, State] = step(state, batch)
+        except BaseException:
+            # Keras drops a step's added losses at its end. Left there, the next step would take them for its
+            # own: a dry run that needs the other replicas ends by an error.
+            replace_losses(self.model, [])
+            raise
+        return new
 
     def whole(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run the step as one replica of one: every device computes the same."""
@@ -146,13 +145,7 @@ class TrainerStep:
         return _EarlyValues(metrics, averaged)
 
     def inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
-        """Run Keras' own step on one replica's rows, without a merge.
-
-        Args:
-            engine: of the replica.
-            local: its copies of the state.
-            batch: its rows.
-        """
+        """Run Keras' own step on one replica's rows, without a merge."""
         with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
             return self.one_device(local, batch)
 

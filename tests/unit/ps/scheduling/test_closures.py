@@ -11,7 +11,6 @@ from unisono.ps.scheduling._closures import (
     Absence,
     Closures,
     Rules,
-    SentClosure,
     can_raise,
     fail,
     finish,
@@ -91,11 +90,14 @@ def test_how_many_closures_a_bound_of_staleness_allows_at_once(bound, most):
 def test_a_bound_also_counts_updates_of_closures_that_have_ended():
     rules = Rules(max_staleness=1)
     state = started(scheduled(5), rules)
-    assert state.running == (SentClosure(0, 0, 1), SentClosure(1, 1, 1))
+    assert pairs(state) == [(0, 0), (1, 1)]
+    assert [state.others(running) for running in state.running] == [1, 1]
     # Closure 1 may have pulled before 0 was applied: a third one could be applied before it, too.
     state = finish(state, 0)
     assert start(state, rules) is None
-    assert started(finish(state, 1), rules).running == (SentClosure(2, 0, 1), SentClosure(3, 1, 1))
+    state = started(finish(state, 1), rules)
+    assert pairs(state) == [(2, 0), (3, 1)]
+    assert [state.others(running) for running in state.running] == [1, 1]
 
 
 def test_a_lost_workers_closures_run_first_under_their_numbers():

@@ -1,5 +1,7 @@
 """Compiled derivatives of recordings: against `jax.grad`, and how many are compiled."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 import unisono
+from unisono.step.eager import _backward
 from unisono.step.eager._backward import num_programs
 
 Tape = unisono.GradientTape
@@ -110,3 +113,13 @@ def test_inside_a_function_that_jax_traces():
         return tape.gradient(y, x)
 
     assert float(derivative(0.5)) == pytest.approx(np.cos(0.5) * 0.5 + np.sin(0.5))
+
+
+def test_the_programs_that_were_used_last_are_kept(monkeypatch):
+    monkeypatch.setattr(_backward, "_PROGRAMS", collections.OrderedDict())
+    monkeypatch.setattr(_backward, "_PROGRAMS_KEPT", 2)
+    made = []
+    for key in "abacab":
+        assert _backward._program(key, lambda key=key: made.append(key) or key) == key
+    # When `c` is made, `b` goes, and `c` for the second `b`.
+    assert made == ["a", "b", "c", "b"]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from unisono.step.eager._program_keys import HasFunctionsError, jaxpr_key, operation_key
+from unisono.step.eager._program_keys import HasFunctionsError, derivative_key, operation_key
 
 
 def scan_of(factor, activation=jnp.tanh):
@@ -30,9 +30,16 @@ def test_functions_have_no_key():
         operation_key(eqn.primitive, eqn.params)
 
 
+def test_a_derivative_has_applied_the_rules_of_its_functions():
+    def key(activation):
+        return derivative_key(jax.make_jaxpr(lambda x: activation(x) * 2)(1.0))
+
+    assert key(jax.nn.relu) == key(jax.nn.relu) != key(jax.nn.relu6)
+
+
 def test_shapes_and_types_count():
     def key(x):
-        return jaxpr_key(jax.make_jaxpr(lambda a: a * 2)(x))
+        return derivative_key(jax.make_jaxpr(lambda a: a * 2)(x))
 
     assert key(jnp.ones(3)) == key(jnp.ones(3))
     assert key(jnp.ones(3)) != key(jnp.ones(4))

@@ -150,3 +150,13 @@ def test_watched_variables_are_known_after_the_gradient():
     assert tape.watched_variables() == (variable,)
     tape.gradient(y, variable)
     assert tape.watched_variables() == (variable,)
+
+
+def test_a_target_is_computed_and_a_source_is_no_layer():
+    layer = keras.layers.Dense(1)
+    with unisono.GradientTape(persistent=True) as tape:
+        loss = jnp.sum(layer(np.ones((2, 3), "f4")))
+    with pytest.raises(unisono.InvalidTypeError, match=r"Received: Dense .*trainable_variables"):
+        tape.gradient(loss, [layer])
+    with pytest.raises(unisono.InvalidTypeError, match=r"Received: 2\.5"):
+        tape.gradient(2.5, layer.trainable_variables)

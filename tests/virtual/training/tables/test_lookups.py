@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.virtual.training.remote_step._dict_cluster import DictStrategy, loaded
 from unisono.ps.worker._table_rows import NO_PLACE
+from unisono.training.remote_step.programs._worker_program import Destination
 from unisono.training.remote_step.programs._worker_step import WorkerStep
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -33,7 +34,7 @@ def built(call, optimizer="sgd"):
     model(batch[0])
     model.optimizer.build(model.trainable_variables)
     tables = {id(layer.embeddings) for layer in (model.one, model.two, model.other)}
-    step = WorkerStep(model, strategy, TrainerTask.TRAIN, tables=lambda v, optimizer: id(v) in tables)
+    step = WorkerStep(model, strategy, TrainerTask.TRAIN, Destination(lambda v, optimizer: id(v) in tables))
     return model, step.program(batch), batch
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from unisono._context import Context
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._reads import DataIterator, current_reader
+from unisono._system._blocks import set_for_block
 from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Call, Kind
 from unisono.step._functional import discarded, discover
@@ -31,11 +32,10 @@ from unisono.step._scope import StateScope
 from unisono.step.functions._identity import identity_of
 from unisono.training.remote_step.programs._push_layout import PushTrace, push_layout_of, pushing
 from unisono.training.remote_step.programs._worker_program import (
-    MayBeTable,
+    Destination,
     WorkerProgram,
     array_specs,
     make_program,
-    no_table,
 )
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ class FunctionSteps:
     def __init__(
         self,
         strategy: ReplicatedStrategy,
-        tables: MayBeTable = no_table,
+        destination: Destination | None = None,
     ) -> None:
         self._strategy = strategy
-        self._tables = tables
+        self._destination = destination
         self._layout = push_layout_of(strategy)
         #: By signature.
         self._programs: dict[Hashable, FunctionProgram] = {}
@@ -133,9 +133,9 @@ class FunctionSteps:
 
     def program(
         self,
-        fn: Callable[..., UserValue],
-        args: Sequence[UserValue] = (),
-        kwargs: Mapping[str, UserValue] | None = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> FunctionProgram:
         """Return the program of a call.
 
@@ -143,7 +143,6 @@ class FunctionSteps:
             fn: may read and write variables, use tapes, `strategy.run`, `reduce` and optimizers.
             args: arrays, numbers, other objects, `WorkerIterator`s, and `jax.ShapeDtypeStruct` for arrays
                 that are not here.
-            kwargs: likewise.
 
         Raises:
             UnsupportedError: for a function that no worker can run by itself.
@@ -154,7 +153,7 @@ class FunctionSteps:
             self._programs[key] = self._make(_FunctionTrace(fn, call, self._strategy))
         return self._programs[key]
 
-    def arrays(self, args: Sequence[UserValue], kwargs: Mapping[str, UserValue] | None = None) -> list[Any]:
+    def arrays(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> list[Any]:
         """Return the arrays of a call, as its program takes them before those of the batches."""
         return Call.parse(tuple(args), dict(kwargs or {})).arrays
 
@@ -174,7 +173,7 @@ class FunctionSteps:
             variables,
             push.notes,
             arrays,
-            self._tables,
+            self._destination,
         )
         if index in step.arrays:
             step = dataclasses.replace(step, worker=index)
@@ -182,13 +181,9 @@ class FunctionSteps:
 
 
 class _FunctionTrace:
-    """Traces one function: first to learn what it touches and reads, then as a program.
+    """Traces one function: first to learn what it touches and reads, then as a program."""
 
-    Args:
-        strategy: current while it runs.
-    """
-
-    def __init__(self, fn: Callable[..., UserValue], call: Call, strategy: ReplicatedStrategy) -> None:
+    def __init__(self, fn: Callable[..., object], call: Call, strategy: ReplicatedStrategy) -> None:
         self._fn, self.call, self._strategy = fn, call, strategy
         #: Whether the function has asked for the number of its worker, which is then the last array.
         self.asks_worker = False
@@ -229,11 +224,8 @@ class _FunctionTrace:
 
         context = Context(self._strategy)
         program = Program([body], [lambda: StateScope(pairs)], [lambda _: context], self.reader)
-        token = _TRACED.set(self)
-        try:
+        with set_for_block(_TRACED, self):
             result, frame = Run(program).complete(0)
-        finally:
-            _TRACED.reset(token)
         self.scope = frame.scope
         return result
 
@@ -257,7 +249,7 @@ class _BatchReader:
         #: The batches as a program gets them; None while the function is traced for the first time.
         self.given: list[PyTree] | None = None
 
-    def iterate(self, source: UserValue) -> NoReturn:
+    def iterate(self, source: object) -> NoReturn:
         """Refuse: a program has no loop over data."""
         raise InvalidArgumentError(
             "A scheduled function must take its batches with `next` from the iterator of a per-worker "
@@ -265,7 +257,7 @@ class _BatchReader:
             "schedule the function once for each step."
         )
 
-    def read(self, source: UserValue, advance: Callable[[], Any]) -> PyTree:
+    def read(self, source: object, advance: Callable[[], Any]) -> PyTree:
         """Return the next batch of an iterator.
 
         Raises:
@@ -297,7 +289,7 @@ _INDEX = jax.ShapeDtypeStruct((), np.dtype(np.int32))
 _TRACED: ContextVar[_FunctionTrace | None] = ContextVar("unisono_function_trace", default=None)
 
 
-def _stand_in(leaf: UserValue) -> UserValue:
+def _stand_in(leaf: object) -> UserValue:
     """Return an array without memory for the shape and type of one that is not here."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

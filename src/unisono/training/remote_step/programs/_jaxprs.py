@@ -98,17 +98,20 @@ def operations(jaxpr: jex.Jaxpr) -> list[str]:
     return names
 
 
-def exported(function: Callable[..., Any], specs: Sequence[PyTree]) -> bytes:
-    """Return a function as bytes, which a process without its code can run, on CPUs.
+def exported(
+    function: Callable[..., Any], specs: Sequence[PyTree], platforms: Sequence[str] = ("cpu",)
+) -> bytes:
+    """Return a function as bytes, which a process without its code can run.
 
     Args:
         function: of arrays, or of structures of them.
+        platforms: where it can run, as `jax.export` names them.
 
     Raises:
         UnsupportedError: for a function that calls Python code while it runs.
     """
     try:
-        program = jax.export.export(jax.jit(function), platforms=("cpu",))(*specs)
+        program = jax.export.export(jax.jit(function), platforms=tuple(platforms))(*specs)
         return bytes(program.serialize())
     except (NotImplementedError, ValueError) as error:
         if "callback" not in str(error) and "effect" not in str(error):

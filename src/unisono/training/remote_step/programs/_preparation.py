@@ -23,7 +23,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono._types import PyTree, UserValue
+from unisono._types import PyTree
 from unisono.step._keras_internals import (
     applies_as_keras,
     are_finite,
@@ -155,7 +155,7 @@ def _as_they_are(grads: PyTree) -> PyTree:
     return grads
 
 
-def _is_function(rate: UserValue) -> bool:
+def _is_function(rate: object) -> bool:
     return callable(rate) and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 
 

@@ -29,6 +29,7 @@ import keras
 
 from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh
+from unisono._system._blocks import set_for_block
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
@@ -130,11 +131,8 @@ _TRACE: ContextVar[PushTrace | None] = ContextVar("unisono_push_trace", default=
 @contextlib.contextmanager
 def pushing(trace: PushTrace) -> Iterator[PushTrace]:
     """Let updates of optimizers be noted in a block, in which a worker's program is traced."""
-    token = _TRACE.set(trace)
-    try:
+    with set_for_block(_TRACE, trace):
         yield trace
-    finally:
-        _TRACE.reset(token)
 
 
 def is_pushing() -> bool:

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -118,12 +118,24 @@ def no_table(variable: keras.Variable, optimizer: keras.Optimizer | None) -> boo
     return False
 
 
+class Destination(NamedTuple):
+    """Where programs will run.
+
+    Args:
+        may_be_table: whether a variable may be used by rows.
+        platforms: returns those of the workers, as `jax.export` names them.
+    """
+
+    may_be_table: MayBeTable = no_table
+    platforms: Callable[[], tuple[str, ...]] = lambda: ("cpu",)
+
+
 def make_program(
     body: Body,
     variables: Sequence[keras.Variable],
     notes: Sequence[GradientNotes],
     arrays: Sequence[jax.ShapeDtypeStruct],
-    tables: MayBeTable = no_table,
+    destination: Destination | None = None,
 ) -> WorkerProgram:
     """Trace a step and return its program.
 
@@ -145,7 +157,7 @@ def make_program(
         # Only here, since the update takes time to trace, and its slots time to pull.
         trace = _StepTrace(body, variables, notes, arrays, computes_updates=True)
         found = _TracedProgram(trace, trace.closed())
-    return found.program(tables)
+    return found.program(destination or Destination())
 
 
 class _StepTrace:
@@ -319,10 +331,11 @@ class _TracedProgram:
         """Whether the step reads a weight or slot after its update, where there is a stand-in."""
         return any(len(self._trace.variables) <= i < self._first_array for i in self._needed[1])
 
-    def program(self, tables: MayBeTable) -> WorkerProgram:
+    def program(self, destination: Destination) -> WorkerProgram:
         """Return the program of what was found."""
         closed, used = self._needed
-        rows = self._by_rows(tables)
+        rows = self._by_rows(destination.may_be_table)
+        platforms = destination.platforms()
         of_tables = set() if rows is None else {used[i] for i in rows.arguments}
         reads = {i for i in used if i < len(self._trace.variables)} - of_tables
         # What is added to a variable is the difference to its value.
@@ -334,9 +347,9 @@ class _TracedProgram:
         specs = tuple(self._trace.specs[i] for i in taken)
         place = {at: taken.index(i) for at, i in enumerate(used) if i not in of_tables}
         step = self._step(_whole(closed, place) if rows is None else rows.runner(place, len(taken)), taken)
-        lookups = None if rows is None else rows.lookups(place, specs)
+        lookups = None if rows is None else rows.lookups(place, specs, platforms)
         return WorkerProgram(
-            exported(step, [*specs, *([] if rows is None else rows.specs())]),
+            exported(step, [*specs, *([] if rows is None else rows.specs())], platforms),
             tuple(self._trace.variables[i] for i in given),
             tuple(streams),
             tuple(i - self._first_array for i in arrays),

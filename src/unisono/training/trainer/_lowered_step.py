@@ -1,0 +1,60 @@
+"""The program of one training step of a model, to look into: it is lowered, and does not run.
+
+Tests: tests/unit/cli/test_plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import keras
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
+from unisono.training.groups._batch_source import BatchSource
+from unisono.training.trainer._protocol import State
+from unisono.training.trainer._trainer_function import TrainerFunction
+
+
+class _LoweredError(Exception):
+    """Ends Keras' call before the step."""
+
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
+        super().__init__()
+        self.lowered = lowered
+
+
+def lowered_step(model: keras.Model, x: PyTree, y: PyTree) -> jax.stages.Lowered:
+    """Return the program of a training step on one batch. The model cannot be used afterwards.
+
+    Args:
+        model: compiled, and made in the scope of a strategy that trains synchronously.
+        x: the features of a global batch.
+        y: its labels.
+
+    Raises:
+        InvalidArgumentError: the model trains in another way.
+    """
+    model.make_train_function()
+    function = model.train_function
+    if not isinstance(function, TrainerFunction) or function.loop.is_eager:
+        raise InvalidArgumentError(
+            "A model must train by compiled steps of Keras' own. Received: one with `run_eagerly`, "
+            "`jit_compile=False` or a `train_step` in TensorFlow's form."
+        )
+
+    def lower(state: State, iterator: Iterator[PyTree]) -> None:
+        function.begin_with(state)
+        group = function.loop.take(BatchSource(), iterator, is_ahead=False)
+        if group is None:
+            raise StopIteration
+        ready = function.prepare(group)
+        raise _LoweredError(ready.program.lower(ready.state, ready.data))
+
+    model.train_function = lower
+    try:
+        model.train_on_batch(x, y)
+    except _LoweredError as end:
+        return end.lowered
+    raise AssertionError("Keras has not called the train function.")
