@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from unisono._backend import require_jax
-from unisono._checks import local_path
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MissingPackageError
+from unisono._export._files import MANIFEST, written_at
 from unisono._export._specs import ArraySpec
 from unisono._names import no_attribute
+from unisono._system._object_store import Place, StorePath, given_place, local_copy
 from unisono._types import PyTree
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 _FORMATS = ("stablehlo", "keras", "saved_model", "onnx")
+#: What a directory of a format has.
+_MARKERS = {"stablehlo": MANIFEST, "saved_model": "saved_model.pb"}
 _BY_SUFFIX = {"": "stablehlo", ".stablehlo": "stablehlo", ".keras": "keras", ".onnx": "onnx"}
 # Equal to `_stablehlo.PLATFORMS`, which is not imported here: its module imports JAX and Keras.
 _EVERYWHERE = ("cpu", "cuda", "tpu", "rocm")
@@ -56,13 +59,13 @@ if not TYPE_CHECKING:
 
 def export(
     model: keras.Model,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | StorePath,
     format: str | None = None,  # noqa: A002 (the name that Keras' `export` has)
     *,
     platforms: Sequence[str] = _EVERYWHERE,
     batch_size: int | None = None,
     input_spec: PyTree = None,
-) -> Path:
+) -> Place:
     """Write a model's inference, with one replica's weights, as a portable artefact.
 
     The artefact replaces what is at `path` atomically, at the end; a failure leaves `path` unchanged.
@@ -70,7 +73,8 @@ def export(
 
     Args:
         model: a built Keras model, of any strategy or none.
-        path: a directory for `"stablehlo"` and `"saved_model"`, a file for `"keras"` and `"onnx"`.
+        path: a directory for `"stablehlo"` and `"saved_model"`, a file for `"keras"` and `"onnx"`; also one
+            in an object store, such as `s3://bucket/model`.
         format: `"stablehlo"` (for `load`; needs neither Keras nor the model's code), `"keras"` (to
             continue training), `"saved_model"` (needs TensorFlow), `"onnx"` (needs jax2onnx). None
             chooses by the suffix: `.keras`, `.onnx`, and `.stablehlo` or none for StableHLO.
@@ -99,7 +103,7 @@ def export(
     >>> served.input_spec.shape
     ('batch', 3)
     """
-    target = local_path(path)
+    target = given_place(path)
     chosen = _chosen_format(target, format)
     _check_model(model)
     # An argument that the format ignores is an error, because its artefact would not be what was requested.
@@ -109,7 +113,8 @@ def export(
         # During `fit` the training loop holds the state: write it back to the variables, as Keras' callbacks
         # do.
         model.jax_state_sync()
-        _write(model, target, chosen, platforms, batch_size, input_spec)
+        with written_at(target, _MARKERS.get(chosen)) as folder:
+            _write(model, folder, chosen, platforms, batch_size, input_spec)
     _share(model, path)
     return target
 
@@ -137,7 +142,7 @@ def _write(
     writers[chosen](model, path)
 
 
-def load(path: str | os.PathLike[str]) -> ExportedModel:
+def load(path: str | os.PathLike[str] | StorePath) -> ExportedModel:
     """Load a StableHLO artefact as a function of arrays, without importing Keras.
 
     Args:
@@ -150,10 +155,18 @@ def load(path: str | os.PathLike[str]) -> ExportedModel:
         InvalidArgumentError: when a file is missing, truncated or changed, when a newer Unisono wrote
             the artefact, or when the installed JAX cannot read it.
         MissingPackageError: when flatbuffers is not installed.
+
+    >>> import tempfile
+    >>> import keras, numpy as np
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    >>> folder = export(model, tempfile.mkdtemp() + "/served")
+    >>> load(folder)(np.ones((5, 2), "float32")).shape
+    (5, 3)
     """
     from unisono._export._loaded import load_exported
 
-    return load_exported(local_path(path))
+    with local_copy(given_place(path)) as folder:
+        return load_exported(folder)
 
 
 def export_saved_model(
@@ -173,6 +186,11 @@ def export_saved_model(
     Raises:
         InvalidArgumentError: when `path` is something else than such an artefact.
         InvalidTypeError: when `model` is not a Keras model.
+
+    >>> import tempfile
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    >>> export_saved_model(model, tempfile.mkdtemp() + "/saved")
     """
     _check_model(model)
     if _writes_files(model):
@@ -180,12 +198,13 @@ def export_saved_model(
         model.jax_state_sync()
         from unisono._export._through_keras import write_keras_folder
 
-        write_keras_folder(model, local_path(path), with_inference)
+        with written_at(given_place(path), MANIFEST) as folder:
+            write_keras_folder(model, folder, with_inference)
     _share(model, path)
 
 
 def load_from_saved_model(
-    path: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str], custom_objects: Mapping[str, object] | None = None
 ) -> keras.Model:
     """Load an artefact of `export_saved_model`, as `tf.keras.experimental.load_from_saved_model` did.
 
@@ -215,12 +234,14 @@ def load_from_saved_model(
     require_jax()
     from unisono._export._through_keras import load_keras_folder
 
-    return load_keras_folder(local_path(path), custom_objects)
+    with local_copy(given_place(path)) as folder:
+        return load_keras_folder(folder, custom_objects)
 
 
-def _chosen_format(path: Path, given: str | None) -> str:
-    if given is None and path.suffix in _BY_SUFFIX:
-        return _BY_SUFFIX[path.suffix]
+def _chosen_format(path: Place, given: str | None) -> str:
+    name = PurePath(path.name)
+    if given is None and name.suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[name.suffix]
     if given is None:
         raise InvalidArgumentError(
             f"The suffix of `path` must be one of {sorted(_BY_SUFFIX)} where no format is given. Received: "
@@ -231,10 +252,10 @@ def _chosen_format(path: Path, given: str | None) -> str:
             f"`format` must be one of {_FORMATS}, or None. Received: format={given!r}. Write "
             "`format='stablehlo'` for `unisono.export.load`, or `format='keras'` to continue training."
         )
-    if given == "keras" and path.suffix != ".keras":
+    if given == "keras" and name.suffix != ".keras":
         raise InvalidArgumentError(
             f"The path of a Keras file must end in '.keras'. Received: path={str(path)!r}. Write "
-            f"{str(path.with_suffix('.keras'))!r}."
+            f"{str(path.with_name(str(name.with_suffix('.keras'))))!r}."
         )
     return given
 
@@ -257,7 +278,7 @@ def _writes_files(model: keras.Model) -> bool:
     return writes_files(model)
 
 
-def _share(model: keras.Model, path: str | os.PathLike[str]) -> None:
+def _share(model: keras.Model, path: str | os.PathLike[str] | StorePath) -> None:
     """Make all workers wait until the first one has written."""
     from unisono.training._binding import holder_of
 
@@ -266,7 +287,7 @@ def _share(model: keras.Model, path: str | os.PathLike[str]) -> None:
         strategy.process_group.share_file(str(path))
 
 
-def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: PyTree) -> None:
+def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: object) -> None:
     given = {"platforms": tuple(platforms) != _EVERYWHERE, "batch_size": batch_size, "input_spec": input_spec}
     names = [name for name, value in given.items() if value is not None and value is not False]
     if names:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from unisono._checks import local_path, whole_number
+from unisono._checks import whole_number
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._summary._recording import (
     Condition,
@@ -34,6 +34,7 @@ from unisono._summary._recording import (
     record,
     replace_default_step,
 )
+from unisono._system._object_store import given_place
 from unisono._types import ArrayLike
 
 __all__ = [
@@ -48,7 +49,8 @@ def create_file_writer(
     """Return a writer of a new event file in a directory.
 
     Args:
-        logdir: the directory; created where it is missing.
+        logdir: the directory; created where it is missing. Also one in an object store, `s3://bucket/logs` or
+            `gs://bucket/logs`, to which summaries go with each `flush`, and after `flush_millis`.
         max_queue: the number of summaries that are buffered before they are written.
         flush_millis: milliseconds after which buffered summaries are written with the next one.
 
@@ -68,7 +70,7 @@ def create_file_writer(
     _check_positive("flush_millis", flush_millis)
     from unisono._summary._event_files import EventFile
 
-    return SummaryWriter(EventFile(str(local_path(logdir)), max_queue, flush_millis / 1000))
+    return SummaryWriter(EventFile(str(given_place(logdir)), max_queue, flush_millis / 1000))
 
 
 def create_noop_writer() -> SummaryWriter:

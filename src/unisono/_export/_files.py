@@ -15,15 +15,23 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from unisono._errors import InvalidArgumentError
 from unisono._system._files import flush, flush_tree, swap_folder
+from unisono._system._object_store import Place, written_locally
 
 MANIFEST = "manifest.json"
 
 
-def seal(kind: str, version: int, body: Mapping[str, Any]) -> str:
+class FileRecord(TypedDict):
+    """What a manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def seal(kind: str, version: int, body: Mapping[str, object]) -> str:
     """Return the text of a manifest."""
     digest = _digest_of(kind, version, body)
     record = {"format": kind, "version": version, "sha256": digest, "body": body}
@@ -64,7 +72,7 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
     return dict(body)
 
 
-def _digest_of(kind: str, version: int, body: Mapping[str, Any]) -> str:
+def _digest_of(kind: str, version: int, body: Mapping[str, object]) -> str:
     # One text for one content: the digest must not depend on the order or the spaces of the file.
     text = json.dumps([kind, version, body], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -78,9 +86,9 @@ def damaged(file: Path, received: str) -> InvalidArgumentError:
     )
 
 
-def describe_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path, names: Sequence[str]) -> dict[str, FileRecord]:
     """Return the size in bytes and the SHA-256 sum of each file."""
-    found = {}
+    found: dict[str, FileRecord] = {}
     for name in names:
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -105,7 +113,7 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     return unseal(text, file, kind, version)
 
 
-def read_file(folder: Path, name: str, files: Mapping[str, Mapping[str, Any]]) -> bytes:
+def read_file(folder: Path, name: str, files: Mapping[str, FileRecord]) -> bytes:
     """Return the content of a file of an artefact.
 
     Raises:
@@ -158,11 +166,36 @@ def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
-def _check_replaceable(path: Path, marker: str | None) -> None:
+@contextlib.contextmanager
+def written_at(place: Place, marker: str | None = None) -> Iterator[Path]:
+    """Yield the path itself, or for one in an object store a temporary one, which is uploaded at the end.
+
+    The marker is uploaded last; what an earlier artefact had besides is deleted.
+
+    Args:
+        marker: for a directory, the file whose presence marks an artefact that may be replaced.
+
+    Raises:
+        InvalidArgumentError: when something else is there in the store.
+    """
+    if isinstance(place, Path):
+        yield place
+        return
+    before = {} if marker is None else place.find()
+    if marker is not None:
+        _check_replaceable(place, marker)
+    with written_locally(place, marker) as aside:
+        yield aside
+        written = {file.relative_to(aside).as_posix() for file in aside.rglob("*")}
+    for name in before.keys() - written:
+        (place / name).unlink(missing_ok=True)
+
+
+def _check_replaceable(path: Place, marker: str | None) -> None:
     if marker is None:
         fits, wanted = not path.is_dir(), "a file"
     else:
-        empty = path.is_dir() and not any(path.iterdir())
+        empty = isinstance(path, Path) and path.is_dir() and not any(path.iterdir())
         fits = not path.exists() or empty or (path / marker).is_file()
         wanted = f"a new or empty directory, or one with {marker!r}"
     if not fits:

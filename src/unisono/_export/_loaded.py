@@ -24,7 +24,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._export._files import damaged, read_file, read_manifest
 from unisono._export._specs import ArraySpec, bind_sizes, decode, matched, rebuild
 from unisono._system._packages import require_packages
-from unisono._types import ArrayLike, PyTree
+from unisono._types import PyTree
 
 KIND = "unisono-stablehlo"
 VERSION = 1
@@ -41,7 +41,13 @@ class ExportedModel:
     Args:
         exported: the function of (weights, inputs).
         weights: the arrays of its first argument.
-        manifest: the body of the artefact's manifest.
+
+    >>> import tempfile
+    >>> import keras, unisono
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    >>> folder = unisono.export.export(model, tempfile.mkdtemp() + "/served")
+    >>> unisono.export.load(folder)(np.ones((5, 2), "float32")).shape
+    (5, 3)
     """
 
     def __init__(
@@ -109,7 +115,7 @@ class ExportedModel:
         return f"<ExportedModel {self.name!r}: {self._inputs} -> {self._outputs}>"
 
 
-def _as_array(spec: ArraySpec, value: ArrayLike, where: str) -> jax.Array:
+def _as_array(spec: ArraySpec, value: object, where: str) -> jax.Array:
     """Convert as Keras does: integers to floats, and between precisions, but never floats to integers."""
     dtype = jnp.dtype(spec.dtype)
     array = value if isinstance(value, jax.Array) else np.asarray(value)

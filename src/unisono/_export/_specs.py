@@ -37,7 +37,7 @@ def plain(tree: PyTree) -> PyTree:
     return map_leaves(lambda leaf: leaf, tree)
 
 
-def map_leaves(function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+def map_leaves(function: Callable[[Any], object], tree: PyTree) -> PyTree:
     """Return the structure with `function(leaf)` for each leaf, called in the order of `leaves`."""
     if isinstance(tree, Mapping):
         # Sorted, as JAX orders the leaves of a dict.
@@ -98,7 +98,7 @@ def decode(record: dict[str, Any] | None) -> PyTree:
     return ArraySpec(tuple(array["shape"]), array["dtype"], array["name"])
 
 
-def matched(spec: PyTree, value: PyTree, where: str) -> Iterator[tuple[str, Any, Any]]:
+def matched(spec: PyTree, value: object, where: str) -> Iterator[tuple[str, Any, object]]:
     """Yield the path, the spec and the value of each array, in the order of `leaves`.
 
     Args:
@@ -126,7 +126,7 @@ def matched(spec: PyTree, value: PyTree, where: str) -> Iterator[tuple[str, Any,
         yield where, spec, value
 
 
-def _other_structure(where: str, expected: str, value: PyTree) -> InvalidArgumentError:
+def _other_structure(where: str, expected: str, value: object) -> InvalidArgumentError:
     if isinstance(value, Mapping):
         received = f"a dict with the keys {sorted(map(str, value))}"
     elif isinstance(value, list | tuple):

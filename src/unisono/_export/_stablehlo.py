@@ -27,7 +27,7 @@ from unisono._export._loaded import FUNCTION, KIND, VERSION, WEIGHTS, key_of
 from unisono._export._signature import input_specs
 from unisono._export._specs import ArraySpec, encode, leaves, map_leaves, plain, rebuild
 from unisono._system._packages import require_packages
-from unisono._types import ArrayLike, PyTree
+from unisono._types import PyTree
 
 #: The names that `jax.export` knows.
 PLATFORMS = ("cpu", "cuda", "tpu", "rocm")
@@ -99,7 +99,7 @@ def write_stablehlo(
         (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
 
 
-def one_replica(value: ArrayLike) -> np.ndarray:
+def one_replica(value: jax.Array | np.ndarray) -> np.ndarray:
     """Return one replica's copy of a variable's value.
 
     Args:
@@ -162,7 +162,7 @@ def _export(
         raise
 
 
-def _works(attempt: Callable[..., Any], specs: list[ArraySpec], platforms: Sequence[str]) -> bool:
+def _works(attempt: Callable[..., object], specs: list[ArraySpec], platforms: Sequence[str]) -> bool:
     try:
         attempt(specs, platforms)
     except Exception:

@@ -12,7 +12,6 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import keras
@@ -75,7 +74,7 @@ def _sample(spec: ArraySpec) -> np.ndarray:
     return np.zeros([size if isinstance(size, int) else 2 for size in spec.shape], jnp.dtype(spec.dtype))
 
 
-def try_onnx(file: Path, inputs: Sequence[Any], name: str) -> None:
+def try_onnx(file: Path, inputs: Sequence[np.ndarray], name: str) -> None:
     """Run an ONNX file once.
 
     Args:
@@ -116,7 +115,7 @@ def write_keras_folder(model: keras.Model, path: Path, with_inference: bool = Fa
         (aside / MANIFEST).write_text(seal(KIND, VERSION, body), encoding="utf-8")
 
 
-def load_keras_folder(path: Path, custom_objects: Mapping[str, Any] | None) -> keras.Model:
+def load_keras_folder(path: Path, custom_objects: Mapping[str, object] | None) -> keras.Model:
     """Load the directory of `write_keras_folder`; compile the model if its losses and metrics are found."""
     manifest = read_manifest(path, KIND, VERSION)
     # Only to verify the checksum: Keras reads the file itself.

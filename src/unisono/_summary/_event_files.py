@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from unisono._errors import ContextError, MissingPackageError
+from unisono._errors import ContextError, InvalidArgumentError, MissingPackageError
+from unisono._system._object_store import StorePath, store_path
 from unisono._types import ArrayLike
 
 try:
@@ -40,6 +43,8 @@ except ImportError as error:
         "Summaries need the packages `tensorboard` and `pillow`. Received: "
         f"{type(error).__name__}: {error}. Write `pip install unisono[tensorboard]`."
     ) from error
+
+_LOG = logging.getLogger("unisono")
 
 #: Pillow's modes for 1, 2, 3 and 4 channels.
 _PNG_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
@@ -61,7 +66,7 @@ class EventFile:
     (seconds, and hundreds of megabytes), and starts a thread.
 
     Args:
-        logdir: the directory, on any file system that TensorBoard can read; created where it is missing.
+        logdir: the directory, also one in an object store; created where it is missing.
         max_queue: the number of buffered events at which they are written.
         flush_seconds: the age of the buffer, in seconds, at which the next event causes a write.
     """
@@ -73,9 +78,21 @@ class EventFile:
         self._pending: list[bytes] = []
         self._flushed_at = time.monotonic()
         self._is_open = True
-        gfile.makedirs(logdir)
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = gfile.GFile(os.path.join(logdir, f"{name}.{next(_numbers)}"), "wb")
+        name = f"{name}.{next(_numbers)}"
+        try:
+            store = store_path(logdir)
+            if store is None:
+                gfile.makedirs(logdir)
+                self._file = gfile.GFile(os.path.join(logdir, name), "wb")
+            else:
+                # Only a `flush` and the age of the buffer cause a write, which uploads the whole file.
+                self._max_queue, self._file = sys.maxsize, _ObjectFile(store / name)
+        except OSError as error:
+            raise InvalidArgumentError(
+                "The directory of summaries must be one that can be made and written. Received: "
+                f"{logdir!r} ({error.strerror or error}). Name another directory."
+            ) from error
         self._append(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
 
@@ -130,6 +147,36 @@ class EventFile:
             self._file.flush()
             self._pending.clear()
         self._flushed_at = time.monotonic()
+
+
+class _ObjectFile:
+    """A file in an object store: each `flush` writes the object anew, with all that was written so far.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: StorePath) -> None:
+        self._path, self._content = path, io.BytesIO()
+        self._is_behind = False
+        path.write_bytes(b"")
+
+    def write(self, content: bytes) -> None:
+        self._content.write(content)
+        self._is_behind = True
+
+    def flush(self) -> None:
+        try:
+            self._path.write_bytes(self._content.getvalue())
+            self._is_behind = False
+        except OSError as error:
+            # Training is worth more than its log, and the next one writes these events, too.
+            _LOG.warning("Events for TensorBoard could not be written. %s", error)
+
+    def close(self) -> None:
+        if self._is_behind:
+            self.flush()
+        self._content.close()
 
 
 def read_scalars(logdir: str) -> dict[int, dict[str, float]]:

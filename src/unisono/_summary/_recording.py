@@ -47,6 +47,14 @@ class SummaryWriter:
 
     Args:
         file: the event file; None drops all summaries.
+
+    >>> import tempfile
+    >>> import unisono
+    >>> writer = unisono.summary.create_file_writer(tempfile.mkdtemp())
+    >>> with writer.as_default():
+    ...     unisono.summary.scalar("loss", 0.5, step=1)
+    True
+    >>> writer.close()
     """
 
     def __init__(self, file: EventFile | None) -> None:

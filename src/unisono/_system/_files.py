@@ -16,26 +16,32 @@ import stat
 import threading
 from pathlib import Path
 
+from unisono._system._object_store import Place, StorePath
+
 #: With these, network and user-space file systems say that they cannot flush a folder.
 _CANNOT_FLUSH = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
-def replace_file(path: Path, content: str | bytes, *, durable: bool) -> None:
+def replace_file(path: Place, content: str | bytes, *, durable: bool) -> None:
     """Write a file so that every reader sees the old content or the new one.
 
     Args:
-        path: of the file; its folder must be there.
+        path: of the file; its folder must be there. Also one in an object store, which is durable by itself.
         content: text, which is written as UTF-8, or bytes.
         durable: whether it must outlive a crash of the machine, which costs a wait for the disk.
 
     Raises:
         OSError: it cannot be written; the old file is unchanged then, and nothing else is left.
     """
+    data = content.encode() if isinstance(content, str) else content
+    if isinstance(path, StorePath):
+        path.write_bytes(data)
+        return
     # In the same folder, because a rename is atomic only within one file system; by process and thread,
     # because several may write.
     aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+        aside.write_bytes(data)
         if durable:
             rename_durably(aside, path)
         else:

@@ -17,7 +17,6 @@ class ActiveClock:
     Args:
         gap: the most seconds that count between two readings: about four times the reader's interval, for a
             busy machine.
-        clock: the monotonic clock.
     """
 
     def __init__(self, gap: float = 2.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -35,6 +35,10 @@ from unisono._errors import ContextError
 
 _LOG = logging.getLogger("unisono")
 
+#: A process that exits with this code has saved its state and requests a restart: the code of TensorFlow's
+#: PreemptionCheckpointHandler.
+RESTART_WANTED = 42
+
 #: A function, SIG_DFL or SIG_IGN (which are integers); None for a handler that is not Python's.
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 

@@ -15,18 +15,17 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from unisono._checks import local_path
 from unisono._errors import InvalidArgumentError
-from unisono._system._signals import SignalWatch, in_main_thread
+from unisono._system._object_store import place_of
+from unisono._system._signals import RESTART_WANTED, SignalWatch, in_main_thread
 from unisono._types import Logs
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
-from unisono.checkpoint import _commits
-from unisono.checkpoint.preemption._notice import RESTART
+from unisono.checkpoint.commits import _commits
 from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus, consensus_of
 from unisono.cluster_resolver._base import process_environ
-from unisono.training._bind import install
+from unisono.training._bind import wrap_keras
 from unisono.training._binding import strategy_of, writes_files
 from unisono.training._fit_extension import FitCall, FitExtension
 
@@ -37,7 +36,7 @@ _SUPERVISED = "UNISONO_FENCE"
 
 # Also for models of no strategy: the callback takes part in `fit`. And not when one is created, which may be
 # among the arguments of a `fit` that Python has already looked up.
-install()
+wrap_keras()
 
 
 class BackupAndRestore(FitExtension):
@@ -55,7 +54,8 @@ class BackupAndRestore(FitExtension):
 
     Args:
         backup_dir: a directory of this run alone, which the first of several workers reads and writes.
-            One in memory, such as `/dev/shm/run-7`, survives the process and not the machine.
+            One in memory, such as `/dev/shm/run-7`, survives the process and not the machine. Also one in an
+            object store: `s3://bucket/run-7`, `gs://bucket/run-7`.
         save_freq: `"epoch"`, or after how many batches; 0 for only when asked (`save_now`, SIGTERM).
             `"auto"` measures the first backups and then saves as often as `max_overhead` allows; it
             says so in a line. None is `"auto"` under `unisono launch`, and else `"epoch"`, as in Keras.
@@ -100,8 +100,8 @@ class BackupAndRestore(FitExtension):
         super().__init__()
         if save_freq is None:
             save_freq = "auto" if process_environ().get(_SUPERVISED) else "epoch"
-        _check(os.fspath(backup_dir), save_freq, max_to_keep, max_overhead, max_seconds)
-        self.backup_dir = local_path(backup_dir).absolute()
+        _check(str(backup_dir), save_freq, max_to_keep, max_overhead, max_seconds)
+        self.backup_dir = place_of(backup_dir)
         self.save_freq = save_freq
         self.delete_checkpoint = delete_checkpoint
         self.saved = 0
@@ -198,7 +198,7 @@ class BackupAndRestore(FitExtension):
             self._backups.wait()
             self._agreement.finish()
             # Not `raise`: the tasks that serve this program end with the same code.
-            sys.exit(RESTART)
+            sys.exit(RESTART_WANTED)
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """Pause step timing while validation runs."""

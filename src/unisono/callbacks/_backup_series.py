@@ -5,17 +5,17 @@ Tests: tests/virtual/callbacks/test_resume.py, tests/cluster/test_backup.py.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from pathlib import Path
 
 from unisono._errors import CheckpointError, CheckpointUnreadableError
+from unisono._system._object_store import Place
 from unisono.callbacks._interval import WriteRecord
-from unisono.checkpoint import _commits, _markers
+from unisono.checkpoint import _markers
 from unisono.checkpoint._contents import Snapshot
 from unisono.checkpoint._series import CommitSeries
 from unisono.checkpoint._writer import BackgroundWriter, settle
+from unisono.checkpoint.commits import _commits
 
 _LOG = logging.getLogger("unisono")
 _NAME = "backup"
@@ -29,7 +29,7 @@ class Backups:
         read_only: of several workers, the first writes, for all.
     """
 
-    def __init__(self, directory: Path, keep: int, asynchronous: bool, read_only: bool = False) -> None:
+    def __init__(self, directory: Place, keep: int, asynchronous: bool, read_only: bool = False) -> None:
         self.directory = directory
         self.read_only = read_only
         self.written = 0
@@ -53,7 +53,7 @@ class Backups:
         """Whether an evaluator reads them."""
         return _markers.is_watched(self.directory)
 
-    def newest(self) -> tuple[Path, Snapshot] | None:
+    def newest(self) -> tuple[Place, Snapshot] | None:
         """The newest one that is as it was written."""
         return self._series.newest()
 
@@ -92,16 +92,15 @@ class Backups:
 
         An evaluator still reads the newest; the next `fit` deletes it.
         """
-        if self.read_only or not self.directory.is_dir():
+        if self.read_only or not self.directory.is_dir() or _commits.is_taken(self.directory):
             return
         watched = self.is_watched
         if watched or not delete:
-            _markers.mark_finished(self.directory, discard=delete)
+            _markers.mark_finished(str(self.directory), discard=delete)
         if delete:
             every = self._series.paths()
             self._series.delete(every[:-1] if watched else every)
-            with contextlib.suppress(OSError):
-                self.directory.rmdir()
+            _commits.leave(self.directory)
 
     def close(self) -> None:
         """End the thread; what is being written becomes complete."""

@@ -34,7 +34,6 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,6 +41,7 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointError
+from unisono._system._object_store import Place
 from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._callback_state import CallbackBaseline, names_of, set_state_of, state_of
@@ -52,6 +52,7 @@ from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._resumable_data import ResumableData
 from unisono.checkpoint._contents import Snapshot
 from unisono.checkpoint._rng_state import RandomState
+from unisono.cluster.liveness._task_events import process_events
 from unisono.step._keras_internals import is_synced
 from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
 from unisono.training._binding import strategy_of
@@ -132,7 +133,8 @@ class FitBackup:
     def prepare(self) -> None:
         """Find a backup and change the arguments of `fit` so that it resumes from there."""
         self._progress.data_facts = self._data.facts()
-        found = self._newest()
+        with process_events().span("restore"):
+            found = self._newest()
         if found is None:
             return
         path, snapshot = found
@@ -170,7 +172,7 @@ class FitBackup:
             self._bars = [keras.callbacks.ProgbarLogger()]
             self._call.callbacks[-1:-1] = self._bars
 
-    def _newest(self) -> tuple[Path, Snapshot] | None:
+    def _newest(self) -> tuple[Place, Snapshot] | None:
         """Return the newest backup; the first of several workers reads it and sends it to the others."""
         strategy = strategy_of(self._model)
         if strategy is None:
@@ -239,6 +241,7 @@ class FitBackup:
                 name = type(callback).__name__
                 _LOG.warning("%s continues with the argument of the program: %s.", name, text)
         self._watching.batches = self._saved_at = progress.batches
+        process_events().begin_at(progress.batches)
         self._watching.first_of_run = progress.first_of_run
         # The first batch may be the ragged last one of its epoch.
         set_usual_rows(self._watching, progress.usual_rows)

@@ -18,8 +18,9 @@ import keras
 import numpy as np
 
 from unisono import summary
-from unisono._checks import local_path, whole_number
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
+from unisono._system._object_store import folder_of, given_place
 from unisono._system._packages import require_packages
 from unisono._types import ArrayLike, Logs
 from unisono.training._binding import strategy_of
@@ -44,7 +45,8 @@ class TensorBoard(keras.callbacks.Callback):
     other than `"epoch"`, `unisono.summary` calls in layers and train steps are written too.
 
     Args:
-        log_dir: the directory.
+        log_dir: the directory; also one in an object store, `s3://bucket/logs` or `gs://bucket/logs`, where
+            summaries appear at the ends of epochs.
         histogram_freq: every how many epochs to write a histogram of each weight; 0 for never.
         write_graph: whether to write the layers of a Sequential or Functional model.
         write_images: whether to write each weight also as an image, with its histogram.
@@ -83,7 +85,7 @@ class TensorBoard(keras.callbacks.Callback):
         super().__init__()
         # Now, and not at the end of the first epoch.
         require_packages("TensorBoard", "tensorboard", "tensorboard", "PIL")
-        self.log_dir = str(local_path(log_dir))
+        self.log_dir = str(given_place(log_dir))
         self.histogram_freq = _checked_count("histogram_freq", histogram_freq)
         self.embeddings_freq = _checked_count("embeddings_freq", embeddings_freq)
         self.write_graph, self.write_images = write_graph, write_images
@@ -175,7 +177,8 @@ class TensorBoard(keras.callbacks.Callback):
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             self._write_weights(epoch)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0 and is_chief():
-            _write_embeddings(self.model, self.log_dir)
+            with folder_of(self.log_dir) as folder:
+                _write_embeddings(self.model, folder)
         for writer in self._writers.values():
             writer.flush()
 
@@ -285,6 +288,7 @@ class _Profile:
 
     def __init__(self, log_dir: str, first: int, last: int) -> None:
         self._log_dir, self._first, self._last = log_dir, first, last
+        self._files = contextlib.ExitStack()
         self._is_running = False
         self._is_done = False
         self.is_wanted = first > 0
@@ -292,7 +296,7 @@ class _Profile:
     def starting(self, first: int, last: int) -> None:
         """Start when the steps that begin now reach into the range."""
         if self.is_wanted and not self._is_running and not self._is_done and last >= self._first:
-            jax.profiler.start_trace(self._log_dir)
+            jax.profiler.start_trace(self._files.enter_context(folder_of(self._log_dir)))
             self._is_running = True
 
     def ended(self, step: int) -> None:
@@ -304,7 +308,8 @@ class _Profile:
         """Write the trace, if one runs."""
         if self._is_running:
             self._is_running, self._is_done = False, True
-            jax.profiler.stop_trace()
+            with self._files:
+                jax.profiler.stop_trace()
 
 
 def _as_images(weight: ArrayLike) -> ArrayLike | None:

@@ -1,7 +1,8 @@
-"""`StepTimer`: how long steps take, and how long the host waits for data, in the logs of each epoch."""
+"""`StepTimer`: how long steps take, and where the time goes, in the logs of each epoch."""
 
 from __future__ import annotations
 
+import math
 from time import perf_counter
 from typing import Any
 
@@ -12,27 +13,36 @@ from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import Logs
 from unisono.training._binding import strategy_of
 from unisono.training.groups._host_timing import HostTimes
+from unisono.training.groups._step_profile import StepParts, StepSampler
 from unisono.training.trainer._protocol import timer_of
 
+#: What a sample says.
+SAMPLED = ("host_ms", "compute_ms", "exchange_ms")
 
-def split_of(steps: HostTimes, seconds: float) -> dict[str, float]:
+
+def split_of(steps: HostTimes, seconds: float, parts: StepParts | None = None) -> dict[str, float]:
     """Return what `StepTimer` adds to the logs of an epoch.
 
-    >>> split_of(HostTimes(data=0.5, batches=100, rows=3200), seconds=2.0)
-    {'data_ms': 5.0, 'step_ms': 20.0, 'examples_per_s': 1600.0}
-    """
+    Args:
+        parts: the last sample of steps; None where there is none, whose numbers are not known then.
+
+    >>> split_of(HostTimes(data=0.5, batches=100, rows=3200), 2.0, StepParts(0.5, 0.25, 0.125, steps=10))
+    {'data_ms': 5.0, 'host_ms': 12.5, 'compute_ms': 25.0, 'exchange_ms': 12.5, 'step_ms': 20.0, 'examples_per_s': 1600.0}
+    """  # noqa: E501
+    sampled = dict.fromkeys(SAMPLED, math.nan) if parts is None else parts.per_step()
     if not steps.batches or seconds <= 0:
         # An epoch whose batches were all done before, in the run that this one resumes.
-        return {"data_ms": 0.0, "step_ms": 0.0, "examples_per_s": 0.0}
+        return {"data_ms": 0.0, **sampled, "step_ms": 0.0, "examples_per_s": 0.0}
     return {
         "data_ms": 1000 * steps.data / steps.batches,
+        **sampled,
         "step_ms": 1000 * seconds / steps.batches,
         "examples_per_s": steps.rows / seconds,
     }
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Add the time of a step, the wait for its data and the speed to the logs of each epoch of `fit`.
+    """Add a step's time and its parts (data, host, compute, exchange) to the logs of each epoch of `fit`.
 
     `step_ms` is the time from batch to batch, in milliseconds; `data_ms` is how long of it the host
     waited for the data. It waits while the devices compute: where `data_ms` is well below `step_ms`
@@ -40,9 +50,17 @@ class StepTimer(keras.callbacks.Callback):
     faster, for example by `Dataset.map(..., num_parallel_calls=AUTOTUNE)` and
     `Dataset.prefetch(2)`. `examples_per_s` counts the rows of all replicas.
 
-    Keras' progress bar, its `History` and callbacks listed after this one get the three numbers.
-    Validation does not count; the first epoch includes compiling. Nothing is done for single
-    batches, so Keras continues to read logs in a thread of its own.
+    The other parts are those of a sample, which is taken of one program in ten seconds at most: the
+    host waits for the devices before and behind it, and XLA's profile says when they worked.
+    `compute_ms` is the time in which a device of this process computed; `exchange_ms` that in which
+    its devices only exchanged values with others, or waited for them, in this process or in others;
+    `host_ms` the rest. An exchange that is hidden behind computation is not counted. They are NaN
+    until a program has run twice, and while another profile runs (`TensorBoard(profile_batch=…)`).
+    All steps but the samples are left alone; without this callback there are no samples.
+
+    Keras' progress bar, its `History` and callbacks listed after this one get the numbers.
+    Validation does not count, nor does what a sample costs; the first epoch includes compiling.
+    Nothing is done for single batches, so Keras continues to read logs in a thread of its own.
 
     Raises:
         InvalidArgumentError: when training begins, if no strategy holds the model.
@@ -56,31 +74,42 @@ class StepTimer(keras.callbacks.Callback):
     ...     keras.ops.ones((8, 2)), keras.ops.ones((8, 1)), verbose=0, callbacks=[StepTimer()]
     ... )
     >>> sorted(history.history)
-    ['data_ms', 'examples_per_s', 'loss', 'step_ms']
+    ['compute_ms', 'data_ms', 'examples_per_s', 'exchange_ms', 'host_ms', 'loss', 'step_ms']
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._before = HostTimes()
         self._began = 0.0
+        self._sampler = StepSampler()
+        #: Seconds that samples had taken when the epoch began.
+        self._sampling = 0.0
         #: When the devices had finished the steps of the epoch; None while they compute.
         self._ended: float | None = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Find the clock, and begin the first epoch, whose hook a resumed run does not call."""
-        if timer_of(self.model.train_function) is None:
+        timer = timer_of(self.model.train_function)
+        if timer is None:
             if (strategy := strategy_of(self.model)) is not None:
                 raise UnsupportedError(
                     "StepTimer measures steps that this process runs. Received: "
                     f"{self.model.name!r}, which trains under {strategy!r}. Leave it out: on parameter "
-                    "servers the logs of epochs have `steps_per_second`."
+                    "servers the logs of epochs have `steps_per_second`, and the parts of a step "
+                    "(`data_ms`, `pull_ms`, `compute_ms`, `push_ms`)."
                 )
             raise InvalidArgumentError(
                 "StepTimer needs a model that a strategy trains. Received: "
                 f"{self.model.name!r}, compiled outside of every scope. Write\n"
                 "    with strategy.scope():\n        model = ...\n        model.compile(...)"
             )
+        timer.sampler = self._sampler
         self._begin()
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        """Take no more samples."""
+        if (timer := timer_of(self.model.train_function)) is not None:
+            timer.sampler = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         """Note where the clock stands."""
@@ -90,6 +119,8 @@ class StepTimer(keras.callbacks.Callback):
         # Not the hook itself, which `BackupAndRestore` disables in an epoch that it resumes.
         self._before = self._reading()
         self._began, self._ended = perf_counter(), None
+        self._sampling = self._sampler.seconds
+        self._sampler.ask()
 
     def on_test_begin(self, logs: Logs = None) -> None:
         """End the epoch's time before its validation, which needs the last step's weights anyway."""
@@ -103,7 +134,8 @@ class StepTimer(keras.callbacks.Callback):
         """Add the numbers to the logs. Keras has read the epoch's results: the devices are done."""
         ended = perf_counter() if self._ended is None else self._ended
         if logs is not None:
-            logs.update(split_of(self._reading().since(self._before), ended - self._began))
+            seconds = ended - self._began - (self._sampler.seconds - self._sampling)
+            logs.update(split_of(self._reading().since(self._before), seconds, self._sampler.parts))
 
     def get_state(self) -> dict[str, Any]:
         """Return what a checkpoint is to keep: nothing, because times are those of one process."""

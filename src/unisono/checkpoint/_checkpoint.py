@@ -10,14 +10,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from unisono._checks import local_path
 from unisono._errors import InvalidArgumentError
+from unisono._system._object_store import Place, place_of
 from unisono._types import Trackable
-from unisono.checkpoint import _commits
 from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
 from unisono.checkpoint._restoring import Restoration, RestoreStatus
 from unisono.checkpoint._series import read_snapshot, write_snapshot
 from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
+from unisono.checkpoint.commits import _commits
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.training._binding import holder_of
 
@@ -50,7 +50,7 @@ class Checkpoint(Holder):
         super().__init__()
         self._counter = 0
         #: Directories in which a checkpoint of this object was read back.
-        self._was_read: set[Path] = set()
+        self._was_read: set[Place] = set()
         self._restoration: Restoration | None = None
         self._objects |= {name: _tracked(value) for name, value in objects.items()}
         if root is not None:
@@ -126,11 +126,11 @@ class Checkpoint(Holder):
         Raises:
             CheckpointError: it cannot be written, or not be read back; nothing is left then.
         """
-        series = local_path(file_prefix).absolute()
+        series = place_of(file_prefix)
         # The counter remembers numbers whose files were deleted, the directory those of earlier processes.
         newest = max(self._counter, _commits.newest_number(series.parent, series.name))
         number = self.number(str(series), newest + 1)
-        path = self.write(series.with_name(f"{series.name}-{number}"))
+        path = self.write(str(series.with_name(f"{series.name}-{number}")))
         # Not before: a save that failed does not use up its number.
         self._counter = number
         return path
@@ -147,7 +147,7 @@ class Checkpoint(Holder):
         Raises:
             CheckpointError: another directory, cannot be written, or not be read back; what was there stays.
         """
-        target = local_path(file_prefix).absolute()
+        target = place_of(file_prefix)
         variables = self.parts().variables.values()
         # `gather` is a collective: every worker calls it, also those that do not write, in the same order
         # (that of a set would differ between processes).
@@ -213,8 +213,8 @@ class Checkpoint(Holder):
                 "what `save` returned, or `latest_checkpoint(directory)` of its directory."
             )
             return RestoreStatus({}, None)
-        path = local_path(save_path).absolute()
-        if not path.exists():
+        path = place_of(save_path)
+        if isinstance(path, Path) and not path.exists():
             # A process may have died while it was replacing it.
             _commits.sweep(path.parent)
         return self.put(read_snapshot(path), str(path), parts)

@@ -39,6 +39,9 @@ def encode(value: State, arrays: dict[str, Array], where: str) -> Json:
     >>> encode((1, b"a"), {}, "x")
     {'__kind__': 'tuple', 'items': [1, {'__kind__': 'bytes', 'base64': 'YQ=='}]}
     """
+    if isinstance(value, np.ndarray) and value.dtype == object and not value.ndim:
+        # What NumPy has no type for.
+        value = value.item()
     # The exact types: NumPy's float64 is a Python float, too, and would return without its dtype.
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -46,7 +49,7 @@ def encode(value: State, arrays: dict[str, Array], where: str) -> Json:
         return {_KIND: "bytes", "base64": base64.b64encode(bytes(value)).decode()}
     if isinstance(value, np.generic) and value.dtype.kind in "SU":
         return encode(value.item(), arrays, where)
-    if _is_array(value):
+    if _is_array(value) and value.dtype != object:
         # The count keeps names apart: keys of a dict may contain `.`, `[` and `#` themselves.
         name = f"{where}#{len(arrays)}"
         # A copy: training continues to change the original while this one is written.

@@ -11,17 +11,17 @@ import json
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from unisono._checks import local_path
 from unisono._errors import CheckpointError, InvalidArgumentError
 from unisono._system._files import replace_file
-from unisono.checkpoint import _commits
+from unisono._system._object_store import Place, place_of
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._series import CommitSeries
 from unisono.checkpoint._writer import BackgroundWriter, settle
+from unisono.checkpoint.commits import _commits
+from unisono.checkpoint.commits._manifests import MANIFEST
 
 
 class CheckpointManager:
@@ -33,7 +33,7 @@ class CheckpointManager:
 
     Args:
         checkpoint: what to save.
-        directory: where; created.
+        directory: where; created. `s3://bucket/…` and `gs://bucket/…`, too.
         max_to_keep: how many are kept; None for all.
         checkpoint_name: they are called `checkpoint_name-N`.
         asynchronous: whether `save` returns before the checkpoint is on the disk.
@@ -45,6 +45,15 @@ class CheckpointManager:
     Raises:
         InvalidArgumentError: when `max_to_keep` is below 1.
         CheckpointError: when `directory` is not a directory or cannot be read.
+
+    >>> import tempfile
+    >>> import keras
+    >>> from unisono.checkpoint import Checkpoint
+    >>> step = keras.Variable(0)
+    >>> with CheckpointManager(Checkpoint(step=step), tempfile.mkdtemp(), max_to_keep=3) as manager:
+    ...     path = manager.save()
+    >>> manager.latest_checkpoint == path
+    True
     """
 
     def __init__(
@@ -64,7 +73,7 @@ class CheckpointManager:
                 f"`max_to_keep` must be at least 1. Received: max_to_keep={max_to_keep}. None keeps all."
             )
         self._checkpoint = checkpoint
-        self.directory = local_path(directory).absolute()
+        self.directory = place_of(directory)
         self._name, self._init = checkpoint_name, init_fn
         self._asynchronous = asynchronous
         self._every = None if keep_checkpoint_every_n_hours is None else keep_checkpoint_every_n_hours * 3600
@@ -134,7 +143,7 @@ class CheckpointManager:
             self._writer.close()
         return path
 
-    def _is_preserved(self, path: Path) -> bool:
+    def _is_preserved(self, path: Place) -> bool:
         """Return whether a checkpoint stays which `max_to_keep` leaves out; remember it if so."""
         if self._every is None:
             return False
@@ -143,7 +152,7 @@ class CheckpointManager:
             preserved: dict[str, float] = json.loads(note.read_text())
         except FileNotFoundError:
             preserved = {}
-        written = path.stat().st_mtime
+        written = (path / MANIFEST).stat().st_mtime
         if path.name not in preserved:
             if written - self._every < max(preserved.values(), default=self._began):
                 return False

@@ -10,11 +10,10 @@ import dataclasses
 import json
 import os
 import uuid
-from pathlib import Path
 from typing import Any
 
-from unisono._checks import local_path
 from unisono._system._files import replace_file
+from unisono._system._object_store import Place, place_of
 
 FINISHED = "FINISHED"
 _RECORD = "evaluations-{}.json"
@@ -54,13 +53,13 @@ def mark_finished(directory: str | os.PathLike[str], *, discard: bool = False) -
     >>> os.listdir(directory)
     ['FINISHED']
     """
-    folder = local_path(directory)
+    folder = place_of(directory)
     folder.mkdir(parents=True, exist_ok=True)
     # A new name each time: an evaluator remembers which mark it has obeyed.
     replace_file(folder / FINISHED, json.dumps({"name": uuid.uuid4().hex, "discard": discard}), durable=False)
 
 
-def read_mark(directory: Path) -> Mark | None:
+def read_mark(directory: Place) -> Mark | None:
     """Return the mark of a directory; None where training may continue."""
     found = _read(directory / FINISHED)
     if found is None or not isinstance(found[0].get("name"), str):
@@ -68,23 +67,23 @@ def read_mark(directory: Path) -> Mark | None:
     return Mark(found[0]["name"], bool(found[0].get("discard")), found[1])
 
 
-def remove_mark(directory: Path) -> None:
+def remove_mark(directory: Place) -> None:
     """Say that training begins."""
     (directory / FINISHED).unlink(missing_ok=True)
 
 
-def record_path(directory: Path, name: str) -> Path:
+def record_path(directory: Place, name: str) -> Place:
     """Where the evaluator `name` of a directory notes what it has evaluated."""
     return directory / _RECORD.format(name)
 
 
-def is_watched(directory: Path) -> bool:
+def is_watched(directory: Place) -> bool:
     """Return whether an evaluator watches a directory, or is to resume when it starts again."""
     records = (_read(path) for path in directory.glob(_RECORD.format("*")))
     return any(record is not None and record[0].get("watching") is True for record in records)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], int] | None:
+def _read(path: Place) -> tuple[dict[str, Any], int] | None:
     """A JSON object and when its file was written; None where there is none that can be read."""
     try:
         # The file system's clock, which also dates the checkpoints; those of machines may differ.

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unisono._checks import local_path
 from unisono._errors import CheckpointError
-from unisono.checkpoint._commits import MANIFEST, commits
+from unisono._system._object_store import Place, StorePath, place_of
 from unisono.checkpoint._contents import names_in
 from unisono.checkpoint._series import read_snapshot
 from unisono.checkpoint._writer import settle
+from unisono.checkpoint.commits._commits import commits, reached
+from unisono.checkpoint.commits._manifests import MANIFEST
+from unisono.checkpoint.commits._uploads import manifests
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
@@ -33,8 +34,11 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     >>> latest_checkpoint("/tmp/there is no such directory") is None
     True
     """
-    directory = local_path(checkpoint_dir).absolute()
+    directory = place_of(checkpoint_dir)
     settle(directory)
+    if isinstance(directory, StorePath):
+        with reached(directory):
+            return _newest_upload(directory)
     try:
         names = {re.sub(r"-\d+$", "", path.name) for path in directory.iterdir() if _is_complete(path)}
         # Within a series the number decides; a name without one is of `Checkpoint.write`.
@@ -49,12 +53,22 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     return None if newest is None else str(newest)
 
 
-def _is_complete(path: Path) -> bool:
+def _newest_upload(directory: StorePath) -> str | None:
+    newest: dict[str, tuple[int, int, str]] = {}
+    for name, stat in manifests(directory).items():
+        series, number = re.sub(r"-\d+$", "", name), re.search(r"-(\d+)$", name)
+        found = (int(number[1]) if number else 0, stat.st_mtime_ns, name)
+        newest[series] = max(newest.get(series, found), found)
+    last = max(newest.values(), key=lambda found: found[1], default=None)
+    return None if last is None else str(directory / last[2])
+
+
+def _is_complete(path: Place) -> bool:
     # Names with a dot are being written or deleted.
     return not path.name.startswith(".") and (path / MANIFEST).is_file()
 
 
-def _written_at(path: Path) -> int:
+def _written_at(path: Place) -> int:
     # Not the directory's own time, which changes with everything that is put into it.
     return (path / MANIFEST).stat().st_mtime_ns
 
@@ -67,10 +81,18 @@ class CheckpointReader:
 
     Raises:
         CheckpointError: it is absent, or not as it was written.
+
+    >>> import tempfile
+    >>> import keras
+    >>> from unisono.checkpoint import Checkpoint
+    >>> path = Checkpoint(step=keras.Variable(7.0)).save(tempfile.mkdtemp() + "/ckpt")
+    >>> reader = CheckpointReader(path)
+    >>> [float(reader.get_tensor(name)) for name in reader.get_variable_to_shape_map() if "step" in name]
+    [7.0]
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        snapshot = read_snapshot(local_path(path).absolute())
+        snapshot = read_snapshot(place_of(path))
         arrays = snapshot.on_host()
         self._arrays = {name: arrays[name] for name in sorted(names_in(snapshot, arrays) & set(arrays))}
 
@@ -116,9 +138,9 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
         ...
     unisono.CheckpointError: A checkpoint must exist to be restored. ...
     """
-    path = Path(ckpt_dir_or_file)
-    newest = None if _is_complete(path) else latest_checkpoint(path)
-    return CheckpointReader(newest or path)
+    path = place_of(ckpt_dir_or_file)
+    newest = None if _is_complete(path) else latest_checkpoint(str(path))
+    return CheckpointReader(newest or str(path))
 
 
 def list_variables(ckpt_dir_or_file: str | os.PathLike[str]) -> list[tuple[str, list[int]]]:

@@ -201,6 +201,14 @@ class RestoreStatus(dict[str, Any]):
     Args:
         values: plain values of the checkpoint, which cannot be changed in place, by name.
         restoration: None where there was no checkpoint.
+
+    >>> import tempfile
+    >>> import keras
+    >>> from unisono.checkpoint import Checkpoint
+    >>> checkpoint = Checkpoint(step=keras.Variable(7.0))
+    >>> status = checkpoint.restore(checkpoint.save(tempfile.mkdtemp() + "/ckpt"))
+    >>> status.assert_consumed() is status
+    True
     """
 
     def __init__(self, values: Mapping[str, Any], restoration: Restoration | None) -> None:

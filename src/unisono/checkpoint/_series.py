@@ -10,27 +10,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono._errors import CheckpointError, CheckpointUnreadableError
-from unisono.checkpoint import _commits
+from unisono._system._object_store import Place, StorePath
 from unisono.checkpoint._arrays import load_arrays, save_arrays
 from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint.commits import _commits
 
 _FACTS = "facts.json"
 
 
 def write_snapshot(
-    directory: Path,
+    directory: Place,
     name: str,
     snapshot: Snapshot,
     *,
     read_back: bool = False,
     in_one_file: bool = False,
     replaces: bool = False,
-) -> Path:
+) -> Place:
     """Make the commit `directory/name` from a snapshot; waits for the devices and the disk.
 
     Args:
         read_back: whether to read it again and compare, before it becomes visible.
-        in_one_file: whether to write the arrays without Orbax, as in `save_arrays`.
+        in_one_file: whether to write the arrays without Orbax, as in `save_arrays`. In an object store they
+            always are: each file is a request.
         replaces: whether an earlier commit of the name is replaced.
 
     Raises:
@@ -41,7 +43,7 @@ def write_snapshot(
     arrays = snapshot.on_host()
 
     def fill(folder: Path) -> None:
-        save_arrays(folder, arrays, in_one_file=in_one_file)
+        save_arrays(folder, arrays, in_one_file=in_one_file or isinstance(directory, StorePath))
         (folder / _FACTS).write_text(json.dumps(snapshot.facts))
 
     def check(folder: Path) -> None:
@@ -72,18 +74,18 @@ def _problem_of(folder: Path, written: Snapshot) -> str:
     return "" if found.facts == json.loads(json.dumps(written.facts)) else "states have other values"
 
 
-def read_snapshot(path: Path, *, checked: bool = False) -> Snapshot:
+def read_snapshot(path: Place) -> Snapshot:
     """Read a commit.
-
-    Args:
-        checked: whether it was compared with its manifest already.
 
     Raises:
         CheckpointError: it is not as it was written.
     """
-    if not checked:
-        _commits.check_commit(path)
-    return Snapshot(load_arrays(path), json.loads((path / _FACTS).read_text()))
+    with _commits.reached(path), _commits.opened(path) as folder:
+        return _load(folder)
+
+
+def _load(folder: Path) -> Snapshot:
+    return Snapshot(load_arrays(folder), json.loads((folder / _FACTS).read_text()))
 
 
 class CommitSeries:
@@ -97,24 +99,25 @@ class CommitSeries:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Place,
         name: str,
         keep: int | None,
         in_one_file: bool,
-        is_preserved: Callable[[Path], bool] = lambda path: False,
+        is_preserved: Callable[[Place], bool] = lambda path: False,
     ) -> None:
         self._directory, self._name, self._keep = directory, name, keep
         self._in_one_file, self._is_preserved = in_one_file, is_preserved
         self._was_read = False
 
-    def paths(self) -> list[Path]:
+    def paths(self) -> list[Place]:
         """The complete ones, oldest first; damaged ones too."""
-        return [path for _, path in _commits.commits(self._directory, self._name)]
+        with _commits.reached(self._directory):
+            return [path for _, path in _commits.commits(self._directory, self._name)]
 
-    def newest(self) -> tuple[Path, Snapshot] | None:
+    def newest(self) -> tuple[Place, Snapshot] | None:
         """The newest one that is as it was written; see `newest_good`."""
-        found = _commits.newest_good(self._directory, self._name)
-        return None if found is None else (found[1], read_snapshot(found[1], checked=True))
+        with _commits.reached(self._directory):
+            return _commits.newest_good(self._directory, self._name, _load)
 
     def write(self, number: int, snapshot: Snapshot) -> None:
         """Write one, as `write_snapshot`, and delete what `keep` leaves out."""
@@ -128,7 +131,7 @@ class CommitSeries:
         if self._keep is not None:
             self.delete([path for path in self.paths()[: -self._keep] if not self._is_preserved(path)])
 
-    def delete(self, paths: list[Path]) -> None:
+    def delete(self, paths: list[Place]) -> None:
         """Delete some so that none is ever seen half deleted."""
         for path in paths:
             _commits.delete_commit(path)

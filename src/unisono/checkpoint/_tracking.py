@@ -97,7 +97,11 @@ class TrackedDict(dict[Hashable, Trackable], GrowthNotifier):
 
 
 class Holder(GrowthNotifier):
-    """An object that holds others by name, such as a `Checkpoint`."""
+    """An object that holds others by name, such as a `Checkpoint`.
+
+    >>> Holder().objects
+    {}
+    """
 
     def __init__(self) -> None:
         super().__init__()

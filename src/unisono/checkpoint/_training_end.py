@@ -9,9 +9,10 @@ import os
 import time
 from pathlib import Path
 
-from unisono._checks import local_path
+from unisono._system._object_store import place_of
 from unisono.checkpoint._markers import read_mark, remove_mark
 from unisono.checkpoint._reader import latest_checkpoint
+from unisono.checkpoint.commits._manifests import MANIFEST
 from unisono.cluster.liveness._heartbeat_file import Heartbeat
 from unisono.cluster_resolver._base import process_environ
 
@@ -36,8 +37,11 @@ class TrainingEnd:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = local_path(directory)
+        self._directory = place_of(directory)
         self._heart = Heartbeat.from_environ()
+        finished = process_environ().get("UNISONO_FINISHED")
+        #: The file that the launcher writes when training has ended; None without a launcher.
+        self.launcher_file = Path(finished) if finished else None
 
     def revoke(self) -> None:
         """Remove the mark of an earlier training: another one begins."""
@@ -45,11 +49,12 @@ class TrainingEnd:
 
     def is_reached(self) -> bool:
         """Return whether there will be no further checkpoint."""
-        finished = process_environ().get("UNISONO_FINISHED")
-        if finished:
-            return Path(finished).exists()
-        mark, path = read_mark(self._directory), latest_checkpoint(self._directory)
-        return mark is not None and (path is None or os.stat(path).st_mtime_ns <= mark.time_ns)
+        if self.launcher_file is not None:
+            return self.launcher_file.exists()
+        mark, path = read_mark(self._directory), latest_checkpoint(str(self._directory))
+        if mark is None or path is None:
+            return mark is not None
+        return (place_of(path) / MANIFEST).stat().st_mtime_ns <= mark.time_ns
 
     def wait(self, seconds: float = _PAUSE) -> None:
         """Wait, but no longer than until training is over, with heartbeats for the launcher.

@@ -9,9 +9,9 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 from unisono._errors import CheckpointError
+from unisono._system._object_store import Place
 from unisono.step._interrupts import INTERRUPTS
 
 _LOG = logging.getLogger("unisono")
@@ -21,7 +21,7 @@ _END = None
 class BackgroundWriter:
     """Runs jobs in order in one thread, which starts with the first job and ends with `close`."""
 
-    def __init__(self, directory: Path, name: str = "unisono-checkpoint") -> None:
+    def __init__(self, directory: Place, name: str = "unisono-checkpoint") -> None:
         self.directory, self._name = directory, name
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
@@ -97,7 +97,7 @@ class BackgroundWriter:
 _WORKING: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
 
 
-def settle(directory: Path) -> None:
+def settle(directory: Place) -> None:
     """Wait for everything that this process is writing to a directory, whichever object began it.
 
     Args:

@@ -6,10 +6,10 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from unisono._system._files import replace_file
+from unisono._system._object_store import Place
 
 _LOG = logging.getLogger("unisono")
 
@@ -58,7 +58,7 @@ class EvaluationHistory:
         return json.dumps(dataclasses.asdict(self), indent=1)
 
 
-def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
+def read_record(path: Place, goes_on: bool = False) -> EvaluationHistory:
     """Read a record, an empty one where there is none.
 
     Args:
@@ -85,7 +85,7 @@ def read_record(path: Path, goes_on: bool = False) -> EvaluationHistory:
     return record
 
 
-def write_record(path: Path, record: EvaluationHistory) -> bool:
+def write_record(path: Place, record: EvaluationHistory) -> bool:
     """Write a record; return whether that was possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,9 +24,11 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointError, CheckpointMismatchError
-from unisono.checkpoint._commits import MANIFEST
+from unisono._system._object_store import ObjectStat, Place, StorePath
 from unisono.checkpoint._contents import Parts, weights_by_path
 from unisono.checkpoint._series import read_snapshot
+from unisono.checkpoint.commits._manifests import MANIFEST
+from unisono.checkpoint.commits._uploads import manifests
 from unisono.evaluator._checkpoint_selection import CheckpointEntry
 
 _WEIGHTS = "/weights/"
@@ -41,8 +43,17 @@ _H5_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 Description = Mapping[str, str]
 
 
-def list_checkpoints(directory: Path) -> tuple[CheckpointEntry, ...]:
-    """Return the checkpoints of a directory; one that is deleted meanwhile may be missing."""
+def list_checkpoints(directory: Place) -> tuple[CheckpointEntry, ...]:
+    """Return the checkpoints of a directory; one that is deleted meanwhile may be missing.
+
+    Raises:
+        OSError: an object store does not answer.
+    """
+    if isinstance(directory, StorePath):
+        names = directory.children().items()
+        files = {n: s for n, s in names if s is not None and n[0] != "." and n.endswith((_KERAS, _H5))}
+        stats = {**manifests(directory), **files}
+        return tuple(_entry(name, stats[name], name in files) for name in sorted(stats))
     try:
         paths = [p for p in directory.iterdir() if not p.name.startswith(".")]
     except FileNotFoundError:
@@ -56,14 +67,19 @@ def _found(path: Path) -> CheckpointEntry | None:
         stat = (path if is_file and path.is_file() else path / MANIFEST).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    stem = path.name.removesuffix(_KERAS).removesuffix(_H5) if is_file else path.name
+    return _entry(path.name, stat, is_file)
+
+
+def _entry(name: str, stat: os.stat_result | ObjectStat, is_file: bool) -> CheckpointEntry:
+    stem = name.removesuffix(_KERAS).removesuffix(_H5) if is_file else name
     # `weights.03-0.95.keras` is of epoch 3: numbers with a point are losses.
     numbers = re.findall(r"\d+", re.sub(r"\d+\.\d+", "", stem))
     number = int(numbers[-1]) if numbers else None
-    series = re.sub(r"\d+$", "", path.name)
-    return CheckpointEntry(
-        path.name, series, number, stat.st_mtime_ns, f"{stat.st_mtime_ns}-{stat.st_size}", not is_file
-    )
+    signature = f"{stat.st_mtime_ns}-{stat.st_size}"
+    # Some stores date objects by the second.
+    signature += stat.tag if isinstance(stat, ObjectStat) else ""
+    is_atomic = not is_file or isinstance(stat, ObjectStat)
+    return CheckpointEntry(name, re.sub(r"\d+$", "", name), number, stat.st_mtime_ns, signature, is_atomic)
 
 
 class Restorer:
@@ -77,7 +93,7 @@ class Restorer:
         self._model = model
         self._in_files: Description | None = None
 
-    def restore(self, path: Path) -> int:
+    def restore(self, path: Place) -> int:
         """Put a checkpoint into the model.
 
         Returns:
@@ -90,7 +106,7 @@ class Restorer:
         is_file = path.name.endswith((_KERAS, _H5))
         return self._restore_file(path) if is_file else self._restore_commit(path)
 
-    def _restore_commit(self, path: Path) -> int:
+    def _restore_commit(self, path: Place) -> int:
         with _reading(path):
             snapshot = read_snapshot(path)
         own = weights_by_path(self._model)
@@ -102,7 +118,7 @@ class Restorer:
         Parts(variables).restore(snapshot, [f"{part}{_WEIGHTS}"])
         return _iterations(snapshot.arrays, part)
 
-    def _restore_file(self, path: Path) -> int:
+    def _restore_file(self, path: Place) -> int:
         with tempfile.TemporaryDirectory() as folder:
             # A copy stays as it is, whatever training writes and deletes.
             copy = Path(folder) / f"copy{_H5}"
@@ -130,7 +146,7 @@ class Restorer:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Place) -> Iterator[None]:
     """Translate the many ways in which what was cut, changed or deleted cannot be read."""
     try:
         yield
@@ -167,7 +183,7 @@ def parts_with_weights(arrays: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return parts
 
 
-def _part_of(parts: Mapping[str, Description], own: Description, path: Path) -> str:
+def _part_of(parts: Mapping[str, Description], own: Description, path: Place) -> str:
     """The name under which training has saved the model."""
     fitting = [name for name, described in parts.items() if dict(described) == dict(own)]
     # The usual name first, then the only model there is, and last the only one that fits.
@@ -181,7 +197,7 @@ def _part_of(parts: Mapping[str, Description], own: Description, path: Path) -> 
     )
 
 
-def _require_same(own: Description, saved: Description, path: Path) -> None:
+def _require_same(own: Description, saved: Description, path: Place) -> None:
     problems = [f"missing in the checkpoint: {n}" for n in sorted(own.keys() - saved.keys())]
     problems += [f"only in the checkpoint: {n}" for n in sorted(saved.keys() - own.keys())]
     for name in sorted(own.keys() & saved.keys()):
@@ -204,8 +220,12 @@ def _iterations(arrays: Mapping[str, Any], part: str) -> int:
     return own or max(values.values(), default=0)
 
 
-def _copy_weights(path: Path, copy: Path) -> None:
+def _copy_weights(path: Place, copy: Path) -> None:
     """Copy a file's weights; of a file that is changed meanwhile the copy is of no use."""
+    if isinstance(path, StorePath):
+        whole = copy.with_name(path.name)
+        path.download(whole)
+        path = whole
     before = os.stat(path)
     if path.name.endswith(_KERAS):
         with (

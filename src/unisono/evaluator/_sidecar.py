@@ -23,12 +23,15 @@ import keras
 import numpy as np
 
 from unisono import summary
-from unisono._checks import is_number, local_path, whole_number
+from unisono._checks import is_number, whole_number
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono._system._object_store import given_place, place_of
 from unisono._system._packages import require_packages
 from unisono._system._signals import SignalWatch, in_main_thread
 from unisono._types import Logs, PyTree
 from unisono.checkpoint._markers import Mark, read_mark, record_path
+from unisono.checkpoint._training_end import TrainingEnd
+from unisono.checkpoint.commits._commits import reached
 from unisono.cluster.liveness._heartbeat_file import Heartbeat
 from unisono.cluster_resolver._base import process_environ
 from unisono.data._dataset import Dataset
@@ -116,18 +119,16 @@ class SidecarEvaluator:
         for what, seconds in (("timeout", timeout), ("poll_interval", poll_interval)):
             _check_positive(what, seconds)
         self.model, self.data, self.steps = model, data, steps
-        self.checkpoint_dir = local_path(checkpoint_dir).absolute()
+        self.checkpoint_dir = place_of(checkpoint_dir)
         self.max_evaluations, self.callbacks = max_evaluations, flat_callbacks(callbacks)
         self._batch_size, self._name, self._poll = batch_size, name, poll_interval
         if log_dir is not None:
             require_packages("`log_dir`", "tensorboard", "tensorboard", "PIL")
-        self._log_dir = None if log_dir is None else str(local_path(log_dir) / name)
-        environ = process_environ()
-        finished = environ.get("UNISONO_FINISHED")
-        #: The launcher's word that training has ended; None without a launcher.
-        self._finished = Path(finished) if finished else None
-        self._restarted = environ.get("UNISONO_GENERATION", "0") not in ("", "0")
-        self._timeout = timeout if timeout is not None else math.inf if finished else _TIMEOUT
+        self._log_dir = None if log_dir is None else str(given_place(log_dir) / name)
+        # Not its `is_reached`: this evaluator has other checkpoints, too, and obeys each mark once.
+        self._finished = TrainingEnd(checkpoint_dir).launcher_file
+        self._restarted = process_environ().get("UNISONO_GENERATION", "0") not in ("", "0")
+        self._timeout = timeout if timeout is not None else math.inf if self._finished else _TIMEOUT
         self._heart = Heartbeat.from_environ()
         self._asked = False
         #: Signatures of what was seen last, and before the last pause.
@@ -147,7 +148,8 @@ class SidecarEvaluator:
 
         Raises:
             CheckpointMismatchError: a checkpoint is of another model; it names the variables.
-            CheckpointError: the time is over and there never was a checkpoint.
+            CheckpointError: the time is over and there never was a checkpoint, or an object store does not
+                answer.
         """
         self._asked = False
         path = record_path(self.checkpoint_dir, self._name)
@@ -180,7 +182,8 @@ class SidecarEvaluator:
         # In this order: a checkpoint that appears between the two looks is listed, and so evaluated.
         finished = self._finished is not None and self._finished.exists()
         self._mark = read_mark(self.checkpoint_dir)
-        found = list_checkpoints(self.checkpoint_dir)
+        with reached(self.checkpoint_dir):
+            found = list_checkpoints(self.checkpoint_dir)
         record.forget(f.name for f in found)
         over = finished or (self._finished is None and _is_last(self._mark, found, record.mark))
         self._now = signatures(found)

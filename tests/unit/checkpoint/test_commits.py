@@ -1,5 +1,6 @@
 """Commits survive what disks and kills do to files."""
 
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,12 @@ import textwrap
 import pytest
 
 from unisono._errors import CheckpointError
-from unisono.checkpoint import _commits
+from unisono.checkpoint.commits import _commits, _manifests
+from unisono.checkpoint.commits._manifests import MANIFEST
+
+
+def is_dir(folder):
+    return folder.is_dir()
 
 
 def write(text):
@@ -78,7 +84,7 @@ def test_damage_is_noticed_and_named_and_the_one_before_serves(tmp_path, caplog,
     with pytest.raises(CheckpointError, match=rf"inner/a.bin {message}"):
         _commits.check_commit(second)
     with caplog.at_level(logging.WARNING, logger="unisono"):
-        assert _commits.newest_good(tmp_path, "ckpt") == (1, first)
+        assert _commits.newest_good(tmp_path, "ckpt", is_dir) == (first, True)
     assert "inner/a.bin" in caplog.text
     assert "ckpt-1, the newest checkpoint that is as it was written" in caplog.text
 
@@ -86,7 +92,7 @@ def test_damage_is_noticed_and_named_and_the_one_before_serves(tmp_path, caplog,
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_manifest_is_noticed(tmp_path, damage):
     (path,) = made(tmp_path, 1)
-    DAMAGE[damage][0](path / _commits.MANIFEST)
+    DAMAGE[damage][0](path / MANIFEST)
     with pytest.raises(
         CheckpointError, match=r"MANIFEST.json (is missing|cannot be read|has other contents)"
     ):
@@ -108,7 +114,7 @@ def as_directory(file):
     file.mkdir()
 
 
-@pytest.mark.parametrize("name", [_commits.MANIFEST, "b.txt"])
+@pytest.mark.parametrize("name", [MANIFEST, "b.txt"])
 @pytest.mark.parametrize("harm", [as_pipe, as_loop, as_directory])
 def test_what_is_not_a_file_is_damage(tmp_path, harm, name):
     """Reading a pipe would wait for ever."""
@@ -116,20 +122,20 @@ def test_what_is_not_a_file_is_damage(tmp_path, harm, name):
     harm(second / name)
     with pytest.raises(CheckpointError, match=rf"{name} (is not a file|cannot be read)"):
         _commits.check_commit(second)
-    assert _commits.newest_good(tmp_path, "ckpt") == (1, first)
+    assert _commits.newest_good(tmp_path, "ckpt", is_dir) == (first, True)
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "1", '"x"', '{"sha256": 1}', "[" * 100_000])
 def test_a_manifest_of_another_kind_is_damage(tmp_path, text):
     (path,) = made(tmp_path, 1)
-    (path / _commits.MANIFEST).write_text(text)
+    (path / MANIFEST).write_text(text)
     with pytest.raises(CheckpointError, match=r"MANIFEST.json (cannot be read|has other contents)"):
         _commits.check_commit(path)
 
 
 def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
     (path,) = made(tmp_path, 1)
-    manifest = path / _commits.MANIFEST
+    manifest = path / MANIFEST
     good = manifest.read_bytes()
     for i in range(0, len(good), 7):
         for bit in (0, 4):
@@ -154,11 +160,11 @@ def test_all_damaged_is_an_error_not_a_new_beginning(tmp_path):
     for path in made(tmp_path, 1, 2):
         flip(path / "inner" / "a.bin")
     with pytest.raises(CheckpointError, match=r"2, all damaged; the newest: .*ckpt-2"):
-        _commits.newest_good(tmp_path, "ckpt")
+        _commits.newest_good(tmp_path, "ckpt", is_dir)
 
 
 def test_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_commits, "FORMAT", 2)
+    monkeypatch.setattr(_manifests, "FORMAT", 2)
     (path,) = made(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="Install a newer unisono"):
@@ -174,12 +180,20 @@ def test_an_absent_commit_and_a_name_twice(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]
 
 
-def test_what_raises_while_writing_leaves_nothing(tmp_path):
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (KeyError("a"), KeyError, "a"),
+        (OSError(errno.EIO, "broken"), CheckpointError, "completely. Received: .*broken at .*ckpt-1"),
+        (OSError(errno.EDQUOT, "quota"), CheckpointError, "needs room on the disk"),
+    ],
+)
+def test_what_raises_while_writing_leaves_nothing(tmp_path, raised, error, message):
     def fill(folder):
         (folder / "a").write_text("a")
-        raise KeyError("a")
+        raise raised
 
-    with pytest.raises(KeyError):
+    with pytest.raises(error, match=message):
         _commits.write_commit(tmp_path, "ckpt-1", fill)
     assert list(tmp_path.iterdir()) == []
 
@@ -190,7 +204,7 @@ MOMENTS = ["writing", "flushing", "before the rename", "after the rename"]
 #: Writes commit 2 in each directory of its arguments, in a process of its own that is killed at this moment.
 KILLED = """
 import os, pathlib, signal, sys
-from unisono.checkpoint import _commits
+from unisono.checkpoint.commits import _commits
 
 def write(directory, moment):
     def die(*args):
@@ -231,7 +245,8 @@ def killed(tmp_path_factory):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_while_saving_leaves_the_old_or_the_new_whole(killed, moment):
     folder = killed / moment
-    number, path = _commits.newest_good(folder, "ckpt")
+    path, _ = _commits.newest_good(folder, "ckpt", is_dir)
+    number = int(path.name.removeprefix("ckpt-"))
     assert number == (2 if moment == "after the rename" else 1)
     _commits.check_commit(path)
     assert len(_commits.sweep(folder)) == (0 if moment == "after the rename" else 1)
@@ -241,7 +256,7 @@ def test_a_kill_while_saving_leaves_the_old_or_the_new_whole(killed, moment):
 
 KILLED_REPLACING = """
 import os, pathlib, signal, sys
-from unisono.checkpoint import _commits
+from unisono.checkpoint.commits import _commits
 
 rename, calls = os.rename, []
 
@@ -298,7 +313,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path):
     program = textwrap.dedent(f"""
         import pathlib
         from unisono._errors import CheckpointError
-        from unisono.checkpoint import _commits
+        from unisono.checkpoint.commits import _commits
         disk = pathlib.Path({str(tmp_path)!r})
         def fill(folder):
             (folder / "a.bin").write_bytes(bytes(600_000))
@@ -307,7 +322,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path):
             _commits.write_commit(disk, "ckpt-2", fill)
         except CheckpointError as error:
             print(error)
-        print([p.name for p in disk.iterdir()], _commits.newest_good(disk, "ckpt")[0])
+        print([p.name for p in disk.iterdir()], _commits.newest_good(disk, "ckpt", str)[0].name)
     """)
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs "$1" && exec "$2" -c "$3"', "sh",
@@ -316,7 +331,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_there(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Received: a full one" in done.stdout
-    assert "['ckpt-1'] 1" in done.stdout
+    assert "['ckpt-1'] ckpt-1" in done.stdout
 
 
 def test_of_a_commit_that_is_a_link_the_link_is_deleted(tmp_path):

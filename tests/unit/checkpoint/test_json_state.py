@@ -62,6 +62,10 @@ def test_a_dict_that_looks_like_ours_is_no_trap():
 def test_what_cannot_be_kept_is_named_with_its_place():
     with pytest.raises(InvalidTypeError, match=r"Received: object at x.a\[1\]"):
         encode({"a": [1, object()]}, {}, "x")
+    with pytest.raises(InvalidTypeError, match="Received: object at x"):
+        encode(np.asarray(object()), {}, "x")
+    with pytest.raises(InvalidTypeError, match="Received: ndarray at x"):
+        encode(np.asarray([{}, {}]), {}, "x")
 
 
 def test_random_states_repeat_what_is_drawn():

@@ -3,6 +3,7 @@
 import csv
 import re
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from tests.support import count_host_reads
 import unisono
 from unisono.callbacks import BackupAndRestore, StepTimer
 from unisono.callbacks import _timer as timer
-from unisono.training.groups import _step_loop
+from unisono.training.groups import _step_loop, _step_profile
+from unisono.training.groups._step_profile import StepParts
 from unisono.training.trainer import _trainer_function
 
-ADDED = {"data_ms", "step_ms", "examples_per_s"}
+ADDED = {"data_ms", "host_ms", "compute_ms", "exchange_ms", "step_ms", "examples_per_s"}
+SAMPLED = {"host_ms", "compute_ms", "exchange_ms"}
 
 
 def data(rows=12):
@@ -51,6 +54,7 @@ def watch(monkeypatch):
     monkeypatch.setattr(timer, "perf_counter", watch)
     monkeypatch.setattr(_step_loop, "perf_counter", watch)
     monkeypatch.setattr(_trainer_function, "perf_counter", watch)
+    monkeypatch.setattr(_step_profile, "perf_counter", watch)
     return watch
 
 
@@ -87,7 +91,7 @@ def test_the_logs_say_what_the_watch_said(watch):
         verbose=0,
         callbacks=[StepTimer(), Turns(watch, batch=0.25)],
     )
-    found = {k: history.history[k] for k in sorted(ADDED)}
+    found = {k: history.history[k] for k in sorted(ADDED - SAMPLED)}
     # One wait of 2 s, and 5 batches of 0.25 s; of 20 rows.
     assert found == {"data_ms": [400.0], "step_ms": [650.0], "examples_per_s": [pytest.approx(20 / 3.25)]}
 
@@ -126,7 +130,7 @@ def test_the_progress_bar_shows_them_at_the_end(capsys, verbose):
     text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).replace("\b", "")
     last = text.split("\r")[-1].splitlines()[-1]
     for name in ADDED:
-        assert re.search(rf" - {name}: \d", last), text
+        assert re.search(rf" - {name}: (\d|nan)", last), text
 
 
 class HostReads(keras.callbacks.Callback):
@@ -177,7 +181,7 @@ def test_a_run_that_goes_on_is_timed_too(tmp_path, watch):
 
 
 def test_an_epoch_without_batches_has_no_speed():
-    assert timer.split_of(timer.HostTimes(), 3.0) == dict.fromkeys(ADDED, 0.0)
+    assert timer.split_of(timer.HostTimes(), 3.0, StepParts(0, 0, 0, 1)) == dict.fromkeys(ADDED, 0.0)
 
 
 def test_a_model_of_no_strategy_is_refused():
@@ -185,3 +189,52 @@ def test_a_model_of_no_strategy_is_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"with strategy.scope\(\)"):
         fit(model, StepTimer())
+
+
+class Waits(keras.callbacks.Callback):
+    """Counts the calls that wait for devices, in each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.counting = count_host_reads()
+        self.reads = self.counting.__enter__()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.counting.__exit__(None, None, None)
+        self.epochs.append(self.reads.count("block_until_ready"))
+
+
+def test_one_program_in_ten_seconds_is_waited_for():
+    """The first epoch has the sample; the ones after it wait as often as without the callback."""
+    waits = []
+    for callbacks in ([], [StepTimer()]):
+        counter = Waits()
+        # One by one: how many steps are in a program depends on the machine.
+        fit(build(steps_per_execution=4), *callbacks, counter, rows=64, epochs=3)
+        waits.append(counter.epochs)
+    without, sampled = waits
+    assert sampled[1:] == without[1:]
+    assert without[0] < sampled[0] <= without[0] + 2
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_parts_of_a_sampled_step(replicas):
+    model = build(replicas)
+    history = fit(model, StepTimer(), epochs=2, rows=64)
+    assert all(history[name][-1] > 0 for name in ("host_ms", "compute_ms"))
+    # One device has nobody to exchange with.
+    assert (history["exchange_ms"][-1] > 0) == (replicas > 1)
+    assert model.train_function.timer.sampler is None
+
+
+def test_a_profile_of_the_user_goes_before(tmp_path):
+    jax.profiler.start_trace(tmp_path)
+    try:
+        history = fit(build(), StepTimer(), rows=64)
+    finally:
+        jax.profiler.stop_trace()
+    assert np.isnan(history["compute_ms"]).all()
+    assert np.isfinite(history["step_ms"]).all()

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import shutil
+import socket
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +19,12 @@ from unisono import (
     CheckpointMismatchError,
     CheckpointUnreadableError,
     InvalidArgumentError,
+    InvalidTypeError,
 )
 from unisono.checkpoint import (
     Checkpoint,
     CheckpointManager,
     _arrays,
-    _commits,
     _safetensors,
     _series,
     latest_checkpoint,
@@ -31,6 +33,7 @@ from unisono.checkpoint import (
 )
 from unisono.checkpoint._contents import Snapshot
 from unisono.checkpoint._series import read_snapshot, write_snapshot
+from unisono.checkpoint.commits._manifests import MANIFEST, make_manifest
 from unisono.data import Dataset
 
 L = keras.layers
@@ -306,6 +309,17 @@ def test_a_manager_falls_back_and_says_so(tmp_path, caplog):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_manager_gives_no_number_twice_and_deletes_what_dead_writers_left(tmp_path):
+    left = tmp_path / f".ckpt-1.{socket.gethostname()}@{2**30}.00000000.partial"
+    left.mkdir()
+    with CheckpointManager(Checkpoint(step=keras.Variable(1)), tmp_path) as manager:
+        assert not left.exists()
+        manager.save()
+        manager.wait()
+        shutil.rmtree(tmp_path / "ckpt-1")
+        assert manager.save() == str(tmp_path / "ckpt-2")
+
+
 def test_a_manager_without_checkpoints_initializes(tmp_path):
     called = []
     step = keras.Variable(1)
@@ -333,10 +347,11 @@ def test_errors_of_the_thread_are_raised_by_the_next_call(tmp_path):
         (lambda: Checkpoint().save("x"), "Received: no objects"),
         (lambda: CheckpointManager(Checkpoint(a=1), "x", max_to_keep=0), "Received: max_to_keep=0"),
         (lambda: Checkpoint(model=keras.Sequential([L.Dense(1)])).save("x"), "which is not built"),
+        (lambda: Checkpoint(half=types.SimpleNamespace(get_state=dict)).save("x"), "SimpleNamespace at half"),
     ],
 )
 def test_bad_arguments(make, message):
-    with pytest.raises(InvalidArgumentError, match=message):
+    with pytest.raises((InvalidArgumentError, InvalidTypeError), match=message):
         make()
 
 
@@ -374,6 +389,9 @@ def test_save_appends_the_number_and_write_does_not(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="folder, which exists"):
         checkpoint.write(tmp_path / "folder")
+    # One that a process was replacing when it died has its name again.
+    (tmp_path / "exact").rename(tmp_path / f".exact.{socket.gethostname()}@{2**30}.00000000.replaced")
+    assert other.restore(tmp_path / "exact") is not None
     # Another program goes on counting.
     assert Checkpoint(step=keras.Variable(1)).save(tmp_path / "ckpt") == str(tmp_path / "ckpt-3")
 
@@ -457,7 +475,7 @@ def test_checkpoints_that_lack_their_root_file_are_read(tmp_path):
     (state / "manifest.ocdbt").unlink()
     shutil.rmtree(state / "d")
     (tmp_path / "c-1" / "MANIFEST.json").unlink()
-    _commits._write_manifest(tmp_path / "c-1")
+    (tmp_path / "c-1" / MANIFEST).write_text(make_manifest(tmp_path / "c-1")[1])
     v.assign(0.0)
     w.assign([0.0, 0.0])
     Checkpoint(v=v, w=w).restore(path)

@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Self
 
 from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
-from unisono._system._signals import SignalWatch, in_main_thread
+from unisono._system._object_store import place_of
+from unisono._system._signals import RESTART_WANTED, SignalWatch, in_main_thread
 from unisono._types import UserValue
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
-from unisono.checkpoint.preemption._notice import RESTART, PollWatch, PreemptionNotice
+from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice
 from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
 from unisono.cluster._distributed import joined_group
@@ -288,14 +289,14 @@ def _watch_sigterm(notice: PreemptionNotice) -> SignalWatch:
 
 
 def _exit() -> None:
-    sys.exit(RESTART)
+    sys.exit(RESTART_WANTED)
 
 
 def _manager_of(
     what: Checkpoint | CheckpointManager, directory: str | os.PathLike[str] | None
 ) -> CheckpointManager:
     if isinstance(what, CheckpointManager):
-        if directory is not None and os.path.abspath(directory) != str(what.directory):
+        if directory is not None and place_of(directory) != what.directory:
             raise InvalidArgumentError(
                 "`checkpoint_dir` must be left out for a manager, which has its own. Received: "
                 f"checkpoint_dir={os.fspath(directory)!r}, and a manager of {what.directory}."

@@ -6,8 +6,6 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-#: tf.distribute's exit code for "saved, start me again".
-RESTART = 42
 _POLL_SECONDS = 1.0
 
 

@@ -102,11 +102,14 @@ def test_with_a_grace_period_it_is_saved_twice(tmp_path, clock):
 def test_the_loop_goes_on_where_exit_fn_returns_and_hears_the_next_word(tmp_path):
     ended, value = [], keras.Variable(0)
     with handler_of(tmp_path, value, exit_fn=lambda: ended.append(int(value))) as handler:
-        for _ in range(2):
+        for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
             handler.run(value.assign_add, 1)
             handler.run(value.assign_add, 1)
-    assert ended == [1, 3]
+            saved = sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.glob("preemption-*"))
+    assert ended == [1, 3, 5]
+    # A damaged one is passed over for the one before.
+    assert len(saved) == 2
 
 
 def test_all_save_after_the_agreed_step(tmp_path, monkeypatch):

@@ -102,12 +102,15 @@ def test_a_word_before_the_last_step_is_heard_after_it():
 
 
 def test_nobody_ends_before_all_have_saved():
-    workers, saved = Workers(1.0, 1.0), threading.Event()
+    workers, saved, ended = Workers(1.0, 1.0), threading.Event(), threading.Event()
 
     def end(i, agreement):
         if i == 0:
+            # The other one has time to end too early.
+            ended.wait(0.1)
             saved.set()
         agreement.finish()
+        ended.set()
         return saved.is_set()
 
     assert workers.together(end) == [True, True]

@@ -23,7 +23,6 @@ from unisono._types import PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.step._call_signature import NUMBER, Call, Kind
 from unisono.step.functions._function import BoundFunction, Function
-from unisono.tf._entries import device_dtype
 
 #: A tensor of unknown rank is one of each of these: StableHLO knows open sizes, and no open ranks.
 RANKS = range(5)
@@ -60,7 +59,6 @@ def calls_for(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
     """Return the calls that arguments stand for: one, or one of each rank that a tensor may have.
 
     Args:
-        function: whose arguments they are.
         args: tensors, `TensorSpec`s and Python's objects, by position.
         kwargs: the same by name.
 
@@ -90,7 +88,7 @@ def _call(structure: Any, leaves: Sequence[Any], rank: int) -> Call:
     names = [_names(leaf, i, rank) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec)]
     shapes = iter(_with_symbols(names))
     parts = [
-        (jax.ShapeDtypeStruct(next(shapes), device_dtype(leaf.dtype)),)
+        (jax.ShapeDtypeStruct(next(shapes), jax.dtypes.canonicalize_dtype(leaf.dtype)),)
         if isinstance(leaf, TensorSpec)
         else (NUMBER,) * array
         for leaf, array in zip(leaves, is_array, strict=True)
@@ -122,7 +120,6 @@ def with_sizes(function: Function, call: Call, sizes: Iterable[int]) -> list[Cal
     """Return a call with those sizes in place of an open one, besides the rows, that a function takes.
 
     Args:
-        function: which.
         call: with an open size of its own for each axis.
         sizes: to try.
     """
@@ -225,22 +222,3 @@ def spec_of(array: Any) -> TensorSpec:
     """
     shape = [size if isinstance(size, int) else None for size in array.shape]
     return TensorSpec(shape, jnp.dtype(array.dtype))
-
-
-def add_methods() -> None:
-    """Give functions the method `get_concrete_function`."""
-    for kind in (Function, BoundFunction):
-        setattr(kind, "get_concrete_function", get_concrete_function)  # noqa: B010
-
-
-def get_concrete_function(
-    self: Function | BoundFunction, *args: object, **kwargs: object
-) -> ConcreteFunction:
-    """Return the function for given shapes and types; a saved model has it for these.
-
-    Args:
-        self: the function.
-        *args: tensors, `tf.TensorSpec`s, and Python's objects.
-        **kwargs: the same by name.
-    """
-    return ConcreteFunction(self, args, kwargs)

@@ -19,14 +19,14 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._export._files import MANIFEST, read_file, read_manifest
 from unisono._export._loaded import WEIGHTS, read_weights
 from unisono._export._specs import ArraySpec, bind_sizes, decode, leaves, map_leaves, matched, rebuild
+from unisono._saved._concrete import calls_for, spec_of
+from unisono._saved._module import Module
+from unisono._saved._writer import KIND, VERSION, Record, file_of
 from unisono._system._packages import require_packages
 from unisono._types import PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.step.functions._function import Function
 from unisono.step.variables._variable import Variable
-from unisono.tf.adapters._tensors import Module
-from unisono.tf.adapters.saved._concrete import calls_for, spec_of
-from unisono.tf.adapters.saved._writer import KIND, VERSION, Record, file_of
 
 
 class LoadedModule(Module):
@@ -108,8 +108,6 @@ class _SavedProgram:
     """A function for arguments of certain shapes.
 
     Args:
-        name: of the function.
-        parameters: the names of its arguments.
         inputs: `(args, kwargs)` as specs.
         outputs: specs.
         variables: that it reads.

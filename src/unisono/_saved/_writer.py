@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,16 +18,11 @@ import numpy as np
 
 from unisono._context import creator_of
 from unisono._errors import InvalidArgumentError, UnsupportedError
-from unisono._export._files import MANIFEST, describe_files, replace_atomically, seal
+from unisono._export._files import MANIFEST, describe_files, replace_atomically, seal, written_at
 from unisono._export._loaded import WEIGHTS, key_of
 from unisono._export._specs import ArraySpec, encode, plain
 from unisono._export._stablehlo import one_replica
-from unisono._system._packages import require_packages
-from unisono._types import PyTree
-from unisono.checkpoint._tracking import Holder
-from unisono.step._call_signature import Call
-from unisono.step.functions._function import BoundFunction, Function
-from unisono.tf.adapters.saved._concrete import (
+from unisono._saved._concrete import (
     ConcreteFunction,
     arrays_of,
     by_position,
@@ -37,6 +31,12 @@ from unisono.tf.adapters.saved._concrete import (
     with_common_rows,
     with_sizes,
 )
+from unisono._system._object_store import Place
+from unisono._system._packages import require_packages
+from unisono._types import PyTree
+from unisono.checkpoint._tracking import Holder
+from unisono.step._call_signature import Call
+from unisono.step.functions._function import BoundFunction, Function
 
 _log = logging.getLogger("unisono")
 
@@ -53,12 +53,11 @@ _NEAR = 8
 Record = dict[str, Any]
 
 
-def write_module(obj: object, path: Path, signatures: Mapping[str, Any]) -> None:
+def write_module(obj: object, path: Place, signatures: Mapping[str, Any]) -> None:
     """Write an object with functions and variables to a directory.
 
     Args:
         obj: a `tf.Module`, or another object that holds variables.
-        path: the directory.
         signatures: functions by name, each for one kind of call.
 
     Raises:
@@ -78,8 +77,8 @@ def write_module(obj: object, path: Path, signatures: Mapping[str, Any]) -> None
         group.share_file(str(path))
 
 
-def _write(contents: _Contents, path: Path, body: Record) -> None:
-    with replace_atomically(path, marker=MANIFEST) as aside:
+def _write(contents: _Contents, path: Place, body: Record) -> None:
+    with written_at(path, MANIFEST) as target, replace_atomically(target, marker=MANIFEST) as aside:
         aside.mkdir()
         arrays = {key_of(i): one_replica(v.value) for i, v in enumerate(contents.variables)}
         # No object arrays, which would need pickle: loading must not run code.

@@ -6,47 +6,36 @@ or is recognized as damaged: a file that is missing, cut, or has a flipped bit.
 
 Orbax renames as well, but flushes nothing to the disk: after a power loss its directory can be
 there without its contents.
+
+In an object store nothing is renamed: `_uploads` writes there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 import socket
-import stat
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TypeVar
 
 from unisono._errors import CheckpointError
 from unisono._system._files import flush, flush_tree, swap_folder
-from unisono._types import Json
+from unisono._system._object_store import Place, StorePath
+from unisono.checkpoint.commits import _uploads
+from unisono.checkpoint.commits._manifests import MANIFEST, check_files, make_manifest, read_manifest
+from unisono.cluster.liveness._task_events import process_events
 
 _LOG = logging.getLogger("unisono")
 
-MANIFEST = "MANIFEST.json"
-FORMAT = 1
-
-
-class FileEntry(TypedDict):
-    """A file of a commit in its manifest."""
-
-    bytes: int
-    sha256: str
-
-
-class Manifest(TypedDict):
-    """What a manifest says, but for its hash of itself."""
-
-    format: int
-    files: dict[str, FileEntry]
-
+#: What is read from a commit.
+Content = TypeVar("Content")
 
 _ASIDE = re.compile(
     r"^\.(?P<name>.+)\.(?P<host>[^@]+)@(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<kind>partial|replaced)$"
@@ -54,13 +43,13 @@ _ASIDE = re.compile(
 
 
 def write_commit(
-    directory: Path,
+    directory: Place,
     name: str,
     write: Callable[[Path], None],
     check: Callable[[Path], None] | None = None,
     *,
     replaces: bool = False,
-) -> Path:
+) -> Place:
     """Make `directory/name` from what `write` puts into an empty folder, all of it or nothing.
 
     Args:
@@ -73,9 +62,21 @@ def write_commit(
         CheckpointError: the commit exists, or the disk is full or fails; nothing is left then.
     """
     target = directory / name
+    with _translated_errors(target), process_events().span("save"):
+        if isinstance(target, StorePath):
+            _uploads.upload_commit(target, write, check, replaces)
+        else:
+            _rename_commit(target, write, check, replaces)
+    return target
+
+
+def _rename_commit(
+    target: Path, write: Callable[[Path], None], check: Callable[[Path], None] | None, replaces: bool
+) -> None:
+    directory = target.parent
     # Beside the target, since a rename is atomic only within one file system. The dot hides it from readers;
     # by host and process `sweep` knows what a dead writer has left, and what is still being written.
-    aside = directory / f".{name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
+    aside = directory / f".{target.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if target.exists() and not (replaces and (target / MANIFEST).is_file()):
@@ -85,7 +86,7 @@ def write_commit(
         aside.mkdir()
         write(aside)
         # The order is the guarantee: complete, on the disk, checked, and only then visible under its name.
-        _write_manifest(aside)
+        (aside / MANIFEST).write_text(make_manifest(aside)[1])
         flush_tree(aside)
         if check is not None:
             check(aside)
@@ -97,25 +98,35 @@ def write_commit(
             os.rename(aside, target)
         # A rename is a change of the directory: without this flush a power loss may undo it.
         flush(directory)
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _translated_errors(target: Place) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, CheckpointError):
             raise _translated(error, target) from error
         # Orbax and TensorStore wrap the system's error in their own, which have no `errno`.
         if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
             raise CheckpointError(_full(target)) from error
         raise
-    return target
 
 
-def _full(target: Path) -> str:
+def _full(target: Place) -> str:
+    where = (
+        target if isinstance(target, Path) else f"{tempfile.gettempdir()}, from where {target} is uploaded"
+    )
     return (
-        f"A checkpoint needs room on the disk. Received: a full one, at {target}. Earlier checkpoints are "
+        f"A checkpoint needs room on the disk. Received: a full one, at {where}. Earlier checkpoints are "
         "as they were. Free space, or keep fewer with `max_to_keep`."
     )
 
 
-def _translated(error: OSError, target: Path) -> CheckpointError:
+def _translated(error: OSError, target: Place) -> CheckpointError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CheckpointError(_full(target))
     return CheckpointError(
@@ -124,71 +135,51 @@ def _translated(error: OSError, target: Path) -> CheckpointError:
     )
 
 
-def check_commit(path: Path) -> None:
-    """Read every file of a commit and compare it with the manifest.
+def check_commit(path: Path) -> Path:
+    """Read every file of a commit and compare it with the manifest; return the folder in which they lie.
 
     Raises:
         CheckpointError: something is missing, cut or changed; it names the first such file.
     """
-    manifest = _read_manifest(path)
-    for name, entry in manifest["files"].items():
-        file = path / name
-        try:
-            found = file.stat()
-            if not stat.S_ISREG(found.st_mode):
-                # Reading a pipe would wait for ever.
-                raise _damaged(path, f"{name} is not a file")
-            # The size first: a file that was cut is found without reading it.
-            if found.st_size != entry["bytes"]:
-                raise _damaged(path, f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
-            if _hash(file) != entry["sha256"]:
-                raise _damaged(path, f"{name} has other contents than were written")
-        except FileNotFoundError:
-            raise _damaged(path, f"{name} is missing") from None
-        # `CheckpointError` is itself an `OSError`, which the next clause would catch.
-        except CheckpointError:
-            raise
-        except OSError as error:
-            raise _damaged(path, f"{name} cannot be read ({error.strerror or error})") from None
+    # A copy of a commit of an object store has a folder for them.
+    return check_files(path, read_manifest(path), path)
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"A checkpoint must be as it was written. Received: {path}, where {what}. Restore an earlier one."
-    )
+@contextlib.contextmanager
+def opened(path: Place) -> Iterator[Path]:
+    """Check a commit, and yield the folder with what was written into it: of an object store a copy.
+
+    Raises:
+        CheckpointError: as `check_commit`.
+        OSError: the object store does not answer.
+    """
+    if isinstance(path, Path):
+        yield check_commit(path)
+        return
+    with _uploads.downloaded(path) as folder:
+        yield folder
 
 
-def _read_manifest(path: Path) -> Manifest:
-    if not path.is_dir():
-        raise CheckpointError(
-            f"A checkpoint must exist to be restored. Received: {path}, where there is no directory. "
-            "Pass what `save` returned, or `manager.latest_checkpoint`."
-        )
+@contextlib.contextmanager
+def reached(place: Place) -> Iterator[None]:
+    """Translate errors of an object store that does not answer: they are no damage of a checkpoint."""
     try:
-        if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
-            raise _damaged(path, f"{MANIFEST} is not a file")
-        found = json.loads((path / MANIFEST).read_text())
-        # The manifest's hash of itself: otherwise a flipped bit here would be blamed on another file.
-        own = found.pop("sha256")
-    except FileNotFoundError:
-        raise _damaged(path, f"{MANIFEST} is missing") from None
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise _damaged(path, f"{MANIFEST} cannot be read ({error!r})") from None
-    if _hash_json(found) != own:
-        raise _damaged(path, f"{MANIFEST} has other contents than were written")
-    manifest: Manifest = found
-    if manifest["format"] > FORMAT:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError) or isinstance(place, Path):
+            raise
+        # Clients of some stores list every place where they have looked for a library.
+        first = next(iter(str(error).splitlines()), "")
         raise CheckpointError(
-            f"A checkpoint must have format {FORMAT} or older. Received: {path} with format "
-            f"{manifest['format']}. Install a newer unisono."
-        )
-    return manifest
+            f"The store of checkpoints must answer. Received: {first:.300}. See whether it can be reached "
+            "from this machine, whether there is such a bucket, and which credentials are used."
+        ) from error
 
 
-def check_place(directory: Path, *, writes: bool) -> None:
+def check_place(directory: Place, *, writes: bool) -> None:
     """Check that commits can lie in a directory, which is made where this process writes.
+
+    In an object store, this process claims the directory if it writes, and else with its next commit.
 
     Args:
         writes: whether this process writes there; else it may be missing.
@@ -197,6 +188,9 @@ def check_place(directory: Path, *, writes: bool) -> None:
         CheckpointError: when it is not a directory, or cannot be made, read or written.
     """
     try:
+        if isinstance(directory, StorePath):
+            _uploads.check_directory(directory, writes=writes)
+            return
         if writes:
             directory.mkdir(parents=True, exist_ok=True)
         # `mkdir` succeeds for a directory that exists and cannot be read.
@@ -205,14 +199,14 @@ def check_place(directory: Path, *, writes: bool) -> None:
         if writes and not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "files cannot be made there")
     except FileNotFoundError as error:
-        if writes:
+        if writes or isinstance(directory, StorePath):
             raise _no_place(directory, error) from None
     # `ValueError`: Python rejects a path with a null byte.
     except (OSError, ValueError) as error:
         raise _no_place(directory, error) from None
 
 
-def _no_place(directory: Path, error: OSError | ValueError) -> CheckpointError:
+def _no_place(directory: Place, error: OSError | ValueError) -> CheckpointError:
     why = getattr(error, "strerror", None) or str(error)
     return CheckpointError(
         f"Checkpoints need a directory that can be read and written. Received: {str(directory)!r} ({why}). "
@@ -220,8 +214,10 @@ def _no_place(directory: Path, error: OSError | ValueError) -> CheckpointError:
     )
 
 
-def commits(directory: Path, prefix: str) -> list[tuple[int, Path]]:
+def commits(directory: Place, prefix: str) -> Sequence[tuple[int, Place]]:
     """The commits `prefix-N` of a directory with their numbers, oldest first; damaged ones too."""
+    if isinstance(directory, StorePath):
+        return _uploads.uploads(directory, prefix)
     pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
     found = []
     if directory.is_dir():
@@ -232,32 +228,42 @@ def commits(directory: Path, prefix: str) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def newest_number(directory: Path, prefix: str) -> int:
+def newest_number(directory: Place, prefix: str) -> int:
     """The highest number of a name `prefix-N` in a directory, whatever has that name; 0 for none."""
+    if isinstance(directory, StorePath):
+        with reached(directory):
+            return _uploads.newest_upload(directory, prefix)
     pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
     # Also plain files and damaged commits: the next commit must not get a name that exists.
     names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
     return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
 
 
-def newest_good(directory: Path, prefix: str) -> tuple[int, Path] | None:
-    """The newest commit that is as it was written; each damaged one that is passed over is logged.
+def newest_good(
+    directory: Place, prefix: str, read: Callable[[Path], Content]
+) -> tuple[Place, Content] | None:
+    """Read the newest commit that is as it was written; each damaged one that is passed over is logged.
+
+    Args:
+        read: gets the folder with its files.
 
     Raises:
         CheckpointError: there are commits and all are damaged.
+        OSError: the object store does not answer.
     """
     every = commits(directory, prefix)
     first: CheckpointError | None = None
-    for number, path in reversed(every):
-        try:
-            check_commit(path)
-        except CheckpointError as error:
-            first = first or error
-            _LOG.warning("%s Falling back to the one before.", error)
-            continue
-        if first is not None:
-            _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
-        return number, path
+    for _, path in reversed(every):
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened(path))
+            except CheckpointError as error:
+                first = first or error
+                _LOG.warning("%s Falling back to the one before.", error)
+                continue
+            if first is not None:
+                _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
+            return path, read(folder)
     if first is not None:
         raise CheckpointError(
             f"One of the checkpoints in {directory} must be as it was written. Received: {len(every)}, all "
@@ -266,8 +272,12 @@ def newest_good(directory: Path, prefix: str) -> tuple[int, Path] | None:
     return None
 
 
-def delete_commit(path: Path) -> None:
+def delete_commit(path: Place) -> None:
     """Delete a commit so that it is never seen half deleted."""
+    if isinstance(path, StorePath):
+        with reached(path):
+            _uploads.delete_upload(path)
+        return
     aside = path.with_name(
         f".{path.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
     )
@@ -287,12 +297,32 @@ def _remove(aside: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def sweep(directory: Path) -> list[Path]:
+def is_taken(directory: Place) -> bool:
+    """Return whether another process has claimed a directory of an object store; it is logged."""
+    other = _uploads.other_writer(directory) if isinstance(directory, StorePath) else None
+    if other is not None:
+        _LOG.warning("%s writes into %s now: this process leaves it as it is.", other, directory)
+    return other is not None
+
+
+def leave(directory: Place) -> None:
+    """Delete a directory if nothing is in it; in an object store, the note that this process writes there."""
+    with contextlib.suppress(OSError):
+        if isinstance(directory, StorePath):
+            _uploads.leave(directory)
+        else:
+            directory.rmdir()
+
+
+def sweep(directory: Place) -> list[Path]:
     """Delete what processes of this machine that are dead have left half written; return what was.
 
-    A commit that one of them was replacing gets its name again, unless the new one has it.
+    A commit that one of them was replacing gets its name again, unless the new one has it. In an object store
+    the first commit of a process does so.
     """
-    swept = []
+    swept: list[Path] = []
+    if isinstance(directory, StorePath):
+        return swept
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = _ASIDE.match(path.name)
         # On a shared disk, a process id of another machine says nothing about a process here.
@@ -314,22 +344,3 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _write_manifest(folder: Path) -> None:
-    files: dict[str, FileEntry] = {
-        str(file.relative_to(folder)): {"bytes": file.stat().st_size, "sha256": _hash(file)}
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
-    manifest: Manifest = {"format": FORMAT, "files": files}
-    (folder / MANIFEST).write_text(json.dumps({**manifest, "sha256": _hash_json(manifest)}, indent=1))
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _hash_json(value: Json) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Directories of models and modules: functions as StableHLO, and variables."""

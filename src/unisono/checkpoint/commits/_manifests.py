@@ -1,0 +1,162 @@
+"""The manifest of a commit: the size and hash of each of its files, and of itself.
+
+Tests: tests/unit/checkpoint/test_commits.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from unisono._errors import CheckpointError
+from unisono._system._object_store import Place
+from unisono._types import Json
+
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+
+
+class FileEntry(TypedDict):
+    """A file of a commit in its manifest."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """What a manifest says, but for its hash of itself.
+
+    Args:
+        files: by their paths from the manifest on.
+        folder: which of the folders beside the manifest holds them; absent where they lie beside it.
+    """
+
+    format: int
+    files: dict[str, FileEntry]
+    folder: NotRequired[str]
+
+
+def make_manifest(root: Path, folder: str = "") -> tuple[Manifest, str]:
+    """Return the manifest of all files below `root`, and its text.
+
+    Args:
+        folder: the one in `root` in which they lie; empty for `root` itself.
+    """
+    files: dict[str, FileEntry] = {
+        str(file.relative_to(root)): {"bytes": file.stat().st_size, "sha256": _hash(file)}
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    }
+    manifest: Manifest = {"format": FORMAT, "files": files}
+    if folder:
+        manifest["folder"] = folder
+    return manifest, json.dumps({**manifest, "sha256": _hash_json(manifest)}, indent=1)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a commit.
+
+    Raises:
+        CheckpointError: there is no commit, or no manifest that is as it was written.
+    """
+    if not path.is_dir():
+        raise absent(path)
+    try:
+        if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
+            raise damaged(path, f"{MANIFEST} is not a file")
+        return parse_manifest(path, (path / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise damaged(path, f"{MANIFEST} is missing") from None
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def parse_manifest(path: Place, text: str | bytes) -> Manifest:
+    """Return what the text of a manifest says.
+
+    Args:
+        path: of the commit, for messages.
+
+    Raises:
+        CheckpointError: it is not as it was written.
+    """
+    try:
+        found = json.loads(text)
+        # The manifest's hash of itself: otherwise a flipped bit here would be blamed on another file.
+        own = found.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise _unreadable(path, error) from None
+    if _hash_json(found) != own:
+        raise damaged(path, f"{MANIFEST} has other contents than were written")
+    manifest: Manifest = found
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(
+            f"A checkpoint must have format {FORMAT} or older. Received: {path} with format "
+            f"{manifest['format']}. Install a newer unisono."
+        )
+    return manifest
+
+
+def check_files(root: Path, manifest: Manifest, path: Place) -> Path:
+    """Read every file of a commit and compare it with the manifest; return the folder in which they lie.
+
+    Args:
+        root: where the manifest lies.
+        path: of the commit, for messages.
+
+    Raises:
+        CheckpointError: something is missing, cut or changed; it names the first such file.
+    """
+    for name, entry in manifest["files"].items():
+        file = root / name
+        try:
+            found = file.stat()
+            if not stat.S_ISREG(found.st_mode):
+                # Reading a pipe would wait for ever.
+                raise damaged(path, f"{name} is not a file")
+            # The size first: a file that was cut is found without reading it.
+            if found.st_size != entry["bytes"]:
+                raise damaged(path, f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
+            if _hash(file) != entry["sha256"]:
+                raise damaged(path, f"{name} has other contents than were written")
+        except FileNotFoundError:
+            raise damaged(path, f"{name} is missing") from None
+        # `CheckpointError` is itself an `OSError`, which the next clause would catch.
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise damaged(path, f"{name} cannot be read ({error.strerror or error})") from None
+    return root / manifest.get("folder", "")
+
+
+def absent(path: Place) -> CheckpointError:
+    """The error for a path without a checkpoint."""
+    return CheckpointError(
+        f"A checkpoint must exist to be restored. Received: {path}, where there is no directory. "
+        "Pass what `save` returned, or `manager.latest_checkpoint`."
+    )
+
+
+def damaged(path: Place, what: str) -> CheckpointError:
+    """The error for a checkpoint that has changed."""
+    return CheckpointError(
+        f"A checkpoint must be as it was written. Received: {path}, where {what}. Restore an earlier one."
+    )
+
+
+def _unreadable(path: Place, error: Exception) -> CheckpointError:
+    return damaged(path, f"{MANIFEST} cannot be read ({error!r})")
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _hash_json(value: Json) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,251 @@
+"""Commits in object stores, which rename nothing: the manifest is uploaded last, and is what makes them one.
+
+    ckpt-7/data-1a2b3c4d/facts.json …   in a folder of this upload alone
+    ckpt-7/MANIFEST.json                names the folder, with sizes and hashes
+    .writer                             the process that writes into this directory
+
+Readers see a commit when its manifest is there, and what an interrupted upload has left never. An upload
+overwrites nothing of another one, so that a process that was replaced, and is still at it, cannot damage what
+its successor has written. Nor does its commit appear: before it writes the manifest it reads `.writer`, which
+the successor has overwritten. What no manifest names is deleted by the process that notices, or by the next
+one that writes there.
+
+Tests: tests/virtual/checkpoint/test_object_store.py, tests/cluster/test_object_store.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import secrets
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from unisono._errors import CheckpointError
+from unisono._system._object_store import ObjectStat, StorePath
+from unisono.checkpoint.commits._manifests import (
+    MANIFEST,
+    absent,
+    check_files,
+    damaged,
+    make_manifest,
+    parse_manifest,
+)
+
+_WRITER = ".writer"
+#: What one upload of a commit has put into it.
+_DATA = re.compile(r"data-[0-9a-f]{8}/.+")
+
+
+@dataclasses.dataclass
+class _WriterClaim:
+    """That this process writes into a directory.
+
+    Args:
+        text: what `.writer` holds.
+        swept: the series in which the remains of earlier processes were deleted.
+    """
+
+    text: bytes
+    swept: set[str] = dataclasses.field(default_factory=set)
+
+
+#: By process, too: a forked child does not write in the name of its parent.
+_CLAIMS: dict[tuple[int, StorePath], _WriterClaim] = {}
+
+
+def claim(directory: StorePath) -> None:
+    """Note in a directory that this process writes there, and no earlier one any more."""
+    made = _WriterClaim(f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(8)})".encode())
+    (directory / _WRITER).write_bytes(made.text)
+    _CLAIMS[os.getpid(), directory] = made
+
+
+def check_directory(directory: StorePath, *, writes: bool) -> None:
+    """Check that a directory can be read, and claim it; without `writes`, the next commit claims it.
+
+    Raises:
+        OSError: the store does not answer, there is no such bucket, or access is denied.
+    """
+    # A bucket that is missing is an error here, a directory is not.
+    directory.find(_WRITER)
+    if writes:
+        claim(directory)
+    else:
+        _CLAIMS.pop((os.getpid(), directory), None)
+
+
+def leave(directory: StorePath) -> None:
+    """Delete the note of this process: it writes no more."""
+    if other_writer(directory) is None:
+        (directory / _WRITER).unlink(missing_ok=True)
+        _CLAIMS.pop((os.getpid(), directory), None)
+
+
+def other_writer(directory: StorePath) -> str | None:
+    """Return which process has claimed a directory after this one; None where this one has it."""
+    own = _CLAIMS.get((os.getpid(), directory))
+    try:
+        found = (directory / _WRITER).read_bytes()
+    except FileNotFoundError:
+        return None
+    return None if own is not None and found == own.text else found.decode(errors="replace")
+
+
+def _require_claim(directory: StorePath) -> None:
+    other = other_writer(directory)
+    if other is not None:
+        raise CheckpointError(
+            f"One process may write checkpoints into a directory at a time. Received: {directory}, where "
+            f"{other} has begun to write after this one, which leaves all as it is. End one of the two, or "
+            "pass another directory."
+        )
+
+
+def upload_commit(
+    target: StorePath, write: Callable[[Path], None], check: Callable[[Path], None] | None, replaces: bool
+) -> None:
+    """Make a commit of what `write` puts into an empty local folder; see `_commits.write_commit`.
+
+    Raises:
+        OSError: the store does not take it, or the claim is lost; nothing of it can be seen then.
+    """
+    directory = target.parent
+    if (os.getpid(), directory) not in _CLAIMS:
+        claim(directory)
+    _sweep(directory, target.name)
+    before = target.find()
+    is_other = any(key != MANIFEST and not _DATA.match(key) for key in before)
+    if not replaces if MANIFEST in before else is_other:
+        raise CheckpointError(
+            f"A checkpoint must have a new name. Received: {target}, which exists. Use the next number."
+        )
+    with tempfile.TemporaryDirectory(prefix="unisono-") as aside:
+        folder = f"data-{secrets.token_hex(4)}"
+        (Path(aside) / folder).mkdir()
+        write(Path(aside) / folder)
+        manifest, text = make_manifest(Path(aside), folder)
+        try:
+            for name in manifest["files"]:
+                (target / name).upload(Path(aside) / name)
+            if check is not None:
+                with _downloaded(target, text.encode()) as found:
+                    check(found)
+            _require_claim(directory)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                _delete(target, manifest["files"])
+            raise
+    _write_manifest(target / MANIFEST, text.encode(), is_new=not replaces)
+    _delete(target, filter(_DATA.match, before))
+
+
+def _write_manifest(path: StorePath, text: bytes, *, is_new: bool) -> None:
+    try:
+        path.write_bytes(text, is_new=is_new)
+    except OSError:
+        # The request may have been carried out, and its answer lost: the client repeats it then, and is told
+        # that there is such an object. If not, the next process that writes here deletes what was uploaded.
+        if path.read_bytes() != text:
+            raise
+
+
+def _delete(root: StorePath, names: Iterable[str]) -> None:
+    for name in names:
+        (root / name).unlink(missing_ok=True)
+
+
+def _sweep(directory: StorePath, name: str) -> None:
+    """Delete, once, what processes that wrote here before have left of this series without a manifest."""
+    swept = _CLAIMS[os.getpid(), directory].swept
+    series = re.sub(r"\d+$", "", name)
+    if series in swept:
+        return
+    swept.add(series)
+    left: dict[str, list[str]] = {}
+    complete = set()
+    pattern = re.compile(rf"({re.escape(series)}\d*)/({_DATA.pattern}|{re.escape(MANIFEST)})")
+    for key in directory.find(series):
+        match = pattern.fullmatch(key)
+        if match and match[2] == MANIFEST:
+            complete.add(match[1])
+        elif match:
+            left.setdefault(match[1], []).append(match[2])
+    for commit in left.keys() - complete:
+        for key in left[commit]:
+            (directory / commit / key).unlink(missing_ok=True)
+
+
+def delete_upload(path: StorePath) -> None:
+    """Delete a commit, its manifest first.
+
+    Raises:
+        CheckpointError: another process has claimed the directory.
+    """
+    _require_claim(path.parent)
+    names = path.find()
+    _delete(path, sorted(names, key=lambda name: name != MANIFEST))
+
+
+@contextlib.contextmanager
+def downloaded(path: StorePath) -> Iterator[Path]:
+    """Yield a local folder with what was written into a commit, checked.
+
+    Raises:
+        CheckpointError: there is none, or it is not as it was written.
+        OSError: the store does not answer.
+    """
+    try:
+        text = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise (damaged(path, f"{MANIFEST} is missing") if path.exists() else absent(path)) from None
+    with _downloaded(path, text) as root:
+        yield check_files(root, parse_manifest(path, text), path)
+
+
+@contextlib.contextmanager
+def _downloaded(path: StorePath, text: bytes) -> Iterator[Path]:
+    """Yield a local copy of a commit whose manifest has this text; what is missing there is missing here."""
+    with tempfile.TemporaryDirectory(prefix="unisono-") as aside:
+        root = Path(aside)
+        for name in parse_manifest(path, text)["files"]:
+            with contextlib.suppress(FileNotFoundError):
+                (path / name).download(root / name)
+        (root / MANIFEST).write_bytes(text)
+        yield root
+
+
+def uploads(directory: StorePath, prefix: str) -> list[tuple[int, StorePath]]:
+    """The commits `prefix-N` of a directory with their numbers, oldest first."""
+    pattern = re.compile(rf"({re.escape(prefix)}-(\d+))/{re.escape(MANIFEST)}")
+    found = (pattern.fullmatch(key) for key in directory.find(f"{prefix}-"))
+    return sorted((int(match[2]), directory / match[1]) for match in found if match)
+
+
+def newest_upload(directory: StorePath, prefix: str) -> int:
+    """The highest number of a name `prefix-N` in a directory, whatever has that name; 0 for none."""
+    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)(/.*)?")
+    found = (pattern.fullmatch(key) for key in directory.find(f"{prefix}-"))
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def manifests(directory: StorePath) -> dict[str, ObjectStat]:
+    """The commits of all series in a directory, and what the store knows of their manifests.
+
+    It lists only what begins as a folder directly below does: other objects in the directory are not read.
+    """
+    folders = [name for name, stat in directory.children().items() if stat is None and name[0] != "."]
+    if not folders:
+        # A bucket that is missing is an error, a directory is not.
+        directory.find(_WRITER)
+    found = {}
+    for series in {re.sub(r"\d+$", "", name) for name in folders}:
+        for key, stat in directory.find(series).items():
+            name, _, rest = key.partition("/")
+            if rest == MANIFEST:
+                found[name] = stat
+    return found

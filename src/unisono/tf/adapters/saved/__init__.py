@@ -1,1 +1,0 @@
-"""`tf.saved_model` of modules: their functions as StableHLO, and their variables."""
