@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 #: Seconds for a command that sets something up.
-_SECONDS = 30.0
+_SECONDS = 60.0
 #: As Debian and Ubuntu install it: the host's own name is an address that no other host reaches.
 DEBIAN = "127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost ip6-loopback\n"
 #: The kernel asks rules in this order: those that drop, then the one for the host's own addresses.
@@ -129,7 +130,7 @@ class Hosts:
         return f"10.88.{switch}.{i + 1}" if version == 4 else f"fd88:{switch}::{i + 1}"
 
     def holder(self, i):
-        """The process that holds a host's namespaces, for `setns`."""
+        """The process that holds a host's namespaces, for `setns` and `tests.forked`."""
         return self._pids[i]
 
     def command(self, i, *words):
@@ -146,6 +147,22 @@ class Hosts:
     def run(self, i, *words):
         """Run a short command on a host; return what it writes."""
         return _run(*self.command(i, *words))
+
+    def processes(self, i):
+        """The ids of the processes that use a host's network, without the one that holds it."""
+        own, found = os.stat(f"/proc/{self._pids[i]}/ns/net").st_ino, set()
+        for process in Path("/proc").glob("[0-9]*"):
+            # One that has just ended.
+            with contextlib.suppress(OSError):
+                if (process / "ns/net").stat().st_ino == own:
+                    found.add(int(process.name))
+        return found - {self._pids[i]}
+
+    def kill(self, i, number=signal.SIGKILL):
+        """Send a signal to all processes of a host, such as SIGSTOP, which freezes it."""
+        for pid in self.processes(i):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def traffic(self, i, switch=0):
         """The bytes that a host has received and sent."""

@@ -9,31 +9,36 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.launcher._call_folders import call_folder
-from unisono.launcher._console import Console
-from unisono.launcher._function_call import pickle_call, raise_failure, read_result, result_path
+from unisono.launcher._function_call import pickle_call, raise_failure, read_results, result_path
 from unisono.launcher._launch import cores, environ, visible_gpus
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths, base_environment
 from unisono.launcher._supervisor import Launch, Supervisor
+from unisono.launcher.engines._engine import FunctionCall, call_on
+from unisono.launcher.terminal._console import Console
+
+Value = TypeVar("Value")
 
 #: Seconds between SIGTERM and SIGKILL: a notebook waits for them after an interrupt.
 _GRACE = 3.0
 
 
 def launch(
-    fn: Callable[..., Any],
+    fn: Callable[..., Value],
     workers: int | None = None,
-    args: Sequence[Any] = (),
+    args: Sequence[object] = (),
     devices_per_worker: int | None = None,
     timeout: float | None = None,
     cluster: Mapping[str, Any] | ClusterSpec | None = None,
+    *,
+    on: str | None = None,
     **options: Any,
-) -> list[Any]:
+) -> list[Value]:
     """Call a function in new processes that form a cluster, and return its results.
 
     Every process has its TF_CONFIG, so that `MultiWorkerMirroredStrategy()` in the function finds its peers.
@@ -42,21 +47,25 @@ def launch(
 
     Args:
         fn: the function; also one that is defined in a notebook or inside another function.
-        workers: the number of processes on this machine, 2 by default. With `cluster` it follows from that.
+        workers: the number of processes on this machine, 2 by default. With `cluster` it follows from that;
+            with `on` it is by default as many as `unisono launch --on` has.
         args: the arguments of the function, the same in each process.
         devices_per_worker: the number of virtual CPU devices of each process, 1 by default on this machine.
         timeout: seconds after which all processes are killed; None for no limit.
         cluster: a dict from each job to the addresses of servers that run `unisono serve`: the processes run
             there. None for this machine.
+        on: the engine that runs the processes: `"slurm"`, `"mpi"` or `"ray"`. None for this machine.
         options: with `cluster`: `max_restarts`, `elastic`, `wait` (seconds for servers that train for another
-            client), `lease` and `server_timeout`, see docs/standalone.md.
+            client), `lease` and `server_timeout`, see docs/standalone.md. With `on`: the flags of `unisono
+            launch --on`, with underscores, see docs/clusters.md.
 
     Returns:
-        The results of the function, in the order of the workers; with `cluster` the chief's first.
+        The results of the function, in the order of the workers; with `cluster` and `on` the chief's first.
 
     Raises:
         InvalidTypeError: when `fn` is not callable.
-        InvalidArgumentError: when a number is out of range, or `fn` or `args` cannot be pickled.
+        InvalidArgumentError: when a number is out of range, `fn` or `args` cannot be pickled, or the engine
+            refuses.
         ClusterError: when a server is in use or does not answer, or a worker died without an exception, or
             did not return within `timeout`.
         Exception: the exception of the function in the worker that failed first.
@@ -69,6 +78,13 @@ def launch(
         raise InvalidTypeError(
             f"`fn` must be a function. Received: fn={fn!r}. Write `unisono.launch(train, workers=2)`."
         )
+    if on is not None:
+        if cluster is not None:
+            raise InvalidArgumentError(
+                f"The processes must run in one place. Received: on={on!r} and `cluster`. Leave one out."
+            )
+        given = {"workers": workers, "devices_per_worker": devices_per_worker, **options}
+        return call_on(on, FunctionCall(fn, args, timeout), given)
     if cluster is not None:
         if workers is not None:
             raise InvalidArgumentError(
@@ -82,7 +98,7 @@ def launch(
             cluster, fn, args, devices_per_worker=devices_per_worker, timeout=timeout, **options
         )
     if options:
-        raise InvalidTypeError(f"These options need `cluster`. Received: {', '.join(options)}.")
+        raise InvalidTypeError(f"These options need `cluster` or `on`. Received: {', '.join(options)}.")
     local = LaunchOptions(
         workers=2 if workers is None else workers,
         devices_per_worker=1 if devices_per_worker is None else devices_per_worker,
@@ -95,7 +111,7 @@ def launch(
         outcome = Supervisor(_description(local, paths, timeout)).run()
         if outcome.failure is not None:
             raise_failure(outcome, paths)
-        return [read_result(paths, outcome.plan, task) for task in outcome.plan.tasks]
+        return read_results(paths, outcome.plan)
 
 
 def _description(options: LaunchOptions, paths: RunPaths, timeout: float | None) -> Launch:
@@ -111,18 +127,19 @@ def _description(options: LaunchOptions, paths: RunPaths, timeout: float | None)
             )
         return ()
 
+    gpus = visible_gpus(own)
     return Launch(
         options,
         paths,
-        base_environment(own, options, options.workers, cores(), paths),
+        base_environment(own, options, options.workers, cores(), paths, len(gpus)),
         _job,
         Console(None, sys.stdout),
         stop_requests,
-        gpus=visible_gpus(own),
+        gpus=gpus,
     )
 
 
-def _job(plan: LaunchPlan, task: Task) -> dict[str, Any]:
+def _job(plan: LaunchPlan, task: Task) -> dict[str, object]:
     return {
         "environ": dict(plan.environment(task)),
         "kind": "call",

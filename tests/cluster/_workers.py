@@ -42,7 +42,7 @@ class Workers:
         command: what every worker runs, after the interpreter: a script, or `-m pytest`.
         count: how many workers.
         devices: virtual CPU devices of each.
-        env: more variables.
+        env: more variables; a list has one value for each worker.
     """
 
     def __init__(self, folder, command, count=2, devices=1, env=None):
@@ -54,7 +54,8 @@ class Workers:
             own = dict(os.environ, TF_CONFIG=json.dumps(config), UNISONO_DEVICES_PER_WORKER=str(devices))
             own |= {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
             own.pop("PJRT_NPROC", None)
-            own |= {k: v.format(worker=i) for k, v in (env or {}).items()}
+            for name, value in (env or {}).items():
+                own[name] = value.format(worker=i) if isinstance(value, str) else value[i]
             self._starts.append(([part.format(worker=i) for part in command], own))
             self.processes.append(self._start(i))
 

@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests import forked
 
 #: Seconds for anything that a test waits for; the machine may be busy.
-LIMIT = 120.0
+LIMIT = 240.0
 
 #: What scripts begin with: who am I, without JAX.
 WHO = """\
@@ -97,11 +99,20 @@ class Launched:
         return {e["pid"] for e in self.history() if e["event"] in ("started", "spare")}
 
 
+def check_evaluated(logs):
+    """The evaluator of `programs/evaluated.py` has found the loss of the last weights."""
+    texts = {name: (logs / f"{name}-0.log").read_text() for name in ("worker", "evaluator")}
+    (trained,) = re.findall(r"^trained (\S+)$", texts["worker"], re.MULTILINE)
+    (evaluated,) = re.findall(r"^evaluated (\S+)$", texts["evaluator"], re.MULTILINE)
+    # A strategy adds in another order.
+    assert float(evaluated) == pytest.approx(float(trained), rel=1e-6)
+
+
 @contextlib.contextmanager
 def launched(root, script, *flags, args=(), forks=False):
     """Run `unisono launch` on a script that begins with `WHO`; with `forks` its tasks have imported all."""
     (root / "train.py").write_text(WHO + script)
-    command = ["-m", "unisono.cli", "launch", "--log-dir", str(root / "logs"), *flags]
+    command = ["-m", "unisono", "launch", "--log-dir", str(root / "logs"), *flags]
     command += [str(root / "train.py"), *args]
     if forks:
         process = forked.Program(command, Path.cwd(), root / "out", root / "err")

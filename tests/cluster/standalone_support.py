@@ -37,7 +37,7 @@ class Served:
     def start(self):
         """Start it, again at the same address, and wait until it listens."""
         at = ["--address", self.address] if self.address else list(self.flags)
-        command = [sys.executable, "-m", "unisono.cli", "serve", *at, "--spares", str(self.spares)]
+        command = [sys.executable, "-m", "unisono", "serve", *at, "--spares", str(self.spares)]
         log = self.root / "serve.log"
         environ = {**os.environ, "UNISONO_CLUSTER_KEY": KEY}
         with log.open("w") as file:

@@ -5,8 +5,8 @@ import os
 import time
 
 from tests import forked
+from tests.cluster._workers import free_ports
 from tests.cluster.launch_support import LIMIT
-from unisono.rpc._transport._local import free_port
 
 
 class TasksByHand:
@@ -20,10 +20,8 @@ class TasksByHand:
 
     def __init__(self, root, script, count=2):
         self.root, self.script, self.processes = root, script, {}
-        self.cluster = {job: self._addresses(count) for job in ("worker", "ps")}
-
-    def _addresses(self, count):
-        return [f"localhost:{free_port()}" for _ in range(count)]
+        addresses = [f"localhost:{port}" for port in free_ports(2 * count)]
+        self.cluster = {"worker": addresses[:count], "ps": addresses[count:]}
 
     def __enter__(self):
         for job, addresses in self.cluster.items():

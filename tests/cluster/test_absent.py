@@ -8,13 +8,13 @@ import pytest
 from tests.cluster._workers import Workers
 
 PROGRAM = str(Path(__file__).parent / "programs" / "absent.py")
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
 
 
 def codes_of(workers):
     """The exit codes, also of those that end long after another."""
     try:
-        return [process.wait(150) for process in workers.processes]
+        return [process.wait(250) for process in workers.processes]
     finally:
         workers.kill()
 

@@ -22,6 +22,7 @@ ALL = f"multi-worker or test_multi_worker_program or test_spread or (feature and
 SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compiled"
 
 
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     ("count", "devices", "tests"),
     [
@@ -32,7 +33,7 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
     ],
 )
 def test_all_workers_keep_the_contract(tmp_path, count, devices, tests):
-    options = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base-{worker}"), "--timeout=200"]
+    options = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "base-{worker}"), "--timeout=500"]
     workers = Workers(tmp_path, ["-m", "pytest", "-q", "-x", *options, *tests], count, devices)
-    codes = workers.wait(500)
+    codes = workers.wait(1200)
     assert codes == [0] * count, workers.text()

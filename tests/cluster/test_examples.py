@@ -63,7 +63,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_workers_by_the_launcher(alone, tmp_path, name):
-    launch = ["-m", "unisono.cli", "launch", "-n", "2", "--log-dir", "logs"]
+    launch = ["-m", "unisono", "launch", "-n", "2", "--log-dir", "logs"]
     output = run(tmp_path, *launch, *command_of(name))
     assert_same(numbers(output, name), alone(name))
     other = (tmp_path / "logs" / "worker-1.log").read_text()
@@ -82,7 +82,7 @@ def test_two_workers_by_hand(alone, tmp_path):
 def test_parameter_servers_by_the_launcher_with_an_evaluator(tmp_path):
     """The form of `fit`: each update counts once, and the chief's numbers are those of its checkpoints."""
     flags = ["-n", "2", "--ps", "1", "--chief", "--evaluator", "--log-dir", "logs"]
-    output = run(tmp_path, "-m", "unisono.cli", "launch", *flags, str(EXAMPLES / "parameter_server_fit.py"))
+    output = run(tmp_path, "-m", "unisono", "launch", *flags, str(EXAMPLES / "parameter_server_fit.py"))
     assert "Steps: 192" in output
     (accuracy,) = re.findall(r"Evaluation accuracy: (0\.9[5-9]\d)", output)
     evaluated = (tmp_path / "logs" / "evaluator-0.log").read_text()
@@ -95,7 +95,7 @@ def test_parameter_servers_by_the_launcher_with_an_evaluator(tmp_path):
 def test_a_table_on_two_servers(tmp_path):
     flags = ["-n", "2", "--ps", "2", "--chief", "--log-dir", "logs"]
     small = [str(EXAMPLES / "wide_and_deep.py"), "--rows", "50000", "--steps", "30", "--batch", "64"]
-    output = run(tmp_path, "-m", "unisono.cli", "launch", *flags, *small)
+    output = run(tmp_path, "-m", "unisono", "launch", *flags, *small)
     assert "Servers of the table: 2" in output
     # Of 3.2 MB a step moves some 200 rows of 64 bytes; the small table of 0.2 MB travels whole.
     moved = [float(re.findall(rf"{name}_mb: ([0-9.]+)", output)[-1]) / 30 for name in ("pulled", "pushed")]
@@ -125,5 +125,5 @@ def test_the_program_of_the_readme(tmp_path):
     assert len(section.splitlines()) <= 20
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     (tmp_path / "train.py").write_text(program)
-    output = run(tmp_path, "-m", "unisono.cli", "launch", "-n", "2", "--log-dir", "logs", "train.py")
+    output = run(tmp_path, "-m", "unisono", "launch", "-n", "2", "--log-dir", "logs", "train.py")
     assert "Epoch 3/3" in output

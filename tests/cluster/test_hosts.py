@@ -17,7 +17,7 @@ while True:
 CLIENT = """
 import socket, sys
 try:
-    with socket.create_connection((sys.argv[1], 5000), 0.5) as sock:
+    with socket.create_connection((sys.argv[1], 5000), float(sys.argv[2])) as sock:
         received = 0
         while data := sock.recv(1 << 16):
             received += len(data)
@@ -38,8 +38,8 @@ def hosts():
         server.communicate()
 
 
-def ask(hosts, address):
-    return hosts.run(0, sys.executable, "-c", CLIENT, address).strip()
+def ask(hosts, address, seconds=20.0):
+    return hosts.run(0, sys.executable, "-c", CLIENT, address, seconds).strip()
 
 
 def test_a_host_has_its_own_name_which_only_it_can_reach(hosts):
@@ -58,14 +58,14 @@ def test_hosts_reach_each_other_on_each_switch(hosts, switch, version):
 def test_packets_are_lost_one_way_and_for_some_ports(hosts):
     at = hosts.address(1), hosts.address(1, version=6)
     with hosts.dropped(0, 1):
-        assert [ask(hosts, each) for each in at] == ["TimeoutError"] * 2
+        assert [ask(hosts, each, 0.5) for each in at] == ["TimeoutError"] * 2
     with hosts.dropped(0, 1, "5000-5010"):
-        assert [ask(hosts, each) for each in at] == ["TimeoutError"] * 2
+        assert [ask(hosts, each, 0.5) for each in at] == ["TimeoutError"] * 2
     with hosts.dropped(0, 1, "6000-7000"), hosts.dropped(1, 0, "6000-7000"):
         assert [ask(hosts, each) for each in at] == ["100000"] * 2
 
 
 def test_a_host_is_unplugged(hosts):
     with hosts.unplugged(0):
-        assert ask(hosts, hosts.address(1)) == "TimeoutError"
+        assert ask(hosts, hosts.address(1), 0.5) == "TimeoutError"
     assert ask(hosts, hosts.address(1)) == "100000"

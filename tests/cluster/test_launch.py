@@ -17,7 +17,7 @@ FOREVER = "\nprint('ready', flush=True)\ntime.sleep(600)\n"
 
 def cli(*args, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "unisono.cli", *args],
+        [sys.executable, "-m", "unisono", *args],
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -169,7 +169,7 @@ if generation == 0:
 """
     (tmp_path / "train.py").write_text(WHO + script)
     logs = tmp_path / "logs"
-    command = [sys.executable, "-m", "unisono.cli", "launch", "--max-restarts", "1", "--spares", "0"]
+    command = [sys.executable, "-m", "unisono", "launch", "--max-restarts", "1", "--spares", "0"]
     with subprocess.Popen(
         [*command, "--log-dir", str(logs), str(tmp_path / "train.py")], stdout=subprocess.PIPE
     ) as run:
@@ -198,16 +198,16 @@ time.sleep(600)
         assert run.history("ended", task="worker:0")[0]["exit_code"] == 137
 
 
-CHILDREN = """
+CHILDREN = r"""
 import subprocess
-sleeps = "import os, time; print('child', os.getpid(), flush=True); time.sleep(600)"
+sleeps = "import os, time; os.write(1, b'child %d\\n' % os.getpid()); time.sleep(600)"
 subprocess.Popen([sys.executable, "-S", "-c", sleeps])
 subprocess.Popen([sys.executable, "-S", "-c", sleeps], start_new_session=True)
 # As a daemon: of another session, and nobody's child.
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        print("child", os.getpid(), flush=True)
+        os.write(1, b"child %d\n" % os.getpid())  # in one piece: three processes write to one file
         time.sleep(600)
     os._exit(0)
 os.wait()

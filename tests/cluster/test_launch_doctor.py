@@ -1,14 +1,16 @@
 """`unisono doctor`."""
 
 import json
+import re
 import subprocess
 import sys
 
+from tests import forked
 from tests.cluster.launch_support import LIMIT
 
 
 def doctor(*args, **environ):
-    command = [sys.executable, "-m", "unisono.cli", "doctor", *args]
+    command = [sys.executable, "-m", "unisono", "doctor", *args]
     env = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", **environ}
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
 
@@ -20,6 +22,14 @@ def test_all_is_well(tmp_path):
     assert all(line.startswith("ok ") for line in lines)
     assert any("all-reduce" in line and "1 replica, right" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_reduces_between_two_processes(tmp_path):
+    done = forked.run(["-m", "unisono", "doctor", "-n", "2", "--model", "0.5", "--json"], tmp_path, LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert re.fullmatch(r"[\d.e+]+ ms for 4 bytes, [\d.e+-]+ GB/s for 0.5 MB", found["link"]["text"])
+    assert "for 0.5 MB of gradients" in found["all-reduce of a model"]["text"]
 
 
 def test_what_is_wrong_is_found_and_nothing_secret_told(tmp_path):

@@ -245,7 +245,7 @@ def on_a_full_disk(root, script, *flags):
     logs.mkdir()
     # Of a launch before: its last generation is none that replaces the first of this one.
     (logs / "fence").write_text("5\n")
-    command = [sys.executable, "-m", "unisono.cli", "launch", "--spares", "0", *flags]
+    command = [sys.executable, "-m", "unisono", "launch", "--spares", "0", *flags]
     # As on a full disk no file can grow; the pipes that show it can.
     limited = ["sh", "-c", 'ulimit -S -f 0; exec "$@"', "sh", *command]
     run = subprocess.run(

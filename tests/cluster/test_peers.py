@@ -36,7 +36,7 @@ def launched(tmp_path_factory):
 def test_a_silent_worker_is_not_waited_for_for_ever(launched, mode, words):
     folder, workers = launched[mode]
     try:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 400
         while workers.processes[0].poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
         assert workers.processes[0].poll() not in (None, 0), workers.text()

@@ -22,7 +22,7 @@ import pytest
 
 from tests.cluster._workers import free_ports
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
-from unisono.cluster.rendezvous import _client, _protocol
+from unisono.cluster.rendezvous import _addresses, _client, _protocol
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
 from unisono.cluster_resolver._spec import Timeouts
 
@@ -154,9 +154,7 @@ def test_all_arrive(count, host):
     coordinator = found[0].coordinator
     assert coordinator == cluster.addresses[0]
     for agreement in found[1:]:
-        assert agreement == RendezvousResult(
-            coordinator, "", (socket.gethostname(),) * count, found[0].secret, reached=found[0].reached
-        )
+        assert agreement == RendezvousResult(coordinator, "", (), found[0].secret, reached=found[0].reached)
     ip, _, port = found[0].bind.rpartition(":")
     assert ip in ("127.0.0.1", "[::1]")
     assert ip.strip("[]") == found[0].reached
@@ -206,9 +204,9 @@ def test_the_listener_is_closed_before_any_process_starts():
 
 def test_a_name_that_is_another_machines(monkeypatch):
     """Behind a service's name process 0 listens everywhere, and JAX takes over the port that is forwarded."""
-    resolve = _client._resolve
+    resolve = _addresses.resolve
     monkeypatch.setattr(
-        _client, "_resolve", lambda host, port: ["192.0.2.7"] if host == "service" else resolve(host, port)
+        _addresses, "resolve", lambda host: ["192.0.2.7"] if host == "service" else resolve(host)
     )
     connect = socket.create_connection
     monkeypatch.setattr(socket, "create_connection", lambda a, *args: connect(("127.0.0.1", a[1]), *args))

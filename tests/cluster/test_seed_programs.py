@@ -13,7 +13,7 @@ from tests.virtual.seeds import strategies_tutorial as tutorial
 from tests.virtual.seeds.programs import changed
 from unisono.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 #: As `tf.keras.datasets.mnist` in the other tests of the documents.
 DATA = f"""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ import unisono
 from tests.cluster.standalone_support import KEY, Served, is_alive, until
 from tests.virtual.seeds import documents, programs
 from unisono.standalone import ServerBusyError, _client, _remote_machines, run_on_cluster
+from unisono.standalone._protocol import BATCH_SECONDS
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +72,11 @@ def test_fit_as_on_one_device(servers, cluster, capfd):
     def make():
         return keras.Sequential([keras.layers.Dense(4), Twice()])
 
-    before = servers[0].status()["counts"].get("POLL", 0)
+    before, began = servers[0].status()["counts"].get("POLL", 0), time.monotonic()
     results = unisono.launch(trained, args=(300, make), cluster=cluster)
     polls = servers[0].status()["counts"]["POLL"] - before
+    # While there is news; and a few for the large result, which is sent in pieces.
+    most = (time.monotonic() - began) / BATCH_SECONDS + 30
     shown = capfd.readouterr()
     expected, expected_weights = fitted(300, make)
     for loss, weights, large in results:
@@ -86,7 +90,7 @@ def test_fit_as_on_one_device(servers, cluster, capfd):
     assert any(line.startswith("[worker:0] 300/300") for line in lines), shown.out
     assert "2 tasks run the function trained" in shown.err
     # Two epochs of 300 steps, whose bar is rewritten at each of them.
-    assert polls < 300, polls
+    assert polls < most, polls
 
 
 def test_an_error_keeps_its_type_and_the_remote_traceback(cluster, capfd):
@@ -227,7 +231,7 @@ def test_a_program_whose_server_dies_resumes_when_it_is_back(servers, cluster, t
     (tmp_path / "words.txt").write_text("some words")
     (tmp_path / "my train.py").write_text(BACKED_UP)
     go = tmp_path / "go"
-    command = [sys.executable, "-m", "unisono.cli", "launch", "--cluster", ",".join(cluster["worker"])]
+    command = [sys.executable, "-m", "unisono", "launch", "--cluster", ",".join(cluster["worker"])]
     command += ["--files", "words.txt", "--log-dir", "logs", "my train.py", str(tmp_path / "backup"), str(go)]
     process = subprocess.Popen(
         [*command, "-x", "it's \"quoted\"", "words.txt"],

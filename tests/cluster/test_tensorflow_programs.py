@@ -64,7 +64,7 @@ print("done", task_id, same, int(step.numpy()), float(weights[0].sum()), flush=T
 def test_each_worker_writes_to_a_place_of_its_own(tmp_path):
     (tmp_path / "main.py").write_text(PROGRAM)
     logs = tmp_path / "logs"
-    command = ["-m", "unisono.cli", "launch", "-n", "2", "--log-dir", str(logs)]
+    command = ["-m", "unisono", "launch", "-n", "2", "--log-dir", str(logs)]
     done = forked.run([*command, "-m", "unisono.tf", "main.py"], tmp_path, 240)
     assert done.returncode == 0, done.stdout + done.stderr
     said = sorted(

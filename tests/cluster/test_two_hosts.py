@@ -1,24 +1,22 @@
-"""Every strategy of several processes on two hosts whose own names are 127.0.1.1, as on Debian."""
+"""Every strategy of several processes on hosts whose own names are 127.0.1.1, as on Debian."""
 
-import json
+import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
+from tests.cluster.host_tasks import LIMIT, PORT, PROGRAM, Tasks, single_device_weights, weights
 from tests.cluster.standalone_support import KEY, until
 from tests.hosts import DEBIAN, Hosts, require_hosts
 
-PROGRAM = Path(__file__).parent / "programs" / "two_hosts.py"
-#: Seconds until something is taken to hang, on however busy a machine.
-LIMIT = 180.0
-#: Of other tests' servers, no program on these hosts' networks.
-PORT = 2222
+#: What a firewall lets through besides `PORT` itself.
+OPEN = 40_000, 40_099
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,64 +24,20 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def hosts():
     require_hosts()
-    others = "".join(f"10.88.0.{i + 1} h{i}\n" for i in range(2))
-    with Hosts(2, switches=2, etc_hosts=DEBIAN + others) as found:
+    others = "".join(f"10.88.0.{i + 1} h{i}\n" for i in range(3))
+    with Hosts(3, switches=2, etc_hosts=DEBIAN + others) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def expected():
-    """The weights of one device, without a strategy."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64), keras.layers.Dense(4)])
-    model.compile("sgd", "mse")
-    x = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
-    model.fit(x, x, epochs=2, batch_size=8, shuffle=False, verbose=0)
-    return float(sum(np.abs(w).sum(dtype="float64") for w in model.get_weights()))
+    return single_device_weights()
 
 
-class Tasks:
-    """The program in the tasks of a cluster, task by task on the host of its address.
-
-    Args:
-        hosts: the hosts.
-        root: for the logs.
-        cluster: as in TF_CONFIG; port `PORT + n` is on host n modulo the number of hosts.
-        args: of the program.
-        variables: more environment.
-    """
-
-    def __init__(self, hosts, root, cluster, args=(), **variables):
-        self.logs, self.processes = {}, {}
-        for job, addresses in cluster.items():
-            for index, address in enumerate(addresses):
-                config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-                environ = {**os.environ, "TF_CONFIG": config, "UNISONO_CLUSTER_KEY": KEY, **variables}
-                environ.pop("PJRT_NPROC", None)
-                self.logs[job, index] = root / f"{job}-{index}.log"
-                with self.logs[job, index].open("w") as log:
-                    self.processes[job, index] = hosts.start(
-                        int(address.rpartition(":")[2]) % 2, sys.executable, PROGRAM, *args,
-                        env=environ, stdout=log, stderr=log, cwd=root,
-                    )  # fmt: skip
-
-    def wait(self):
-        """Return the exit codes, and end what still runs after a while."""
-        try:
-            return [process.wait(LIMIT) for process in self.processes.values()]
-        finally:
-            for process in self.processes.values():
-                process.kill()
-                process.wait()
-
-    @property
-    def text(self):
-        """What all tasks wrote."""
-        return "\n".join(f"--- {log.name}\n{log.read_text()[-6000:]}" for log in self.logs.values())
-
-
-def weights(text):
-    return [float(each) for each in re.findall(r"weights (\S+)", text)]
+def addresses(hosts, count=2, switch=0, version=4):
+    """Of the first tasks, one on each host."""
+    every = [hosts.address(i, switch, version) for i in range(count)]
+    return [f"[{each}]:{PORT + i}" if version == 6 else f"{each}:{PORT + i}" for i, each in enumerate(every)]
 
 
 def traffic(hosts):
@@ -94,8 +48,7 @@ def traffic(hosts):
 def test_workers_listen_at_their_addresses_of_the_cluster(hosts, expected, tmp_path):
     """On a second network, which no name knows: gradients take it, and the first one stays unused."""
     before = traffic(hosts)
-    addresses = [f"{hosts.address(i, 1)}:{PORT + i}" for i in range(2)]
-    tasks = Tasks(hosts, tmp_path, {"worker": addresses})
+    tasks = Tasks(hosts, tmp_path, {"worker": addresses(hosts, switch=1)})
     assert tasks.wait() == [0, 0], tasks.text
     assert weights(tasks.text) == pytest.approx([expected] * 2, rel=1e-5)
     unused, used = traffic(hosts) - before
@@ -107,7 +60,8 @@ def test_workers_listen_at_their_addresses_of_the_cluster(hosts, expected, tmp_p
 def test_an_interface_is_chosen_where_names_are_of_another_network(hosts, expected, tmp_path):
     """Over IPv6; the chief's name is 127.0.1.1 on its own host."""
     before = traffic(hosts)
-    tasks = Tasks(hosts, tmp_path, {"worker": [f"h0:{PORT}", f"h1:{PORT + 1}"]}, ["fd88:1::/64"])
+    cluster = {"worker": [f"h0:{PORT}", f"h1:{PORT + 1}"]}
+    tasks = Tasks(hosts, tmp_path, cluster, ["--interface", "fd88:1::/64"])
     assert tasks.wait() == [0, 0], tasks.text
     assert weights(tasks.text) == pytest.approx([expected] * 2, rel=1e-5)
     assert (traffic(hosts) - before)[1] > 80 * 580 * 4
@@ -125,29 +79,178 @@ def test_an_address_that_the_others_do_not_reach_is_named(hosts, tmp_path):
         assert "UNISONO_INTERFACE=eth0" in text
 
 
+@contextlib.contextmanager
+def firewalls(hosts):
+    """Only `PORT` and those of `OPEN` can be reached, from which each host takes its own ports, too."""
+    first, last = OPEN
+    path = "/proc/sys/net/ipv4/ip_local_port_range"
+    closed = (f"1-{PORT - 1}", f"{PORT + 1}-{first - 1}", f"{last + 1}-65534")
+    pairs = [(i, j) for i in range(len(hosts)) for j in range(len(hosts)) if i != j]
+    with contextlib.ExitStack() as stack:
+        for i in range(len(hosts)):
+            before = hosts.run(i, "cat", path).strip()
+            stack.callback(hosts.run, i, "sh", "-c", f"echo {before} >{path}")
+            hosts.run(i, "sh", "-c", f"echo {first} {last} >{path}")
+        for i, j in pairs:
+            for ports in closed:
+                stack.enter_context(hosts.dropped(i, j, ports))
+        yield
+
+
+def test_three_hosts_over_ipv6_behind_firewalls(hosts, expected, tmp_path):
+    """The status servers' ports are those of UNISONO_PORTS, Gloo's those of the system."""
+    cluster = {"worker": addresses(hosts, 3, version=6)}
+    with firewalls(hosts):
+        tasks = Tasks(hosts, tmp_path, cluster, UNISONO_PORTS="{}-{}".format(*OPEN))
+        assert tasks.wait() == [0, 0, 0], tasks.text
+    assert weights(tasks.text) == pytest.approx([expected] * 3, rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_a_port_outside_of_what_a_firewall_lets_through_is_named(hosts, tmp_path):
+    with firewalls(hosts):
+        cluster = {"worker": addresses(hosts)}
+        tasks = Tasks(hosts, tmp_path, cluster, UNISONO_PORTS="50000-50099")
+        assert tasks.wait() == [1, 1], tasks.text
+    for log in tasks.logs.values():
+        assert re.search(
+            r"does not reach 10\.88\.0\.2:500\d\d, which worker 1 .*cannot be reached", log.read_text()
+        )
+
+
+def test_compressed_gradients_are_fewer_bytes_at_the_interface(hosts, tmp_path):
+    """Of 65,920 numbers, all but 384 in two kernels; each worker holds its own errors in a checkpoint."""
+    program = Path(__file__).parent / "programs" / "compressed.py"
+    tasks = Tasks(hosts, tmp_path, {"worker": addresses(hosts)}, [tmp_path], program=program)
+    assert tasks.wait() == [0, 0], tasks.text
+    assert tasks.text.count("resumed with the same bits True") == 2
+    lines = re.findall(r"(\w+) loss (\S+) sent (\d+)", tasks.text)
+    found = {name: (float(loss), int(count)) for name, loss, count in lines}
+    exact, kernels = 4 * 384, 2 * 128 * 256
+    wanted = {
+        "exact": exact + 4 * kernels,
+        "bfloat16": exact + 2 * kernels,
+        "float16": exact + 2 * kernels,
+        "int8": exact + kernels * (1 + 4 / 256),
+        "power_sgd": exact + 4 * 4 * 2 * (128 + 256),
+        "top_k": exact + 8 * 0.01 * kernels,
+    }
+    # Headers of packets, acknowledgements and heartbeats on top.
+    for name, nbytes in wanted.items():
+        assert nbytes < found[name][1] < 1.1 * nbytes + 3000, (name, found)
+    losses = {name: loss for name, (loss, _) in found.items()}
+    for name in ("bfloat16", "float16", "int8"):
+        assert losses[name] == pytest.approx(losses["exact"], rel=1e-3)
+
+
 def test_parameter_servers(hosts, expected, tmp_path):
-    """The chief and a server on host 0, a worker and a server on host 1."""
-    chief, server = (f"{hosts.address(0)}:{PORT + n}" for n in (0, 2))
-    worker, other = (f"{hosts.address(1)}:{PORT + n}" for n in (1, 3))
+    """Over IPv6, with a key file: a chief and a server on host 0, a worker and a server on host 1."""
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    (chief, server), (worker, other) = (
+        [f"[{hosts.address(i, version=6)}]:{port}" for port in (PORT, PORT + 1)] for i in range(2)
+    )
     cluster = {"chief": [chief], "worker": [worker], "ps": [server, other]}
-    tasks = Tasks(hosts, tmp_path, cluster)
+    tasks = Tasks(hosts, tmp_path, cluster, UNISONO_CLUSTER_KEY="", UNISONO_CLUSTER_KEY_FILE=str(key))
     assert tasks.wait() == [0, 0, 0, 0], tasks.text
-    assert weights(tasks.logs["chief", 0].read_text()) == pytest.approx([expected], rel=1e-5)
+    assert weights(tasks.log("chief", 0)) == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task"),
+    [
+        (("worker",), ("worker", 1)),
+        (("chief", "worker", "ps"), ("worker", 0)),
+        pytest.param(("chief", "worker", "ps"), ("ps", 0), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_another_version_of_unisono_on_one_host_is_named(hosts, tmp_path, jobs, task):
+    every = addresses(hosts, 3)
+    cluster = (
+        {job: [each] for job, each in zip(jobs, every, strict=False)}
+        if len(jobs) > 1
+        else {"worker": every[:2]}
+    )
+    tasks = Tasks(hosts, tmp_path, cluster, own={task: {"args": ["--version", "0.0.9"]}})
+    assert set(tasks.wait()) == {1}, tasks.text
+    text = tasks.log(jobs[0], 0)
+    assert "unisono" in text, text
+    assert "0.0.9" in text, text
+    assert not weights(tasks.text)
+
+
+@pytest.mark.exhaustive
+def test_an_evaluator_on_a_third_host_whose_clock_is_wrong(hosts, expected, tmp_path):
+    every, folder = addresses(hosts, 3), tmp_path / "checkpoints"
+    tasks = Tasks(
+        hosts, tmp_path, {"worker": every[:2], "evaluator": every[2:]}, ["--evaluate", folder],
+        own={("evaluator", 0): {"clock": 600.0}, ("worker", 1): {"clock": -600.0}},
+    )  # fmt: skip
+    assert tasks.wait() == [0, 0, 0], tasks.text
+    assert weights(tasks.text) == pytest.approx([expected] * 3, rel=1e-5)
+    assert re.search(r"evaluated [12]\b", tasks.log("evaluator", 0)), tasks.text
+
+
+@pytest.fixture
+def forwarded(hosts):
+    """Connections to 198.51.100.2 reach host 1, which has only another address, on a network of its own."""
+    if not shutil.which("nft"):
+        pytest.skip("address translation needs nft")
+    inside, public = hosts.address(1, 1), "198.51.100.2"
+    hosts.run(0, "ip", "link", "set", "eth1", "down")
+    hosts.run(0, "ip", "route", "add", public, "via", hosts.address(1))
+    for words in (
+        "add table ip hosts",
+        "add chain ip hosts pre { type nat hook prerouting priority -100 ; }",
+        f"add rule ip hosts pre ip daddr {public} dnat to {inside}",
+    ):
+        hosts.run(1, "nft", words)
+    yield public
+    hosts.run(1, "nft", "delete table ip hosts")
+    hosts.run(0, "ip", "route", "del", public)
+    hosts.run(0, "ip", "link", "set", "eth1", "up")
+
+
+@pytest.mark.exhaustive
+def test_a_parameter_server_behind_a_forwarded_address(hosts, forwarded, expected, tmp_path):
+    chief, worker = (f"{hosts.address(0)}:{PORT + n}" for n in range(2))
+    cluster = {"chief": [chief], "worker": [worker], "ps": [f"{forwarded}:{PORT}"]}
+    tasks = Tasks(hosts, tmp_path, cluster, own={("ps", 0): {"host": 1}})
+    assert tasks.wait() == [0, 0, 0], tasks.text
+    assert weights(tasks.text) == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_a_worker_behind_a_forwarded_address_is_named(hosts, forwarded, tmp_path):
+    """Gloo publishes the address to which it is bound."""
+    inside = hosts.address(1, 1)
+    own = {("worker", 1): {"host": 1, "args": ["--interface", inside]}}
+    cluster = {"worker": [f"{hosts.address(0)}:{PORT}", f"{forwarded}:{PORT}"]}
+    tasks = Tasks(hosts, tmp_path, cluster, own=own)
+    assert tasks.wait() == [1, 1], tasks.text
+    for log in tasks.logs.values():
+        assert re.search(
+            f"worker 0 at .* does not reach {inside}:[0-9]+, which worker 1 at {forwarded}:{PORT} has "
+            "published: its machine cannot be reached .network is unreachable",
+            log.read_text(),
+        ), tasks.text
 
 
 @pytest.fixture(scope="module")
 def servers(hosts, tmp_path_factory):
     """`unisono serve` on both hosts."""
     root, processes = tmp_path_factory.mktemp("servers"), []
-    for i in range(2):
+    every = [f"[{hosts.address(i, version=6)}]:{PORT + 10}" for i in range(2)]
+    for i, address in enumerate(every):
         with (root / f"{i}.log").open("w") as log:
             processes.append(hosts.start(
-                i, sys.executable, "-m", "unisono.cli", "serve", "--dir", root / f"files-{i}",
-                "--address", f"{hosts.address(i)}:{PORT + 10}", cwd=root,
+                i, sys.executable, "-m", "unisono", "serve", "--dir", root / f"files-{i}",
+                "--address", address, cwd=root,
                 env={**os.environ, "UNISONO_CLUSTER_KEY": KEY}, stdout=log, stderr=log,
             ))  # fmt: skip
     until(lambda: all("serving at" in (root / f"{i}.log").read_text() for i in range(2)))
-    yield [f"{hosts.address(i)}:{PORT + 10}" for i in range(2)]
+    yield every
     for process in processes:
         process.terminate()
         process.wait(LIMIT)
@@ -155,12 +258,12 @@ def servers(hosts, tmp_path_factory):
 
 @pytest.mark.parametrize("jobs", ["{0},{1}", "chief={0},worker={1},ps={1}"])
 def test_servers_train_for_a_client_on_another_host(hosts, servers, expected, tmp_path, jobs):
-    """Workers' gradients take the second network."""
+    """Over IPv6; workers' gradients take the second network."""
     before = traffic(hosts)
-    command = [sys.executable, "-m", "unisono.cli", "launch", "--cluster", jobs.format(*servers)]
+    command = [sys.executable, "-m", "unisono", "launch", "--cluster", jobs.format(*servers)]
     command += ["--interface", "eth1"]
     client = hosts.start(
-        0, *command, PROGRAM, cwd=tmp_path, env={**os.environ, "UNISONO_CLUSTER_KEY": KEY},
+        2, *command, PROGRAM, cwd=tmp_path, env={**os.environ, "UNISONO_CLUSTER_KEY": KEY},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     text = client.communicate(timeout=LIMIT)[0]

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from unisono._errors import InvalidArgumentError, UnisonoError
+from unisono.cli._engine_flags import add_engine_flags, settings_of
 from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
+from unisono.launcher.engines._engine import Submission, launch_on
+from unisono.launcher.engines._settings import ENGINES
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -25,24 +27,54 @@ app = typer.Typer(
 #: Flags after the script belong to the script.
 _LAUNCH_SETTINGS = {"allow_interspersed_args": False}
 
+#: By default: of `--wait`, `--lease` and `--server-timeout`.
+_CLUSTER_LIMITS = (0.0, 10.0, 300.0)
+
+
+def _examples(*lines: str) -> str:
+    r"""Return the end of a command's help; click breaks no line of a paragraph that begins with `\b`."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
 #: The exit code for a command line that cannot be used: typer and click use the same.
 _USAGE_ERROR = 2
 
 
-@app.command(context_settings=_LAUNCH_SETTINGS, no_args_is_help=True)
+# What `launch` and `run` have in common.
+_Script = Annotated[str, typer.Argument(help="The script to run; with -m, the module.")]
+_ScriptArguments = Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")]
+_IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")]
+_Devices = Annotated[int | None, typer.Option(help="Number of virtual CPU devices of each task.")]
+_Grace = Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.")]
+_Interface = Annotated[
+    str | None, typer.Option(help="Over which workers on CPUs connect: eth0, 10.0.0.0/24 or an IP address.")
+]
+
+
+@app.command(
+    context_settings=_LAUNCH_SETTINGS,
+    no_args_is_help=True,
+    epilog=_examples(
+        "unisono launch -n 2 train.py --epochs 3",
+        "unisono launch -n 4 --max-restarts 3 train.py",
+        "unisono launch -n 2 --ps 1 --chief train.py",
+        "unisono launch --elastic 2:4 -m package.train",
+        "unisono launch --on slurm -N 2 --gpus-per-node 4 --print train.py",
+        "unisono launch --cluster host1:2222,host2:2222 train.py",
+    ),
+)
+@add_engine_flags
 def launch(
-    script: Annotated[str, typer.Argument(help="The script to run; with -m, the module.")],
-    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    script: _Script,
+    args: _ScriptArguments = None,
     workers: Annotated[
         int | None, typer.Option("-n", "--workers", help="Number of tasks of the job 'worker'.")
     ] = None,
     ps: Annotated[int, typer.Option(help="Number of tasks of the job 'ps'.")] = 0,
     chief: Annotated[bool, typer.Option("--chief", help="Add a chief.")] = False,
     evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator.")] = False,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")] = False,
-    devices_per_worker: Annotated[
-        int | None, typer.Option(help="Number of virtual CPU devices of each task.")
-    ] = None,
+    module: _IsModule = False,
+    devices_per_worker: _Devices = None,
     max_restarts: Annotated[
         int | None,
         typer.Option(
@@ -64,7 +96,7 @@ def launch(
     log_dir: Annotated[
         Path | None, typer.Option(help="Directory for logs and history. [default: a new temporary one]")
     ] = None,
-    grace: Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL.")] = 30.0,
+    grace: _Grace = 30.0,
     stall_timeout: Annotated[
         float,
         typer.Option(help="Seconds without a step after which a task has failed; 0 disables the limit."),
@@ -72,10 +104,7 @@ def launch(
     cool_down: Annotated[
         float, typer.Option(help="Seconds that a generation runs before an elastic launch resizes.")
     ] = 60.0,
-    interface: Annotated[
-        str | None,
-        typer.Option(help="Over which workers on CPUs connect: eth0, 10.0.0.0/24 or an IP address."),
-    ] = None,
+    interface: _Interface = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -89,27 +118,40 @@ def launch(
     ] = None,
     wait: Annotated[
         float, typer.Option(help="With --cluster: seconds for servers that train for another client.")
-    ] = 0.0,
+    ] = _CLUSTER_LIMITS[0],
     lease: Annotated[
         float,
         typer.Option(help="With --cluster: seconds without this client after which the training ends."),
-    ] = 10.0,
+    ] = _CLUSTER_LIMITS[1],
     server_timeout: Annotated[
         float, typer.Option(help="With --cluster: seconds to wait for a server that was lost.")
-    ] = 300.0,
+    ] = _CLUSTER_LIMITS[2],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the environment of each task and exit.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ENGINE", help=f"Submit to an engine, and follow: {', '.join(ENGINES)}."),
+    ] = None,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="With --on: print the file to submit and exit.")
+    ] = False,
+    **flags: Any,
 ) -> None:
     """Run a script as a cluster of processes on this machine; each task gets its TF_CONFIG."""
     from unisono.launcher import _launch
 
+    if workers is None and not ps and elastic is None and cluster is None:
+        _warn_of_flags_behind(script, args or [])
     size = None if elastic is None else parse_elastic(elastic)
     what = UserProgram(script, tuple(args or ()), module)
+    settings = settings_of(on, flags, print_only, dry_run)
+    if cluster is None:
+        _reject_flags_of_cluster(bool(files), (wait, lease, server_timeout))
     if cluster is not None:
-        if workers is not None or ps or chief or evaluator or dry_run:
+        if workers is not None or ps or chief or evaluator or dry_run or on:
             raise InvalidArgumentError(
-                "`--cluster` says which tasks there are. Received: -n, --ps, --chief, --evaluator or "
+                "`--cluster` says which tasks there are. Received: -n, --ps, --chief, --evaluator, --on or "
                 "--dry-run. Write `--cluster host1:2222,ps=host2:2222`."
             )
         from unisono.standalone import _client
@@ -130,8 +172,11 @@ def launch(
             interface=interface,
         )
         raise typer.Exit(code)
+    if workers is None:
+        others = ps + chief + evaluator
+        workers = size[1] if size else 1 if settings is None else settings.default_workers(others)
     options = LaunchOptions(
-        workers=workers if workers is not None else (size[1] if size else 1),
+        workers=workers,
         ps=ps,
         chief=chief,
         evaluator=evaluator,
@@ -144,13 +189,86 @@ def launch(
         cool_down=cool_down,
         interface=interface,
     )
+    if on is not None:
+        text, code = launch_on(on, Submission(options, what, log_dir, settings), print_only)
+        typer.echo(text, nl=False)
+        raise typer.Exit(code)
     if dry_run:
         typer.echo(_launch.dry_run(options, what, log_dir), nl=False)
         return
     raise typer.Exit(_launch.run_program(options, what, log_dir))
 
 
-@app.command()
+@app.command(
+    context_settings=_LAUNCH_SETTINGS,
+    no_args_is_help=True,
+    epilog=_examples(
+        "mpirun -n 4 unisono run train.py",
+        "srun unisono run --ps 1 --chief train.py",
+    ),
+)
+def run(
+    script: _Script,
+    args: _ScriptArguments = None,
+    ps: Annotated[int, typer.Option(help="How many of the tasks are parameter servers.")] = 0,
+    chief: Annotated[bool, typer.Option("--chief", help="Task 0 is the chief.")] = False,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="The last task is the evaluator.")] = False,
+    module: _IsModule = False,
+    call: Annotated[bool, typer.Option("--call", hidden=True)] = False,
+    devices_per_worker: _Devices = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(help="Restarts by the engine; 0 keeps no cache.")
+    ] = None,
+    grace: _Grace = 30.0,
+    interface: _Interface = None,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Directory for a log of each task. [default: the terminal]")
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Hosts of MPI's ranks: n1,n1,n2,n2. [default: asked through mpi4py]"),
+    ] = None,
+) -> None:
+    """Run a script as a task that `srun` or `mpirun` starts: `mpirun -n 4 unisono run train.py`."""
+    from unisono.launcher.engines import _engine_task
+
+    options = LaunchOptions(
+        ps=ps,
+        chief=chief,
+        evaluator=evaluator,
+        devices_per_worker=devices_per_worker,
+        max_restarts=max_restarts,
+        grace=grace,
+        interface=interface,
+    )
+    _engine_task.run_task(options, UserProgram(script, tuple(args or ()), module, call), log_dir, hosts)
+
+
+def _reject_flags_of_cluster(has_files: bool, limits: tuple[float, float, float]) -> None:
+    if has_files or limits != _CLUSTER_LIMITS:
+        raise InvalidArgumentError(
+            "--files, --wait, --lease and --server-timeout belong to `--cluster`. Received: one of them "
+            "without it. Leave it out, or write `--cluster host1:2222,host2:2222`."
+        )
+
+
+def _warn_of_flags_behind(script: str, args: list[str]) -> None:
+    """Warn of flags of `launch` that stand behind the script, which receives them."""
+    flags = [a for a in args if a in ("-n", "--workers", "--ps", "--chief", "--evaluator", "--elastic")]
+    if flags:
+        typer.echo(
+            f"unisono: flags after the script belong to the script: {script} receives {flags[0]}, and one "
+            f"worker runs. Write `unisono launch {flags[0]} … {script}` to start a cluster.",
+            err=True,
+        )
+
+
+@app.command(
+    epilog=_examples(
+        "unisono serve",
+        "unisono serve --port 2222 --key-file cluster_key",
+    )
+)
 def serve(
     address: Annotated[
         str,
@@ -176,23 +294,92 @@ def serve(
     raise typer.Exit(_serve.main(address, port, key_file, directory, spares))
 
 
-@app.command()
+@app.command(
+    epilog=_examples(
+        "unisono doctor",
+        "unisono doctor --dir /shared/backups --json",
+        "unisono doctor -n 2 --model 400",
+        "unisono doctor --hosts node1,node2",
+    )
+)
 def doctor(
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Directory for the file system check. [default: a temporary one]"),
     ] = None,
     machine: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("-n", "--workers", help="Measure all-reduces between so many processes here."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT],…", help="Measure them between hosts that run `unisono serve` (port 2222)."
+        ),
+    ] = None,
+    model: Annotated[
+        float, typer.Option(help="With -n and --hosts: megabytes of the weights of a model.")
+    ] = 100.0,
 ) -> None:
-    """Print what is installed and whether it works, to be pasted into an issue."""
+    """Print what is installed and whether it works, to be pasted into an issue; or measure links."""
     import tempfile
 
     from unisono.cli import _doctor
 
-    raise typer.Exit(_doctor.main(directory or Path(tempfile.gettempdir()), machine))
+    if workers is not None and hosts is not None:
+        raise InvalidArgumentError("Links are of one kind. Received: -n and --hosts. Leave one out.")
+    given = hosts.split(",") if hosts else []
+    folder = directory or Path(tempfile.gettempdir())
+    raise typer.Exit(_doctor.main(folder, machine, workers, given, model))
 
 
-@app.command()
+@app.command(epilog=_examples("unisono launch -n 2 --log-dir logs train.py", "unisono timeline logs"))
+def timeline(
+    log_dir: Annotated[Path, typer.Argument(help="The log directory of a launch, which may still run.")],
+) -> None:
+    """Write a page and a trace for Perfetto: what each task did when, and what failures have cost."""
+    from unisono.cli import _timeline_page
+
+    typer.echo(_timeline_page.main(log_dir))
+
+
+@app.command(
+    no_args_is_help=True,
+    epilog=_examples(
+        "unisono plan model.py --devices 8 --link 10gbit",
+        "unisono plan model.py:make_large --devices 64 --batch 8 --memory 80gb --step-ms 120",
+    ),
+)
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[:FUNCTION]",
+            help="A Python file whose function `make_model` returns a compiled model. A function "
+            "`make_batch(rows)` there returns `(x, y)`, if it does not follow from the model.",
+        ),
+    ],
+    devices: Annotated[int, typer.Option(help="How many devices train together.")] = 8,
+    batch: Annotated[int, typer.Option(help="Rows of each device in a step.")] = 32,
+    ps: Annotated[int, typer.Option(help="Number of parameter servers; 0 leaves them out.")] = 1,
+    link: Annotated[
+        str, typer.Option(help="The rate of a device's link, in each direction: 100mbit, 10gbit, 1.6tbit.")
+    ] = "10gbit",
+    memory: Annotated[str | None, typer.Option(help="Memory of a device, such as 80gb: what fits.")] = None,
+    step_ms: Annotated[
+        float | None, typer.Option(help="Milliseconds of a step of one device. [default: measured here]")
+    ] = None,
+) -> None:
+    """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
+    from unisono.cli import _plan
+
+    rate, room = _plan.parse_rate(link), None if memory is None else _plan.parse_memory(memory)
+    seconds = None if step_ms is None else step_ms / 1e3
+    typer.echo(_plan.main(_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds)))
+
+
+@app.command(epilog=_examples("unisono migrate train.py models/"))
 def migrate(
     programs: Annotated[
         list[Path], typer.Argument(help="Programs that were written for TensorFlow, and folders of them.")

@@ -14,11 +14,13 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono._errors import UnisonoError
 from unisono._system._files import replace_file
+from unisono.cli import _machine_checks as checks
 
 #: The packages that must be installed.
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")
@@ -47,8 +49,15 @@ def examine(directory: Path) -> list[Finding]:
         return [
             _attempt("python", python_version),
             *(_attempt(name, functools.partial(importlib.metadata.version, name)) for name in _PACKAGES),
+            _attempt("versions", checks.versions),
+            _attempt("extras", checks.extras),
             _attempt("keras backend", _keras_backend),
             _attempt("devices", _devices),
+            _attempt("GPUs", lambda: checks.gpus(_platform(), os.environ)),
+            _attempt("shared memory", checks.shared_memory),
+            _attempt("ports", checks.ports),
+            _attempt("host name", checks.host_name),
+            _attempt("cloud keys", lambda: checks.cloud_keys(os.environ, Path.home())),
             _attempt("cluster", lambda: cluster_text(dict(os.environ))),
             _attempt("all-reduce", _all_reduce),
             _attempt("file system", lambda: try_files(directory)),
@@ -62,6 +71,8 @@ def _attempt(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, check())
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, f"not installed; write `pip install {name}`", ok=False)
+    except UnisonoError as error:
+        return Finding(name, str(error), ok=False)
     except Exception as error:  # any error is a result of the check
         return Finding(name, f"{type(error).__name__}: {error}", ok=False)
 
@@ -82,6 +93,12 @@ def _devices() -> str:
     from unisono._mesh import list_devices
 
     return list_devices()
+
+
+def _platform() -> str:
+    import jax
+
+    return jax.default_backend()
 
 
 def cluster_text(environ: Mapping[str, str]) -> str:
@@ -155,8 +172,27 @@ def as_json(findings: list[Finding]) -> str:
     return json.dumps({f.name: {"ok": f.ok, "text": f.text} for f in findings}, indent=2)
 
 
-def main(directory: Path, machine: bool) -> int:
-    """Run the checks and print the findings; return 1 where a check failed."""
-    findings = examine(directory)
+def measure_links(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[Finding]:
+    """Measure all-reduces between processes, or between hosts; see `_links.between`."""
+    from unisono.cli._links import between
+
+    names = ("link", "all-reduce of a model")
+    try:
+        texts = between(workers, hosts, model_mb)
+    except UnisonoError as error:
+        return [Finding(names[0], str(error), ok=False)]
+    return [Finding(name, text) for name, text in zip(names, texts, strict=True)]
+
+
+def main(
+    directory: Path,
+    machine: bool,
+    workers: int | None = None,
+    hosts: Sequence[str] = (),
+    model_mb: float = 100.0,
+) -> int:
+    """Run the checks, or measure links, and print the findings; return 1 where a check failed."""
+    is_link = workers is not None or bool(hosts)
+    findings = measure_links(workers, hosts, model_mb) if is_link else examine(directory)
     sys.stdout.write((as_json(findings) if machine else as_text(findings)) + "\n")
     return 0 if all(f.ok for f in findings) else 1

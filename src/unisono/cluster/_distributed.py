@@ -12,7 +12,6 @@ import atexit
 import logging
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,11 +24,12 @@ from unisono.cluster._compilation_cache import write_on_this_process
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._host_collectives import HostCollectives
 from unisono.cluster._introduction import how_to_connect, introduce
-from unisono.cluster._jax_internals import Board, let_gloo_listen_at
+from unisono.cluster._jax_internals import Board, let_gloo_listen_at, own_place
 from unisono.cluster._jax_process_group import JaxProcessGroup
 from unisono.cluster._own_address import own_address
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
-from unisono.cluster._program_digest import program_digest
+from unisono.cluster._program_digest import cluster_text, program_digest
+from unisono.cluster.liveness._health import process_health, report_ready
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer
@@ -37,6 +37,7 @@ from unisono.cluster.liveness._watchdog import PeerWatchdog, end_process
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
 from unisono.cluster_resolver._spec import Timeouts, split_address, with_port
+from unisono.rpc._versions import installed
 
 _LOG = logging.getLogger("unisono")
 
@@ -48,7 +49,6 @@ _GENERATION = "UNISONO_GENERATION"
 _INTERFACE = "UNISONO_INTERFACE"
 #: Seconds between the time when a collective gives up and the time when JAX does.
 _MARGIN = 60.0
-_PACKAGES = ("jax", "jaxlib", "keras", "numpy", "unisono")
 
 
 _group: JaxProcessGroup | None = None
@@ -76,8 +76,11 @@ def join(
     Raises:
         BackendError: JAX has started already.
         ClusterError: a process is missing, or differs; the message names it and the difference.
+        InvalidArgumentError: the port for probes is not free.
     """
     global _group
+    # From now on it answers: others may start much later.
+    process_health()
     process, count = resolver.process_id, resolver.num_processes
     environ = process_environ()
     generation = int(environ.get(_GENERATION, "0") or 0)
@@ -92,11 +95,18 @@ def join(
     if count == 1:
         if devices and not jax_runs():
             make_cpu_devices(devices)
+        report_ready()
         return SingleProcessGroup()
     if jax_runs():
         raise BackendError(
             "A multi-worker strategy must be created before JAX computes anything. Received: JAX has "
             "started. Create the strategy at the top of the program, before models and arrays."
+        )
+    if jax.distributed.is_initialized() and own_place() != (process, count):
+        raise ClusterError(
+            "A process that has called `jax.distributed.initialize` must have the same place in its cluster. "
+            f"Received: process {process} of {count} there, and {'{} of {}'.format(*own_place())} in JAX. "
+            "Leave out that call, or pass the resolver of the same cluster."
         )
     make_cpu_devices(max(1, devices))
     limit = collective or timeouts.collective
@@ -105,6 +115,7 @@ def join(
     addresses = _addresses(resolver, count)
     agreement = rendezvous(process, count, addresses, configuration, timeouts, host_service=True)
     _group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))
+    report_ready()
     return _group
 
 
@@ -122,10 +133,14 @@ def _meet(
     is_known = len(set(addresses)) == count
     task = split_address(addresses[process])[0] if is_known else ""
     ip = own_address(interface, task, agreement.reached)
-    status = WorkerStatus(is_connected=False)
+    status = WorkerStatus(sees_ends=False)
     server = StatusServer(ip, status, agreement.secret)
     uses_gloo = _choose_transport()
-    _start_jax(agreement, count, process, timeouts, limit)
+    if not jax.distributed.is_initialized():  # by Ray Train, or by the program
+        _start_jax(agreement, count, process, timeouts, limit)
+    if process:
+        write_on_this_process()
+    _watch_for_failure()
     # After JAX' own, so that it is called before; and before anything that may fail with JAX running.
     atexit.register(_leave, timeouts.shutdown)
     if uses_gloo:
@@ -144,18 +159,19 @@ def _connect(monitor: PeerMonitor, ip: str) -> HostCollectives:
 
     Later one may be loading data.
     """
-    collectives = HostCollectives()
-    try:
-        with monitor.status.in_flight.collective():
+    # JAX's backend starts here: it asks process 0 for all devices, without a limit where that process ends.
+    with monitor.status.in_flight.collective():
+        collectives = HostCollectives()
+        try:
             collectives.gather(b"")
-    except (RuntimeError, ValueError) as error:
-        reason = monitor.status.abort_reason or (
-            "All workers must be able to connect to each other for collectives. Received: "
-            f"{monitor.name}, which listens at {ip}: {str(error)[:300]}. {how_to_connect()}"
-        )
-        monitor.abort(reason)
-        raise ClusterError(reason) from error
-    monitor.status.is_connected = True
+        except (RuntimeError, ValueError) as error:
+            reason = monitor.status.abort_reason or (
+                "All workers must be able to connect to each other for collectives. Received: "
+                f"{monitor.name}, which listens at {ip}: {str(error)[:300]}. {how_to_connect()}"
+            )
+            monitor.abort(reason)
+            raise ClusterError(reason) from error
+    monitor.status.sees_ends = collectives.platform == "cpu"
     return collectives
 
 
@@ -176,9 +192,9 @@ def _configuration(resolver: ClusterResolver, devices: int, generation: int) -> 
     collective = {job: tasks for job, tasks in spec.items() if job in ("chief", "worker")}
     return {
         "generation": generation,
-        "cluster": str(collective),
+        "cluster": cluster_text(collective),
         "python": "{}.{}".format(*sys.version_info),
-        **{name: metadata.version(name) for name in _PACKAGES},
+        **installed(),
         "devices": devices,
         "float64": bool(getattr(jax.config, "jax_enable_x64")),  # noqa: B009 (JAX's types lack it)
         "program": program,
@@ -211,9 +227,6 @@ def _start_jax(
         shutdown_timeout_seconds=int(timeouts.shutdown),
         coordinator_bind_address=agreement.bind or None,
     )
-    if process:
-        write_on_this_process()
-    _watch_for_failure()
 
 
 def _connect_directly() -> None:

@@ -53,6 +53,11 @@ class HostCollectives:
         #: How many collectives were run; tests count them.
         self.collectives = 0
 
+    @property
+    def platform(self) -> str:
+        """Of the devices: `"cpu"`, `"gpu"` or `"tpu"`."""
+        return str(self._own.platform)
+
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of every process, in the order of their numbers."""
         begin = len(data).to_bytes(_NUMBER, "little") + data[:AT_ONCE]

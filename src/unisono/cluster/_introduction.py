@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from unisono._errors import ClusterError
-from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers
+from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers, UnreachableError
 
+#: Seconds for each text, also when the time is over: those that were posted are not called missing.
+_LEAST_SECONDS = 1.0
+#: Missing processes that an error names.
+_MOST_NAMED = 16
+#: Seconds for which the others wait longer than process 0, which says who is missing.
+_GRACE_SECONDS = _MOST_NAMED * _LEAST_SECONDS + 5.0
 #: The ports that the kernel gives to programs which do not ask for one, as Gloo.
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -23,7 +30,7 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 class TextBoard(Protocol):
     """Where processes post texts for each other."""
 
-    def post(self, key: str, text: str) -> None: ...
+    def post(self, key: str, text: str, seconds: float) -> None: ...
 
     def read(self, key: str, seconds: float) -> str | None: ...
 
@@ -40,21 +47,34 @@ def introduce(board: TextBoard, peers: Peers, seconds: float) -> Peers:
     Raises:
         ClusterError: in every process, when one is missing or cannot reach another one.
     """
-    every = _exchange(board, peers, "listens", peers.addresses[peers.own], seconds)
-    peers = dataclasses.replace(peers, addresses=tuple(every))
-    answers = peers.ask_all({"kind": "state"}, peers.others)
-    failures = {p: _reason(answer) for p, answer in answers.items() if isinstance(answer, AbsentError)}
-    found = _exchange(board, peers, "misses", json.dumps(failures), seconds + peers.timeout)
-    if lines := unreachable(peers, [json.loads(text) for text in found]):
-        board.post(_key("read", peers.own), "")
-        # The board ends with the first process: the others must have read it.
-        for process in peers.others if peers.own == 0 else []:
-            board.read(_key("read", process), peers.timeout)
+    found = _exchange(board, peers, "listens", peers.addresses[peers.own], seconds)
+    every = tuple(found[process] for process in range(len(peers.names)))
+    peers = dataclasses.replace(peers, addresses=every)
+    failures = {p: _reason(error) for p, error in _not_reached(peers, seconds).items()}
+    # Most have none, of which nothing is sent.
+    text = json.dumps(failures) if failures else ""
+    found = _exchange(board, peers, "misses", text, seconds + 2 * peers.timeout)
+    if lines := unreachable(peers, {process: json.loads(text) for process, text in found.items()}):
+        _end_with_all(board, peers, "misses", peers.others)
         raise ClusterError(unreachable_text(lines))
     return peers
 
 
-def _key(what: str, process: int) -> str:
+def _not_reached(peers: Peers, seconds: float) -> dict[int, AbsentError]:
+    """Return who does not answer, and why; one that accepts connections may be busy, and has more time."""
+    deadline = time.monotonic() + seconds
+    found: dict[int, AbsentError] = {}
+    asked = peers.others
+    while asked:
+        answers = peers.ask_all({"kind": "state"}, asked)
+        absent = {p: answer for p, answer in answers.items() if isinstance(answer, AbsentError)}
+        final = AbsentError if time.monotonic() >= deadline else (EndedError, UnreachableError)
+        asked = [process for process, error in absent.items() if not isinstance(error, final)]
+        found |= {p: error for p, error in absent.items() if p not in asked}
+    return found
+
+
+def _key(what: str, process: int | str) -> str:
     return f"unisono/{what}/{process}"
 
 
@@ -63,29 +83,69 @@ def _reason(error: AbsentError) -> str:
     return "the connection is refused" if isinstance(error, EndedError) else str(error)
 
 
-def _exchange(board: TextBoard, peers: Peers, what: str, text: str, seconds: float) -> list[str]:
-    board.post(_key(what, peers.own), text)
-    found = [board.read(_key(what, process), seconds) for process in range(len(peers.names))]
-    missing = [name for name, text in zip(peers.names, found, strict=True) if text is None]
+def _exchange(board: TextBoard, peers: Peers, what: str, text: str, seconds: float) -> dict[int, str]:
+    """Return the texts of all processes that have one.
+
+    Process 0 reads them, and posts one text of all for the others: so the board has a few messages for each
+    process, and not one for each pair.
+    """
+    deadline = time.monotonic() + seconds
+    board.post(_key(what, peers.own), text, seconds)
+    if peers.own:
+        joint = board.read(_key(what, "of all"), seconds + _GRACE_SECONDS)
+        if joint is None:
+            raise _missing_error(peers, [0], seconds)
+        found, missing = json.loads(joint)
+    else:
+        found, missing = _collect(board, peers, what, deadline)
+        board.post(_key(what, "of all"), json.dumps([found, missing]), seconds)
     if missing:
-        raise ClusterError(
-            f"All workers must introduce themselves within {seconds:g} s. Received: nothing from "
-            f"{', '.join(missing[:16])}, asked for at {peers.names[0]}. The log of the worker that ended or "
-            "stopped says why."
-        )
-    return [text for text in found if text is not None]
+        _end_with_all(board, peers, what, [int(process) for process in found])
+        raise _missing_error(peers, missing, seconds)
+    return {int(process): text for process, text in found.items() if text}
 
 
-def unreachable(peers: Peers, failures: Sequence[dict[str, str]]) -> list[str]:
+def _collect(board: TextBoard, peers: Peers, what: str, deadline: float) -> tuple[dict[str, str], list[int]]:
+    """Read the texts of all processes; return those that are there, and the processes without."""
+    found: dict[str, str] = {}
+    missing: list[int] = []
+    for process in range(len(peers.names)):
+        # Each that is missing takes a second: where many are, the first ones will do for an error.
+        if len(missing) < _MOST_NAMED:
+            text = board.read(_key(what, process), max(_LEAST_SECONDS, deadline - time.monotonic()))
+            if text is None:
+                missing.append(process)
+            else:
+                found[str(process)] = text
+    return found, missing
+
+
+def _missing_error(peers: Peers, missing: Sequence[int], seconds: float) -> ClusterError:
+    return ClusterError(
+        f"All workers must introduce themselves within {seconds:g} s. Received: nothing from "
+        f"{', '.join(peers.names[process] for process in missing)}, asked for at {peers.names[0]}. The log "
+        "of the worker that ended or stopped says why."
+    )
+
+
+def _end_with_all(board: TextBoard, peers: Peers, what: str, others: Sequence[int]) -> None:
+    """Let process 0, with which the board ends, wait until the others have read what it has posted."""
+    board.post(_key(f"read {what}", peers.own), "", peers.timeout)
+    deadline = time.monotonic() + peers.timeout
+    for process in others if peers.own == 0 else []:
+        board.read(_key(f"read {what}", process), max(0.01, deadline - time.monotonic()))
+
+
+def unreachable(peers: Peers, failures: Mapping[int, dict[str, str]]) -> list[str]:
     """Return a sentence for each connection that could not be made.
 
     Args:
-        failures: of each process: the numbers of those that it did not reach, and why.
+        failures: by process: the numbers of those that it did not reach, and why.
     """
     return [
         f"{peers.names[i]} does not reach {peers.addresses[int(j)]}, "
         f"which {peers.names[int(j)]} has published: {why}"
-        for i, found in enumerate(failures)
+        for i, found in failures.items()
         for j, why in found.items()
     ]
 

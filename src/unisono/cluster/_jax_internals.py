@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import threading
 from typing import Any
 
 import jax
@@ -40,9 +41,25 @@ class Board:
                 "jax._src.distributed.global_state.client. Install jax==0.10.2."
             )
 
-    def post(self, key: str, text: str) -> None:
-        """Post a text, once."""
-        self._client.key_value_set(key, text)
+    def post(self, key: str, text: str, seconds: float) -> None:
+        """Post a text, once; return when the service has confirmed it, or after some seconds.
+
+        JAX waits for the confirmation without a limit. It is never sent where process 0 ends meanwhile, of
+        which the proxy tells JAX nothing; what is read afterwards shows that.
+        """
+        errors: list[Exception] = []
+
+        def send() -> None:
+            try:
+                self._client.key_value_set(key, text)
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=send, name="unisono-post", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if errors:
+            raise errors[0]
 
     def read(self, key: str, seconds: float) -> str | None:
         """Return a text when it has been posted, None when it is not within some seconds."""
@@ -52,6 +69,12 @@ class Board:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
             return None
+
+
+def own_place() -> tuple[int, int]:
+    """Return this process' number and their count, where `jax.distributed` has been started already."""
+    state: Any = importlib.import_module("jax._src.distributed").global_state
+    return state.process_id, state.num_processes
 
 
 def let_gloo_listen_at(ip: str) -> bool:

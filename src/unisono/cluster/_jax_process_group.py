@@ -47,6 +47,11 @@ class JaxProcessGroup(ProcessGroup):
         """Asks the other processes where they are."""
         return self._monitor
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes have published one address."""
+        return self._monitor.is_on_one_host
+
     # --- collectives -----------------------------------------------------------------------
 
     @property

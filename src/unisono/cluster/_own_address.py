@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster.liveness._status_server import own_ip
-from unisono.cluster.rendezvous._addresses import is_loopback
+from unisono.cluster.rendezvous._addresses import is_loopback, resolve
 from unisono.cluster_resolver._spec import as_ip, with_port
 
 #: Linux: the IPv4 address of an interface, of which the request holds the name.
@@ -36,7 +36,7 @@ def own_address(wanted: str, task: str, reached: str) -> str:
     if wanted:
         return _wanted_address(wanted)
     route = own_ip(with_port(reached, 1))
-    named = [ip for ip in _resolve(task) if is_loopback(ip) == is_loopback(route)]
+    named = [ip for ip in _addresses_of(task) if is_loopback(ip) == is_loopback(route)]
     return choose(named, route, [ip for ip in named if _is_own(ip)])
 
 
@@ -91,12 +91,11 @@ def _address_of_interface(name: str) -> str:
     return ""
 
 
-def _resolve(host: str) -> list[str]:
+def _addresses_of(host: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM) if host else []
+        return resolve(host.strip("[]")) if host else []
     except OSError:  # a name that only the other hosts can resolve
         return []
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def _is_own(ip: str) -> bool:

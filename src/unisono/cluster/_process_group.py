@@ -62,6 +62,11 @@ class ProcessGroup(abc.ABC):
         return self._index == 0
 
     @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes listen at one address, as those of one machine do."""
+        return True
+
+    @property
     def own_name(self) -> str:
         """This process, for messages to people."""
         return "this process" if self._size == 1 else f"worker {self._index}"

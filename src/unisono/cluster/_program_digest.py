@@ -1,4 +1,4 @@
-"""A number for the program of a process, by which a cluster notices that processes run different ones.
+"""Texts of a process' program and cluster, by which processes notice that they run different ones.
 
 Tests: tests/unit/cluster/test_program_digest.py.
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 #: The keys of a task in TF_CONFIG.
 _TASK = {"type", "index"}
+#: Parts of a cluster that are compared; one with more tasks is sent as their digests.
+_PARTS = 16
 
 
 def program_digest(path: Path) -> str:
@@ -24,6 +28,30 @@ def program_digest(path: Path) -> str:
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):
         data = ast.dump(_WithoutTask().visit(ast.parse(data))).encode()
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+def cluster_text(jobs: Mapping[str, Sequence[str] | Mapping[int, str]]) -> str:
+    """Return the addresses of all tasks as a text of bounded length, whose lines differ where they do.
+
+    Process 0 gets one from each process: a thousand times a thousand addresses would be 20 MB.
+
+    >>> cluster_text({"worker": ["a:1", "b:1"]})
+    "{'worker': ['a:1', 'b:1']}"
+    """
+    every = [
+        (f"{job}:{index}", address)
+        for job, tasks in jobs.items()
+        for index, address in (tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks))
+    ]
+    if len(every) <= _PARTS:
+        return str(jobs)
+    size = math.ceil(len(every) / _PARTS)
+    parts = [every[i : i + size] for i in range(0, len(every), size)]
+    digests = [hashlib.sha256(str(part).encode()).hexdigest()[:8] for part in parts]
+    return "\n".join(
+        f"{part[0][0]} to {part[-1][0]}: addresses of digest {digest}"
+        for part, digest in zip(parts, digests, strict=True)
+    )
 
 
 class _WithoutTask(ast.NodeTransformer):

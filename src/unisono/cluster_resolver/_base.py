@@ -6,6 +6,7 @@ The only file of the package that touches the process' environment; the others g
 from __future__ import annotations
 
 import abc
+import math
 import os
 from collections.abc import Mapping, MutableMapping
 
@@ -16,14 +17,40 @@ from unisono.cluster_resolver._spec import (
     chief_address,
     process_id,
     validate_collective,
-    worker_count,
 )
-from unisono.cluster_resolver._tf_config import TFConfig, read_tf_config
+from unisono.cluster_resolver._tf_config import TFConfig, read_tf_config, variable_of
+
+#: The variable with the seconds for which a worker waits for the others, where the program does not say it.
+START_UP_VARIABLE = "UNISONO_START_UP"
 
 
 def process_environ() -> MutableMapping[str, str]:
-    """Return the environment of this process."""
+    """Return the environment of this process.
+
+    >>> import os
+    >>> process_environ() is os.environ
+    True
+    """
     return os.environ
+
+
+def seconds_of(variable: str, default: float) -> float:
+    """Return a number of seconds from the environment.
+
+    Raises:
+        InvalidArgumentError: it is no number of seconds.
+    """
+    text = process_environ().get(variable, str(default))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgumentError(
+            f"{variable} must be a number of seconds, 0 or more. Received: {text!r}. Write "
+            f"`export {variable}={default:g}`."
+        )
+    return seconds
 
 
 class ClusterResolver(abc.ABC):
@@ -139,7 +166,7 @@ class ClusterResolver(abc.ABC):
     def num_processes(self) -> int:
         """How many processes compute together with this one: chief and workers."""
         spec, task = self._checked()
-        return 1 if task is None else worker_count(spec, task.type)
+        return 1 if task is None else spec.num_processes(task.type)
 
     @property
     def process_id(self) -> int:
@@ -174,6 +201,9 @@ def _local_accelerators() -> dict[str, int]:
 class TFConfigClusterResolver(ClusterResolver):
     """The cluster that the environment variable TF_CONFIG describes, read again at each question.
 
+    Vertex AI's names are known: `master` for the chief, and where there is only its CLUSTER_SPEC,
+    `workerpool0` to `workerpool3`.
+
     Args:
         task_type: this process' job, instead of TF_CONFIG's.
         task_id: this process' index in its job, instead of TF_CONFIG's.
@@ -204,13 +234,14 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str]) -> TFConfigClusterResolver | None:
-        """Return a resolver when TF_CONFIG is set."""
+        """Return a resolver when TF_CONFIG is set, or Vertex AI's CLUSTER_SPEC."""
         # Some launchers set it to an empty text for a single process.
-        return cls(environ=environ) if environ.get("TF_CONFIG", "").strip() else None
+        return cls(environ=environ) if environ.get(variable_of(environ), "").strip() else None
 
     def _read(self) -> TFConfig:
         environ = process_environ() if self._environ is None else self._environ
-        return read_tf_config(environ.get("TF_CONFIG"), self._given_type, self._given_id)
+        variable = variable_of(environ)
+        return read_tf_config(environ.get(variable), self._given_type, self._given_id, variable)
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster; an empty one without TF_CONFIG."""

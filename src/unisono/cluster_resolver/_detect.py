@@ -12,8 +12,9 @@ from unisono.cluster_resolver._registry import DETECTED
 def resolve(environ: MutableMapping[str, str] | None = None) -> ClusterResolver | None:
     """Return the resolver of the launcher that started this process.
 
-    The first that applies: TF_CONFIG, a Slurm job step, `mpirun`, JAX's variables. A Slurm step or an MPI job
-    with a single task does not count: an interactive shell is one, too.
+    The first that applies: TF_CONFIG or Vertex AI's CLUSTER_SPEC, Ray Train, a Slurm job step, `mpirun`,
+    JAX's variables, SageMaker, SkyPilot. A Slurm step, an MPI job or a list of hosts with a single task does
+    not count: an interactive shell is one, too.
 
     Args:
         environ: read this instead of the process' environment. In a Slurm step with GPUs its

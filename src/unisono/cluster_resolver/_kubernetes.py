@@ -16,7 +16,11 @@ from unisono.cluster_resolver._spec import ClusterSpec, with_port
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where this program runs: in a pod of the cluster, or outside."""
+    """Where this program runs: in a pod of the cluster, or outside.
+
+    >>> [each.name for each in KubernetesExecutableLocation]
+    ['WITHIN_CLUSTER', 'OFF_CLUSTER']
+    """
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
@@ -128,6 +132,16 @@ def _checked(mapping: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def _client(location: KubernetesExecutableLocation) -> Client:
+    api: Client = configured_client(location).CoreV1Api()
+    return api
+
+
+def configured_client(location: KubernetesExecutableLocation) -> Any:
+    """Return the module `kubernetes.client`, which knows the cluster and this user's or pod's rights.
+
+    Raises:
+        BackendError: the package is not installed, or finds no way to the cluster.
+    """
     try:
         config = importlib.import_module("kubernetes.config")
         client = importlib.import_module("kubernetes.client")
@@ -143,8 +157,7 @@ def _client(location: KubernetesExecutableLocation) -> Client:
         config.load_incluster_config() if within else config.load_kube_config()
     except config.ConfigException as error:
         raise BackendError(
-            f"Kubernetes must have a configuration. Received: {error} ({location}). Run in a pod, or pass "
-            "`executable_location=KubernetesExecutableLocation.OFF_CLUSTER` where `kubectl` works."
+            f"Kubernetes must have a configuration. Received: {error} (for {location.name}). WITHIN_CLUSTER "
+            "is for pods, `KubernetesExecutableLocation.OFF_CLUSTER` for machines on which `kubectl` works."
         ) from error
-    api: Client = client.CoreV1Api()
-    return api
+    return client

@@ -23,6 +23,9 @@ _VARIABLES = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
 )
 
+#: How many ranks are on this rank's machine, as the same three name it.
+_LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+
 
 class Communicator(Protocol):
     """The part of an `mpi4py.MPI.Comm` that the resolver uses."""
@@ -81,7 +84,7 @@ class MPIClusterResolver(ClusterResolver):
     """The ranks of an MPI job, all of them workers.
 
     The variables of `mpirun` hold rank and size but not the other hosts. They are given, or gathered through
-    mpi4py when the resolver is made, which all ranks must do then.
+    mpi4py when the resolver is made, which all ranks must do then; on one machine neither is needed.
 
     Args:
         hosts: one per rank: a list, or a text such as `"node[1-2]"`.
@@ -92,7 +95,7 @@ class MPIClusterResolver(ClusterResolver):
 
     Raises:
         InvalidArgumentError: outside an MPI job, or when there are not as many hosts as ranks.
-        BackendError: when hosts are neither given nor mpi4py installed.
+        BackendError: on several machines, when hosts are neither given nor mpi4py installed.
 
     >>> environ = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     >>> resolver = MPIClusterResolver("node[1-2]", environ=environ)
@@ -113,6 +116,8 @@ class MPIClusterResolver(ClusterResolver):
             rank, size = read_rank(environ)
         else:
             rank, size = communicator.Get_rank(), communicator.Get_size()
+        if hosts is None and communicator is None and _is_one_machine(environ, size):
+            hosts = ["127.0.0.1"] * size
         if hosts is None:
             # A collective of all ranks, which also puts the hosts into the order of the ranks.
             hosts = (communicator or _world()).allgather(platform.node())
@@ -133,6 +138,10 @@ class MPIClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Return the addresses of all ranks."""
         return self._spec
+
+
+def _is_one_machine(environ: Mapping[str, str], ranks: int) -> bool:
+    return any(environ.get(name) == str(ranks) for name in _LOCAL)
 
 
 def _world() -> Communicator:

@@ -8,11 +8,15 @@ Tests: tests/unit/cluster_resolver/test_detect.py.
 
 from __future__ import annotations
 
-#: Those that `resolve()` asks, in this order: what a user writes, what a scheduler sets, and last the
-#: variables that may be left over from an outer job.
+#: Those that `resolve()` asks, in this order: what a user writes, what Ray Train says, whose processes have
+#: the variables of the Slurm step or pod in which Ray was started, what a scheduler sets, the variables that
+#: may be left over from an outer job, and last the hosts of platforms, on which any of these may be started.
 DETECTED = {
     "TFConfigClusterResolver": "_base",
+    "RayClusterResolver": "_ray",
     "SlurmClusterResolver": "_slurm",
     "MPIClusterResolver": "_mpi",
     "JaxClusterResolver": "_jax",
+    "SageMakerClusterResolver": "_hosts",
+    "SkyPilotClusterResolver": "_hosts",
 }

@@ -28,8 +28,11 @@ def is_slurm_step(environ: Mapping[str, str]) -> bool:
     return step and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
 
 
-def _started_by_mpirun(environ: Mapping[str, str]) -> bool:
-    """`mpirun` starts its daemons with `srun`, and the ranks inherit the daemons' Slurm variables."""
+def started_by_mpirun(environ: Mapping[str, str]) -> bool:
+    """Return whether `mpirun` started this process inside a Slurm job.
+
+    It starts its daemons with `srun`, and the ranks inherit the daemons' Slurm variables.
+    """
     names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
     step = tuple(read_index(environ.get(name, "")) for name in names)
     # Under `srun --mpi=pmi2` the two agree, and Slurm knows more: hosts, tasks and GPUs.
@@ -211,7 +214,7 @@ class SlurmClusterResolver(ClusterResolver):
     @classmethod
     def detect(cls, environ: MutableMapping[str, str]) -> SlurmClusterResolver | None:
         """Return a resolver in a job step of several tasks that `mpirun` did not start."""
-        if is_slurm_step(environ) and not _started_by_mpirun(environ):
+        if is_slurm_step(environ) and not started_by_mpirun(environ):
             return cls(environ=environ)
         return None
 

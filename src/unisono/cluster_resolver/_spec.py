@@ -109,6 +109,24 @@ class ClusterSpec:
         # As TensorFlow: a list in which missing tasks are None.
         return [tasks.get(index) for index in range(max(tasks) + 1)]
 
+    def num_processes(self, task_type: str = "worker") -> int:
+        """Return how many processes compute together with a task: chief and workers.
+
+        Args:
+            task_type: the job of the task; an evaluator is alone.
+
+        Returns:
+            The number of processes; an empty cluster is one process.
+
+        >>> spec = ClusterSpec({"chief": ["a:2222"], "worker": ["b:2222"], "evaluator": ["c:2222"]})
+        >>> spec.num_processes(), spec.num_processes("evaluator")
+        (2, 1)
+        """
+        # As in TensorFlow: the evaluator is a cluster of one.
+        if task_type == "evaluator" or not self:
+            return 1
+        return sum(self.num_tasks(job) for job in ("chief", "worker") if job in self)
+
     def _tasks(self, job_name: str) -> dict[int, str]:
         for job, tasks in self._jobs:
             if job == job_name:
@@ -351,21 +369,6 @@ class Timeouts:
                     "A timeout must be a positive number of seconds. "
                     f"Received: {field.name}={seconds!r}. Write `Timeouts({field.name}={field.default})`."
                 )
-
-
-def worker_count(spec: ClusterSpec, task_type: str = "worker") -> int:
-    """Return how many processes compute together with a task: chief and workers.
-
-    Args:
-        task_type: the job of the task that asks; the evaluator is alone.
-
-    Returns:
-        The number of processes; an empty cluster is one process.
-    """
-    # As in TensorFlow: the evaluator is a cluster of one.
-    if task_type == "evaluator" or not spec:
-        return 1
-    return sum(spec.num_tasks(job) for job in ("chief", "worker") if job in spec)
 
 
 def process_id(spec: ClusterSpec, task: Task) -> int:

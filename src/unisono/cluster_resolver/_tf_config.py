@@ -1,15 +1,25 @@
-"""TF_CONFIG: the text of one environment variable -> a checked record; pure."""
+"""TF_CONFIG, or Vertex AI's CLUSTER_SPEC: the text of one environment variable -> a checked record; pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import JOBS, ClusterSpec, job_hint, read_index, read_jobs, shortened
 
+#: What Vertex AI calls the jobs; `master` is also TensorFlow 1's name:
+#: https://docs.cloud.google.com/vertex-ai/docs/training/distributed-training
+_OTHER_NAMES = {
+    "master": "chief",
+    "workerpool0": "chief",
+    "workerpool1": "worker",
+    "workerpool2": "ps",
+    "workerpool3": "evaluator",
+}
 _KEYS = ("cluster", "sparseCluster", "task", "rpc_layer", "environment", "session_master")
 _STRINGS = ("rpc_layer", "environment", "session_master")
 _EXAMPLE = (
@@ -36,13 +46,37 @@ class TFConfig:
     session_master: str | None = None
 
 
-def read_tf_config(text: str | None, task_type: str | None = None, task_id: int | None = None) -> TFConfig:
+def variable_of(environ: Mapping[str, str]) -> str:
+    """Return the name of the variable that describes the cluster: TF_CONFIG, or else Vertex AI's.
+
+    >>> variable_of({"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}}'})
+    'CLUSTER_SPEC'
+    """
+    # Other platforms have a variable of this name, too; and a job of one replica has no second pool. What is
+    # cut off is read, for its error: it may have had one.
+    text = environ.get("CLUSTER_SPEC", "")
+    is_vertex = '"workerpool1"' in text or ('"workerpool' in text and not _is_json(text))
+    return "CLUSTER_SPEC" if is_vertex and not environ.get("TF_CONFIG", "").strip() else "TF_CONFIG"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_tf_config(
+    text: str | None, task_type: str | None = None, task_id: int | None = None, variable: str = "TF_CONFIG"
+) -> TFConfig:
     """Return what TF_CONFIG says.
 
     Args:
         text: the variable's value; None or blank where it is not set.
         task_type: the job of this process, instead of the one in the text.
         task_id: its index, instead of the one in the text.
+        variable: its name, for messages.
 
     >>> read_tf_config('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "1"}}')
     TFConfig(cluster=ClusterSpec({'worker': ['a:1', 'b:1']}), task_type='worker', task_id=1,
@@ -62,8 +96,8 @@ def read_tf_config(text: str | None, task_type: str | None = None, task_id: int 
         given = {"task_type": task_type, "task_id": task_id}
         arguments = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
         raise InvalidArgumentError(
-            f"TF_CONFIG must describe the cluster and this task: {'; '.join(problems)}. "
-            f"Received: TF_CONFIG={shortened(text or '')!r}{arguments}. "
+            f"{variable} must describe the cluster and this task: {'; '.join(problems)}. "
+            f"Received: {variable}={shortened(text or '')!r}{arguments}. "
             f"Write, for the first of two workers: export TF_CONFIG='{_EXAMPLE}'"
         )
     return TFConfig(cluster, own_type, own_id, **strings)
@@ -104,8 +138,14 @@ def _read_cluster(config: dict[str, Any]) -> tuple[ClusterSpec, list[str]]:
     jobs = config.get(key, {})
     if not isinstance(jobs, dict):
         return ClusterSpec({}), [f"{key!r} must be an object of jobs, not {_kind(jobs)}"]
-    read, problems = read_jobs(jobs)
+    read, problems = read_jobs({_own_name(job, jobs): tasks for job, tasks in jobs.items()})
     return (ClusterSpec({}) if problems else ClusterSpec(read)), problems
+
+
+def _own_name(job: Any, jobs: Mapping[Any, Any]) -> Any:
+    """The name that a job has here, unless there is another one of this name."""
+    name = _OTHER_NAMES.get(job, job) if isinstance(job, str) else job
+    return job if name in jobs else name
 
 
 def _read_task(
@@ -115,7 +155,7 @@ def _read_task(
     if not isinstance(task, dict):
         problems.append(f"'task' must be an object, not {_kind(task)}")
         task = {}
-    kind = task.get("type") if task_type is None else task_type
+    kind = _own_name(task.get("type"), {}) if task_type is None else task_type
     number = task.get("index") if task_id is None else task_id
     index = None if number is None else read_index(number)
     if kind is not None and kind not in JOBS:

@@ -28,6 +28,9 @@ class TPUSystemMetadata:
         num_hosts: how many machines.
         num_of_cores_per_host: how many cores each has.
         devices: the cores, in replica order.
+
+    >>> TPUClusterResolver(devices=["cpu:0", "cpu:1"]).get_tpu_system_metadata().num_cores
+    2
     """
 
     num_cores: int
@@ -157,6 +160,8 @@ def experimental_connect_to_cluster(resolver: ClusterResolver) -> None:
 
     Raises:
         InvalidTypeError: when `resolver` is not a cluster resolver.
+
+    >>> experimental_connect_to_cluster(TPUClusterResolver(devices=["cpu:0"]))
     """
     if not isinstance(resolver, ClusterResolver):
         raise InvalidTypeError(
@@ -170,6 +175,9 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
 
     Args:
         cluster_resolver: which TPU; the local one by default.
+
+    >>> initialize_tpu_system(TPUClusterResolver(devices=["cpu:0", "cpu:1"])).num_tasks
+    1
     """
     return Topology((cluster_resolver or TPUClusterResolver()).devices)
 
@@ -179,4 +187,6 @@ def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> N
 
     Args:
         cluster_resolver: accepted for TensorFlow's signature.
+
+    >>> shutdown_tpu_system(TPUClusterResolver(devices=["cpu:0"]))
     """

@@ -25,6 +25,10 @@ class Topology:
 
     Args:
         devices: its cores.
+
+    >>> from unisono.spi import resolve_devices
+    >>> Topology(resolve_devices(["cpu:0", "cpu:1"])).num_tasks
+    1
     """
 
     devices: tuple[jax.Device, ...]
@@ -87,6 +91,11 @@ class DeviceAssignment:
     Raises:
         InvalidTypeError: when `topology` is not a `Topology`.
         InvalidArgumentError: for another shape, several cores in a replica, or a place without a core.
+
+    >>> from unisono.spi import resolve_devices
+    >>> topology = Topology(resolve_devices(["cpu:0", "cpu:1"]))
+    >>> DeviceAssignment.build(topology, num_replicas=2).num_replicas
+    2
     """
 
     def __init__(self, topology: Topology, core_assignment: ArrayLike) -> None:

@@ -6,13 +6,18 @@ Tests: tests/cluster/test_launch_function.py.
 from __future__ import annotations
 
 import base64
+import json
 import logging
+import os
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._options import UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._run_files import read_error
 from unisono.launcher._supervisor import Outcome
@@ -32,6 +37,21 @@ def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             f"Received: fn={fn!r}, which raised {type(error).__name__}: {error}. "
             "Create locks, files, strategies and arrays on devices inside the function."
         ) from error
+
+
+def write_call(root: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> UserProgram:
+    """Write a call, and where its modules are, to a folder that the tasks see; return their program."""
+    name = re.sub(r"\W+", "", getattr(fn, "__name__", type(fn).__name__)) or "function"
+    target = root / f"{name}.call"
+    target.write_bytes(pickle_call(fn, args))
+    target.with_suffix(".path").write_text(json.dumps([path or os.getcwd() for path in sys.path]))
+    return UserProgram(str(target), is_call=True)
+
+
+def path_of_call(target: Path) -> list[str]:
+    """Return where Python finds the modules of a call that `write_call` has written."""
+    found: list[str] = json.loads(target.with_suffix(".path").read_text())
+    return found
 
 
 def result_path(paths: RunPaths, task: Task) -> Path:
@@ -54,6 +74,16 @@ def read_result(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
             "Return from the function instead of calling `sys.exit`."
         )
     return cloudpickle.loads(path.read_bytes())
+
+
+def read_results(paths: RunPaths, plan: LaunchPlan) -> list[Any]:
+    """Return what the function has returned in the chief and the workers.
+
+    With parameter servers a worker may return nothing: it has served their chief.
+    """
+    tasks = [task for task in plan.tasks if task.type in ("chief", "worker")]
+    served = {t for t in tasks if plan.has_servers and t != plan.shown and not result_path(paths, t).exists()}
+    return [None if task in served else read_result(paths, plan, task) for task in tasks]
 
 
 class _WorkerTracebackError(Exception):

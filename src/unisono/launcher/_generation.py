@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._kept_output import KeptOutput
@@ -21,10 +22,12 @@ from unisono.launcher._run_files import (
     History,
     Tail,
     last_lines,
+    names_in,
     read_error,
     size_of,
 )
 from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
+from unisono.launcher.terminal._live_table import Observation
 
 #: A shell's exit code for a program that cannot be started.
 _NOT_STARTED = 126
@@ -91,6 +94,7 @@ class TaskGroup:
         self._failures: dict[Task, decide.Failure] = {}
         self._codes: dict[Task, int] = {}
         self._starts = {task: self._open_log(task) for task in plan.tasks}
+        self._errors = {task: plan.paths.error(task, plan.generation) for task in plan.tasks}
         self._monitor = ProgressMonitor({t: plan.paths.progress(t, plan.generation) for t in plan.tasks})
         self._ending: decide.Ending | None = None
         self._raised: set[Task] = set()
@@ -173,10 +177,14 @@ class TaskGroup:
 
     def observe(self, signals: tuple[int, ...], resize: bool) -> decide.Generation:
         """Return the current state of the generation."""
+        codes = {task: process.poll() for task, process in self._processes.items()}
+        # After that, so that the file of a task that has ended is there; and not one look for each task.
+        written = names_in(self.plan.paths.root / "errors")
         for task, process in self._processes.items():
-            code = process.poll()
-            self._note_error(task, process)
-            if code is not None and task not in self._codes:
+            code = codes[task]
+            has_ended = code is not None and task not in self._codes
+            self._note_error(task, process, has_ended or self._errors[task].name in written)
+            if code is not None and has_ended:
                 self._note_end(task, process, code)
         if self._served_later and decide.chief_of(self.plan.tasks) in self._codes:
             self._ask_to_end(self._served_later)
@@ -194,11 +202,11 @@ class TaskGroup:
             task, self._codes.get(task), self._failures.get(task), task in self._raised, restarted
         )
 
-    def _note_error(self, task: Task, process: TaskProcess) -> None:
+    def _note_error(self, task: Task, process: TaskProcess, is_written: bool) -> None:
         """Count a task as failed from the time of its exception: it may take long to end after that."""
         if task in self._raised:
             return
-        record = self._error(task, process)
+        record = self._error(task, process, is_written)
         if record is None:
             return
         self._raised.add(task)
@@ -206,9 +214,9 @@ class TaskGroup:
             failure = decide.Failure(task, record["at"], record["code"], record["summary"])
             self._fail(failure, process.pid)
 
-    def _error(self, task: Task, process: TaskProcess | None) -> ErrorRecord | None:
+    def _error(self, task: Task, process: TaskProcess | None, is_written: bool = True) -> ErrorRecord | None:
         """Return a task's record of its exception, from its file or else from memory."""
-        record = read_error(self.plan.paths.error(task, self.plan.generation))
+        record = read_error(self._errors[task]) if is_written else None
         kept = None if process is None else process.kept
         return kept.error if record is None and kept is not None else record
 
@@ -220,7 +228,7 @@ class TaskGroup:
         # kernel's OOM killer, an operator): a root cause, even when it is noticed after the others were asked
         # to end.
         cause = at <= self._until or (code == _KILLED and not self._killed)
-        if cause and code not in (0, decide.RESTART_WANTED):
+        if cause and code not in (0, RESTART_WANTED):
             detail = process.loss or decide.exit_text(code)
             self._fail(decide.Failure(task, at, code, detail), process.pid)
 
@@ -238,6 +246,24 @@ class TaskGroup:
     def pids(self) -> dict[Task, int]:
         """Return the ids of the running processes."""
         return {t: p.pid for t, p in self._processes.items() if t not in self._codes}
+
+    def observation(self, progress: Sequence[TaskProgress]) -> Observation:
+        """Return what a terminal shows of the tasks."""
+        stopped = {each.task for each in progress if each.stopped_at is not None}
+        failed_at = min((failure.at for failure in self._failures.values()), default=None)
+        states = {task: self._state_word(task, task in stopped) for task in self.plan.tasks}
+        return Observation(self.plan.generation, states, failed_at)
+
+    def _state_word(self, task: Task, is_stopped: bool) -> str:
+        if task in self._restarts:
+            return "restarts"
+        if task in self._failures:
+            return "failed"
+        if task in self._codes:
+            return f"ended ({self._codes[task]})"
+        if is_stopped:
+            return "stopped"
+        return "serves" if task.type == "ps" else "runs"
 
     def progress(self, now: float) -> tuple[TaskProgress, ...]:
         """Return the progress of the running tasks, at a time of the supervisor's clock."""

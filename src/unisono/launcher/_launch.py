@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
-from unisono.launcher._console import BackgroundConsole, Console
+from unisono.cluster_resolver._tf_config import read_tf_config
+from unisono.launcher._function_call import path_of_call, result_path
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.launcher._plan import (
+    MARK,
     LaunchPlan,
     RunPaths,
     base_environment,
@@ -27,6 +30,8 @@ from unisono.launcher._plan import (
 )
 from unisono.launcher._processes import free_ports
 from unisono.launcher._supervisor import Launch, Outcome, Supervisor
+from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._live_console import live_console
 
 
 def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | None) -> int:
@@ -37,10 +42,13 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
         ClusterError: when another launcher uses the directory, or no ports are free.
     """
     check_program(program)
+    _check_is_no_task(environ())
     paths = make_run_paths(log_dir)
     count = len(tasks_of(options, options.worker_range[1]))
-    base = base_environment(environ(), options, count, cores(), paths)
-    screen = BackgroundConsole(Console(sys.stderr, sys.stdout))
+    gpus = visible_gpus(environ())
+    base = base_environment(environ(), options, count, cores(), paths, len(gpus))
+    live = live_console(sys.stderr, sys.stdout, paths)
+    screen = BackgroundConsole(live or Console(sys.stderr, sys.stdout))
     with closing(screen), stop_signals() as stop_requests:
         outcome = Supervisor(
             Launch(
@@ -51,11 +59,15 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
                 screen,
                 lambda: tuple(stop_requests),
                 lambda plan: start_up_block(plan, base, program),
-                visible_gpus(environ()),
+                gpus,
+                show=(lambda seen: None)
+                if live is None
+                else lambda seen: screen.call(lambda: live.show(seen)),
             )
         ).run()
-        text = report(outcome)
-        if text:
+        if live is not None:
+            screen.call(lambda: live.end(report_parts(outcome)))
+        elif text := report(outcome):
             screen.say(text)
     return outcome.code
 
@@ -66,18 +78,40 @@ def dry_run(options: LaunchOptions, program: UserProgram, log_dir: Path | None) 
     paths = RunPaths((log_dir or Path(tempfile.gettempdir()) / "unisono-dry-run").resolve())
     workers = options.worker_range[1]
     tasks = tasks_of(options, workers)
-    plan = make_plan(options, 0, workers, free_ports(len(tasks)), paths, visible_gpus(environ()))
-    base = base_environment(environ(), options, len(tasks), cores(), paths)
+    gpus = visible_gpus(environ())
+    plan = make_plan(options, 0, workers, free_ports(len(tasks)), paths, gpus)
+    base = base_environment(environ(), options, len(tasks), cores(), paths, len(gpus))
     return shell_lines(plan, base, environ(), program)
 
 
 def check_program(program: UserProgram) -> None:
-    """Check that the script exists."""
+    """Check that the script exists, and is Python."""
     path = Path(program.target)
+    if not program.is_module and path.suffix == ".ipynb":
+        raise InvalidArgumentError(
+            f"The script must be a Python program. Received: the notebook {program.target!r}. Write "
+            "`unisono.launch(train, workers=2)` in the notebook, or make a script of it: "
+            f"`jupyter nbconvert --to script {program.target}`."
+        )
     if not program.is_module and not path.is_file() and not (path / "__main__.py").is_file():
         raise InvalidArgumentError(
             f"The script must be a file. Received: {program.target!r}. "
             "Write `unisono launch -n 2 train.py`, or `unisono launch -n 2 -m package.module`."
+        )
+
+
+def _check_is_no_task(variables: Mapping[str, str]) -> None:
+    """Check that TF_CONFIG does not make this machine one of several: each would train a model of its own."""
+    config = read_tf_config(variables.get("TF_CONFIG"))
+    tasks = sum(len(config.cluster.task_indices(job)) for job in config.cluster)
+    # A task of a launch may launch a cluster itself: that TF_CONFIG is its own.
+    if tasks > 1 and config.task_type is not None and MARK not in variables:
+        raise InvalidArgumentError(
+            "`unisono launch` starts all tasks of a cluster, on this machine. Received: TF_CONFIG, in which "
+            f"it is {config.task_type}:{config.task_id} of {tasks} tasks. Start the program itself on each "
+            "host, `python train.py`; or `unisono serve` on each host and once `unisono launch --cluster "
+            "host1:2222,host2:2222 train.py`. For a cluster of this machine alone: `env -u TF_CONFIG unisono "
+            "launch …`."
         )
 
 
@@ -117,14 +151,25 @@ def cores() -> int:
 
 def job_description(plan: LaunchPlan, task: Task, program: UserProgram) -> dict[str, Any]:
     """Return the job that is sent to a task's process: its environment, its program and its files."""
+    of_call = (
+        {
+            "kind": "call",
+            "sys_path": path_of_call(Path(program.target)),
+            "result": str(result_path(plan.paths, task)),
+        }
+        if program.is_call
+        else {}
+    )
     return {
         "environ": plan.environment(task),
         "kind": "module" if program.is_module else "script",
         "target": program.target,
         "args": list(program.args),
+        "title": f"unisono {task} {Path(program.target).name}",
         "sys_path": None,
         "log": str(plan.paths.log(task)),
         "error": str(plan.paths.error(task, plan.generation)),
+        **of_call,
     }
 
 
@@ -139,7 +184,9 @@ def stop_signals() -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         stop_requests.append(number)
 
-    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # Python lets the main thread alone handle signals.
+    is_main = threading.current_thread() is threading.main_thread()
+    every = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
     numbers = [number for number in every if signal.getsignal(number) != signal.SIG_IGN]
     before: Mapping[int, Any] = {number: signal.signal(number, note) for number in numbers}
     try:
@@ -151,15 +198,19 @@ def stop_signals() -> Iterator[list[int]]:
 
 def report(outcome: Outcome) -> str:
     """Return how a launch ended, with the traceback of the first failure at the end."""
-    lines = []
+    return "\n".join(text for text, _ in report_parts(outcome))
+
+
+def report_parts(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return the parts of a report, and of each what a terminal that has it shows already."""
+    parts = []
     if outcome.detail:
-        lines.append(f"unisono: {outcome.detail}")
+        parts.append((f"unisono: {outcome.detail}",) * 2)
     if outcome.failure is not None:
         task = outcome.failure.task
-        lines.append(
-            f"unisono: {task} {outcome.failure.detail}, in generation {outcome.plan.generation}; "
-            f"its log is {outcome.plan.paths.log(task)}"
-        )
+        said = f"{task} {outcome.failure.detail}"
+        log = outcome.plan.paths.log(task)
+        parts.append((f"unisono: {said}, in generation {outcome.plan.generation}; its log is {log}", said))
     if outcome.report:
-        lines.append(outcome.report)
-    return "\n".join(lines)
+        parts.append((outcome.report, outcome.report.rstrip().splitlines()[-1]))
+    return parts

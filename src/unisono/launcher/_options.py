@@ -25,6 +25,7 @@ class UserProgram:
         target: the path of a script, or the name of a module.
         args: the program's `sys.argv[1:]`.
         is_module: whether `target` is the name of a module.
+        is_call: whether `target` is a file with a pickled function, see `_function_call.write_call`.
 
     >>> UserProgram("train.py", ("--lr", "0.1")).text
     'train.py --lr 0.1'
@@ -33,11 +34,13 @@ class UserProgram:
     target: str
     args: tuple[str, ...] = ()
     is_module: bool = False
+    is_call: bool = False
 
     @property
     def text(self) -> str:
-        """The program as it is written after `python`."""
-        return shlex.join([*(["-m"] if self.is_module else []), self.target, *self.args])
+        """The program as it is written after `python`, and for a call after `unisono run`."""
+        kind = ["-m"] * self.is_module + ["--call"] * self.is_call
+        return shlex.join([*kind, self.target, *self.args])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ _OF_A_LAUNCH = (
     "UNISONO_CLUSTER_KEY",
     "UNISONO_CLUSTER_KEY_FILE",
     "UNISONO_DEVICES_PER_WORKER",
+    "UNISONO_EVENTS",
     "UNISONO_FENCE",
     "UNISONO_FINISHED",
     "UNISONO_GENERATION",
@@ -45,7 +46,7 @@ _OF_A_LAUNCH = (
 )
 
 #: The sizes of libraries' own thread pools, by default one thread per core of the machine in every task.
-_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,10 @@ class RunPaths:
     def progress(self, task: Task, generation: int) -> Path:
         """Return the file in which a task writes its last step."""
         return self.root / "progress" / f"g{generation}-{task.type}-{task.index}"
+
+    def events(self, task: Task) -> Path:
+        """Return the file of what a task did, over all generations, one JSON object per line."""
+        return self.root / "events" / f"{task.type}-{task.index}.jsonl"
 
     @property
     def fence(self) -> Path:
@@ -143,6 +148,7 @@ class LaunchPlan:
             "UNISONO_GENERATION": str(self.generation),
             "UNISONO_FENCE": str(self.paths.fence),
             "UNISONO_FINISHED": str(self.paths.finished),
+            "UNISONO_EVENTS": str(self.paths.events(task)),
             "UNISONO_PROGRESS": str(self.paths.progress(task, self.generation)),
             "UNISONO_GRACE": f"{self.options.grace:g}",
         }
@@ -163,6 +169,8 @@ class LaunchPlan:
 
         They are divided, because JAX preallocates memory on every GPU that it sees.
         """
+        if not self.gpus:
+            return ()
         computing = [each for each in self.tasks if each.type != "ps"]
         return gpu_share(self.gpus, computing.index(task), len(computing)) if task in computing else ()
 
@@ -238,16 +246,30 @@ _OF_LARGE_ARRAYS = (
 )
 
 
+#: The part of a GPU's memory that JAX takes when it starts, the variable that changes it, and how the names
+#: of all variables begin that do: JAX rejects two names for the same.
+_OF_A_GPU, _FRACTION = 0.75, "XLA_CLIENT_MEM_FRACTION"
+_MEMORY_OF_JAX = ("XLA_CLIENT_", "XLA_PYTHON_CLIENT_")
+
+
 def base_environment(
-    environ: Mapping[str, str], options: LaunchOptions, tasks: int, cores: int, paths: RunPaths
+    environ: Mapping[str, str],
+    options: LaunchOptions,
+    tasks: int,
+    cores: int,
+    paths: RunPaths,
+    gpus: int = 0,
 ) -> dict[str, str]:
     """Return the environment that every task and every spare of a launch starts with.
 
     The user's variables win, except those of a cluster or a launch, which are part of the task's job.
+
+    Args:
+        gpus: how many the tasks divide among themselves.
     """
     share = thread_share(cores, tasks)
     kept = {name: value for name, value in environ.items() if name not in (*CLUSTER_VARIABLES, *_OF_A_LAUNCH)}
-    ours = dict.fromkeys(_POOLS, str(share))
+    ours = dict.fromkeys(POOLS, str(share))
     # A collective blocks a thread of XLA's CPU pool while it waits for its peers, and the pool runs the
     # programs, too: with fewer than two threads per device, processes with two devices each hang (measured,
     # jaxlib 0.10.2).
@@ -263,6 +285,10 @@ def base_environment(
     ours["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     if options.ps:
         ours["GLIBC_TUNABLES"] += _OF_LARGE_ARRAYS
+    sharing = -(-(tasks - options.ps) // gpus) if gpus else 1
+    if sharing > 1 and not any(name.startswith(_MEMORY_OF_JAX) for name in environ):
+        # The second process on a GPU would find no memory.
+        ours[_FRACTION] = f"{_OF_A_GPU / sharing:.2f}"
     ours["PYTHONUNBUFFERED"] = "1"
     # A nested launch appends its mark: the outer one then finds and ends the inner one's processes.
     ours[MARK] = "/".join(filter(None, [environ.get(MARK), secrets.token_hex(8)]))
@@ -312,6 +338,11 @@ def start_up_block(plan: LaunchPlan, base: Mapping[str, str], program: UserProgr
         f"  threads per task: {threads}; logs and history: {plan.paths.root}",
         f"  {_policy_text(options, len(plan.tasks))}",
     ]
+    workers = sum(task.type in ("chief", "worker") for task in plan.tasks)
+    if 0 < len(plan.gpus) < workers and not plan.has_servers:
+        foot.append(
+            "  workers share GPUs: MultiWorkerMirroredStrategy needs one for each, which NCCL demands"
+        )
     return "\n".join([head, *_table(rows), *foot])
 
 

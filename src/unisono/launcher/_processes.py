@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -19,11 +18,12 @@ from unisono._errors import ClusterError
 from unisono.launcher._kept_output import KeptOutput
 from unisono.launcher._plan import HOST
 from unisono.launcher._restart_policy import shell_code
+from unisono.rpc._ports import VARIABLE, in_random_order, ports_to_choose_from
 
 _HERE = Path(__file__).parent
 #: Below the ephemeral ports (from 32,768 on Linux, 49,152 on macOS), which the system may hand to any
 #: outgoing connection between this check and the task's start; above the ports of well-known services.
-_FIRST_PORT, _LAST_PORT = 10_000, 32_000
+_PORTS = range(10_000, 32_000)
 
 
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
@@ -34,17 +34,17 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
     """
     held: list[socket.socket] = []
     try:
-        # At random, so that launches side by side choose different ports; not from the global generator,
-        # which two programs may have seeded alike.
-        for port in random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT), _LAST_PORT - _FIRST_PORT):
+        ports = ports_to_choose_from(_PORTS)
+        for port in in_random_order(ports):
             if len(held) == count:
                 break
             if port not in avoid:
                 _try_bind(port, held)
         if len(held) < count:
             raise ClusterError(
-                f"{count} ports between {_FIRST_PORT} and {_LAST_PORT} must be free. Received: {len(held)}. "
-                "End programs that listen on this machine, or launch fewer tasks."
+                f"{count} ports from {ports[0]} to {ports[-1]} must be free. Received: {len(held)}. End "
+                "programs that listen on this machine, launch fewer tasks, or write another range into "
+                f"{VARIABLE}."
             )
         return [each.getsockname()[1] for each in held]
     finally:

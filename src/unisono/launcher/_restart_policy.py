@@ -11,12 +11,9 @@ import re
 import signal
 from collections.abc import Iterable
 
+from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import LaunchOptions
-
-#: A task that exits with this code has saved its state and requests a restart: the code of TensorFlow's
-#: PreemptionCheckpointHandler.
-RESTART_WANTED = 42
 
 #: The exit code where a task made no progress: that of the command `timeout`.
 STALLED = 124
@@ -30,11 +27,15 @@ _RAISED_GRACE = 0.5
 #: The delay before the second restart, doubled for each one after it, and its limit. In seconds.
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 
+#: Errors of the library about the program itself, which another start does not change.
+_MISUSE = re.compile(r"failed: unisono\.(InvalidArgument|InvalidType|Unsupported)Error\b")
+
 #: JAX aborts a process, in C++, when its coordination service loses a peer.
 _ABORTED = 128 + signal.SIGABRT
 #: Found in the error of a task whose peer was lost: messages of the system, JAX, Gloo, gRPC and NCCL.
 _LOST_PEER = re.compile(
-    "closed by peer|reset by peer|broken pipe|connection refused|gloo|nccl|coordination service|heartbeat",
+    "closed by peer|reset by peer|broken pipe|connection refused|gloo|nccl|coordination service|heartbeat"
+    "|lost (worker|chief)",
     re.I,
 )
 
@@ -306,7 +307,7 @@ def next_generation(
     if ending.reason is FailureReason.DONE:
         return Quit(0)
     if ending.reason is FailureReason.STOPPED:
-        return Quit(_stopped_code(ending.signal, codes))
+        return Quit(stopped_code(ending.signal, codes))
     if ending.first is None and not options.restarts:
         return Quit(RESTART_WANTED, "the tasks requested a restart (--max-restarts allows it)")
     code = RESTART_WANTED if ending.first is None else ending.first.code
@@ -344,7 +345,8 @@ def task_restart(
 ) -> TaskRestart | Quit:
     """Decide whether a task is started again alone.
 
-    A program that raises the same exception twice would raise it at each start: then the launch ends.
+    A program that uses the library wrongly, or raises the same exception twice, would do so at each start:
+    then the launch ends.
 
     Args:
         record: the history of the launch, without this failure.
@@ -353,6 +355,8 @@ def task_restart(
     failure = failed.failure
     code, detail = (1, "") if failure is None else (failure.code, failure.detail)
     known = [(task, text) for at, task, text in record.errors if now - at <= options.window]
+    if failed.raised and _MISUSE.match(detail):
+        return Quit(code, f"{failed.task} would fail again in the same way and is not started again")
     if failed.raised and (failed.task, detail) in known:
         return Quit(code, f"{failed.task} failed twice with the same error and is not started again")
     count = len(_recent(record, options, now)) + 1
@@ -374,7 +378,8 @@ def with_failure(record: GenerationRecord, failed: TaskState, now: float) -> Gen
     )
 
 
-def _stopped_code(number: int, codes: tuple[int, ...]) -> int:
+def stopped_code(number: int, codes: tuple[int, ...]) -> int:
+    """Return the code of a launch that a signal has ended, from the codes of its tasks."""
     # The tasks have saved their state: 42 asks the scheduler that preempted the launcher to start it again.
     # Ctrl-C comes from a user, and shells expect 130.
     saved = RESTART_WANTED in codes and set(codes) <= {0, RESTART_WANTED}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
+import fcntl
 import io
 import json
 import os
@@ -13,10 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 
 #: The most bytes of a log that are read at once: a task may print faster than a terminal shows.
 _CHUNK = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class BestEffort:
@@ -46,6 +50,37 @@ class BestEffort:
                 f"unisono: the log directory cannot be written ({why}): {self._root}; the launch continues "
                 "with incomplete logs and history"
             )
+
+
+@contextlib.contextmanager
+def locked(root: Path, files: BestEffort) -> Iterator[None]:
+    """Lock the directory of a launch, because two launchers would overwrite each other's fence.
+
+    Raises:
+        ClusterError: when another launcher uses it.
+        InvalidArgumentError: when it cannot be written; on a full disk the launch runs without the lock.
+    """
+    try:
+        file = (root / "lock").open("w")
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            files.note(os.strerror(error.errno))
+            yield
+            return
+        raise InvalidArgumentError(
+            f"The log directory must be writable. Received: {str(root)!r} "
+            f"({error.strerror}). Write `--log-dir` with another directory."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClusterError(
+                "A log directory must serve one launcher at a time. "
+                f"Received: {root}, which another launcher uses. "
+                "Write `--log-dir` with another directory."
+            ) from None
+        yield
 
 
 def has_room(path: Path) -> bool:
@@ -111,6 +146,14 @@ class ErrorRecord(TypedDict):
     summary: str
     traceback: str
     pickle: NotRequired[str | None]
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the names of the files in a directory; none where it is missing."""
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
 
 
 def read_error(path: Path) -> ErrorRecord | None:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._files import replace_file
 from unisono._system._lease import ActiveClock
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
-from unisono.launcher._console import Display
 from unisono.launcher._generation import TaskGroup
 from unisono.launcher._machines import LocalMachine, Machines
 from unisono.launcher._options import LaunchOptions
@@ -30,17 +26,21 @@ from unisono.launcher._run_files import (
     BestEffort,
     History,
     has_room,
+    locked,
 )
 from unisono.launcher._stall_detector import TaskProgress
+from unisono.launcher.terminal._console import Display
+from unisono.launcher.terminal._live_table import Observation
 
 #: Seconds between two checks for errors and signals. The end of a process wakes the supervisor at once.
 _POLL = 0.05
+#: Seconds, for each task, from the end of a process to the check that follows: twice what that takes.
+_GATHER = 2e-5
 #: Seconds between two checks of progress, capacity and spares, which read a file per task.
 _SLOW_POLL = 0.5
 #: Spares start once training runs, because their imports would slow the tasks' own: when every task has
 #: written its progress, or after so many seconds, for programs that write none.
 _SPARES_AFTER = 20.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Seconds after which a stopped task is reported on the terminal; debuggers stop a process for an instant.
 _STOPPED_AFTER = 2.0
 
@@ -56,6 +56,7 @@ class Launch:
         describe: returns the start-up block of the first generation.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.
         machines: run the tasks; None for this machine.
+        show: is given what a terminal shows of the tasks, twice a second and at the end of a generation.
     """
 
     options: LaunchOptions
@@ -67,6 +68,7 @@ class Launch:
     describe: Callable[[LaunchPlan], str] = dataclasses.field(default=lambda plan: "")
     gpus: tuple[str, ...] = ()
     machines: Machines | None = None
+    show: Callable[[Observation], None] = dataclasses.field(default=lambda seen: None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Supervisor:
         self._reported_stopped: set[int] = set()
         #: Why no task starts again, once that is decided.
         self._quit: decide.Quit | None = None
+        #: Whether the screen has shown why the generation ends. All tasks may end before that is seen.
+        self._is_explained = False
 
     def run(self) -> Outcome:
         """Run generations until one succeeds or none may follow; leave no process behind.
@@ -111,14 +115,14 @@ class Supervisor:
             InvalidArgumentError: when files cannot be created in the directory.
         """
         running = self._machines.running(self._wake.set, self._files)
-        with _lock_directory(self._launch.paths, self._files), running:
+        with locked(self._launch.paths.root, self._files), running:
             self._history.write("launched", pid=os.getpid())
             outcome = self._generations()
             self._history.write("quit", exit_code=outcome.code, detail=outcome.detail)
             return outcome
 
     def _make_folders(self) -> None:
-        for folder in ("errors", "progress"):
+        for folder in ("errors", "events", "progress"):
             with self._files.attempt():
                 (self._launch.paths.root / folder).mkdir(parents=True, exist_ok=True)
 
@@ -162,6 +166,7 @@ class Supervisor:
         finally:
             tasks.kill()
             left = self._machines.sweep()
+            self._launch.show(tasks.observation(()))
             screen.finish()
         if left:
             numbers = " ".join(map(str, sorted(left)))
@@ -172,7 +177,7 @@ class Supervisor:
 
     def _watch(self, tasks: TaskGroup) -> decide.Ending:
         started = looked = time.monotonic()
-        resize = False
+        resize, self._is_explained = False, False
         while True:
             now = time.monotonic()
             if now - looked >= _SLOW_POLL:
@@ -188,11 +193,14 @@ class Supervisor:
             if isinstance(action, decide.Terminate):
                 tasks.terminate(action.ending)
                 self._launch.screen.say(_ending_text(action.ending, tasks.plan))
+                self._is_explained = True
             elif isinstance(action, decide.Kill):
                 tasks.kill()
             elif decide.waits_for_evaluator(state):
                 self._notify_evaluator(tasks.plan)
-            self._wake.wait(_POLL)
+            if self._wake.wait(_POLL):
+                # Where many tasks end, one look finds several of them.
+                time.sleep(_GATHER * len(tasks.plan.tasks))
             self._wake.clear()
             self._launch.screen.flush()
 
@@ -241,6 +249,7 @@ class Supervisor:
         self._check_directory()
         active = self._clock.now()
         progress = tasks.progress(active)
+        self._launch.show(tasks.observation(progress))
         self._report_stopped(tasks, progress, active)
         tasks.check_progress(progress, self._options.stall_timeout, active)
         if now - started > _SPARES_AFTER or _all_progress(progress):
@@ -285,6 +294,8 @@ class Supervisor:
         if isinstance(action, decide.Quit):
             report = "" if first is None else tasks.report(first)
             return Outcome(action.code, tasks.plan, first, action.detail, report)
+        if first is not None and not self._is_explained:
+            self._launch.screen.say(_failure_text(first, tasks.plan))
         self._record = dataclasses.replace(self._record, restarts=(*self._record.restarts, now))
         self._history.write("restart", detail=f"{action.workers} workers in {action.delay:g} s")
         self._machines.wait_until_ready(action.workers, self._launch.stop_requests)
@@ -302,37 +313,6 @@ class Supervisor:
         return self._launch.stop_requests()[0]
 
 
-@contextmanager
-def _lock_directory(paths: RunPaths, files: BestEffort) -> Iterator[None]:
-    """Lock the directory, because two launchers would overwrite each other's fence.
-
-    Raises:
-        ClusterError: when another launcher uses it.
-        InvalidArgumentError: when it cannot be written; on a full disk the launch runs without the lock.
-    """
-    try:
-        file = (paths.root / "lock").open("w")
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            files.note(os.strerror(error.errno))
-            yield
-            return
-        raise InvalidArgumentError(
-            f"The log directory must be writable. Received: {str(paths.root)!r} "
-            f"({error.strerror}). Write `--log-dir` with another directory."
-        ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ClusterError(
-                "A log directory must serve one launcher at a time. "
-                f"Received: {paths.root}, which another launcher uses. "
-                "Write `--log-dir` with another directory."
-            ) from None
-        yield
-
-
 def _all_progress(progress: tuple[TaskProgress, ...]) -> bool:
     computing = [s for s in progress if s.task.type in ("chief", "worker")]
     return bool(computing) and all(s.changed_at is not None for s in computing)
@@ -342,10 +322,13 @@ def _restart_text(plan: LaunchPlan) -> str:
     return f"unisono: generation {plan.generation} starts with {len(plan.tasks)} tasks"
 
 
+def _failure_text(failure: decide.Failure, plan: LaunchPlan) -> str:
+    return f"unisono: {failure.task} {failure.detail} (log: {plan.paths.log(failure.task)})"
+
+
 def _ending_text(ending: decide.Ending, plan: LaunchPlan) -> str:
     if ending.first is not None:
-        task = ending.first.task
-        return f"unisono: {task} {ending.first.detail} (log: {plan.paths.log(task)}); stopping the others"
+        return f"{_failure_text(ending.first, plan)}; stopping the others"
     texts = {
         decide.FailureReason.DONE: "unisono: done; stopping the servers",
         decide.FailureReason.STOPPED: f"unisono: stopping; tasks have {plan.options.grace:g} s to save",

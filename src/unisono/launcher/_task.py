@@ -39,11 +39,13 @@ _WARM_MODULES = ("unisono", "numpy", "jax", "jax.numpy", "keras", "unisono.data"
 _JAX_VARIABLE = b"JAX_"
 #: The errors of a write where the log's file system is full, over quota, read-only or gone.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
-#: The launcher's pipe for what the log does not take; before it -1, where there is no log at all.
+#: The launcher's pipe for what the log does not take.
 _KEPT: list[int] = []
+#: The log that could not be created: what Python prints goes to the launcher alone.
+_MISSING_LOG: list[str] = []
 #: The most bytes of one message to it, which holds 64 KiB.
 _MOST_KEPT = 16 << 10
-#: As in `_restart_policy`, which this file must not import.
+#: As in `_system/_signals`, which this file must not import.
 _RESTART_WANTED = 42
 
 
@@ -143,23 +145,20 @@ def _update_jax(name: str, text: str) -> None:
 
 def take_over(job: dict[str, Any], warm: bool) -> None:
     """Take over the environment, the arguments and the log of a task."""
-    # File descriptors instead of `sys.stdout` alone: C++ libraries and child processes write to the log, too.
-    log = _open_log(job["log"])
     if "kept" in job:
         # Of this process alone: a child would hold the pipe open.
         os.set_inheritable(job["kept"], False)
         _KEPT.append(job["kept"])
     nothing = os.open(os.devnull, os.O_RDONLY)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for source, target in ((log, 1), (log, 2), (nothing, 0)):
-        os.dup2(source, target)
-    os.close(log)
+    os.dup2(nothing, 0)
     os.close(nothing)
-    for name in ("stdout", "stderr"):
-        stream = _tolerant_stream(getattr(sys, name))
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+    if job["log"] is not None:
+        _write_to_log(job["log"])
+    if "sigterm" in job:
+        # The signal that stands for SIGTERM where the engine does not pass on SIGTERM itself.
+        signal.signal(job["sigterm"], lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    if "title" in job:
+        set_title(job["title"])
     os.environ.update(job["environ"])
     sys.argv = [job["target"], *job["args"]]
     sys.path[:] = job["sys_path"] or [_first_path(job), *sys.path[1:]]
@@ -170,12 +169,43 @@ def take_over(job: dict[str, Any], warm: bool) -> None:
         follow_late_variables()
 
 
+def set_title(title: str) -> None:
+    """Name this process in `ps`, and by the title's second word in `top`, where `titles` is installed."""
+    # A title may overwrite the environment, by which the launcher finds what tasks leave behind.
+    os.environ["SPT_NOENV"] = "1"
+    try:
+        import setproctitle
+
+        setproctitle.setproctitle(title)
+        # The short name, without a blank: who splits /proc/<pid>/stat at blanks (Slurm's proctrack/linuxproc
+        # does) otherwise takes another column for the parent, and can no longer end the process.
+        setproctitle.setthreadtitle(title.split()[1])
+    except ImportError:
+        return
+    finally:
+        del os.environ["SPT_NOENV"]
+
+
+def _write_to_log(path: str) -> None:
+    # File descriptors instead of `sys.stdout` alone: C++ libraries and child processes write to the log, too.
+    log = _open_log(path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for target in (1, 2):
+        os.dup2(log, target)
+    os.close(log)
+    for name in ("stdout", "stderr"):
+        stream = _tolerant_stream(getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
 def _open_log(path: str) -> int:
     """Open the log; where the file cannot be created, what Python prints goes to the launcher alone."""
     try:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError:
-        _KEPT.append(-1)
+        _MISSING_LOG.append(path)
         return os.open(os.devnull, os.O_WRONLY)
 
 
@@ -193,7 +223,7 @@ class _Log(io.FileIO):
 
     def write(self, data: ReadableBuffer) -> int:
         """Write bytes, or send them to the launcher where there is no room."""
-        if -1 in _KEPT:
+        if _MISSING_LOG:
             return _keep(data)
         try:
             return super().write(data) or 0
@@ -251,7 +281,7 @@ def run(job: dict[str, Any]) -> None:
             _warn_alone()
         if code not in (0, _RESTART_WANTED) and os.getpid() == own:
             summary = f"failed with exit code {code}"
-            _write(Path(job["error"]), at, {"code": code, "summary": summary, "traceback": ""})
+            _write(job["error"], at, {"code": code, "summary": summary, "traceback": ""})
         sys.exit(code)
     except Exception as error:
         at = time.time()
@@ -260,7 +290,7 @@ def run(job: dict[str, Any]) -> None:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             if os.getpid() == own:
-                _report(error, Path(job["error"]), at, pickled=job["kind"] == "call")
+                _report(error, job["error"], at, pickled=job["kind"] == "call")
         sys.exit(1)
 
 
@@ -368,7 +398,7 @@ def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
     return seen
 
 
-def _report(error: Exception, path: Path, at: float, pickled: bool) -> None:
+def _report(error: Exception, path: str | None, at: float, pickled: bool) -> None:
     record: dict[str, Any] = {
         "code": 1,
         "summary": "failed: " + _first_line(error),
@@ -394,9 +424,11 @@ def _first_line(error: Exception) -> str:
     return (text.strip().splitlines() or [name])[0].rstrip(" :")
 
 
-def _write(path: Path, at: float, record: dict[str, Any]) -> None:
+def _write(path: str | None, at: float, record: dict[str, Any]) -> None:
     """Write the report of a failure at the time `at`, by which the launcher finds the first one."""
-    aside = path.with_suffix(".part")
+    if path is None:
+        return
+    aside = Path(path).with_suffix(".part")
     try:
         aside.write_text(json.dumps({"at": at, **record}))
         aside.replace(path)

@@ -14,7 +14,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from unisono.rpc import _fields as fields
 from unisono.rpc._calls import ClientId, error_answer
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
+from unisono.rpc._versions import installed
 from unisono.standalone._lease_book import LeaseBook
 from unisono.standalone._outputs import AnswerTimes, ClientProgress, read_seen
 from unisono.standalone._protocol import (
@@ -39,7 +39,6 @@ from unisono.standalone._server_machine import ServerMachine
 _LOG = logging.getLogger("unisono")
 
 #: Packages whose versions a client compares with its own.
-_PACKAGES = ("unisono", "jax", "keras", "numpy", "cloudpickle")
 #: Seconds for killed processes to end.
 _KILL_SECONDS = 10.0
 _FIRST_SIGNAL, _LAST_SIGNAL = 1, 64
@@ -101,13 +100,11 @@ class Agent:
         try:
             with self._lock:
                 return self._answer(client, frame)
-        except (UnisonoError, OSError) as error:
-            self.counts["errors"] += 1
-            return error_answer(frame, error)
         except Exception as error:
             # Whatever a client sends, the server goes on.
             self.counts["errors"] += 1
-            _LOG.warning("A server could not answer %s.", frame, exc_info=True)
+            if not isinstance(error, (UnisonoError, OSError)):
+                _LOG.warning("A server could not answer %s.", frame, exc_info=True)
             return error_answer(frame, error)
 
     def _answer(self, client: ClientId, frame: Frame) -> Frame | None:
@@ -157,7 +154,7 @@ class Agent:
                 "cores": self._machine.cores,
                 "gpus": list(self._machine.gpus),
                 "python": platform.python_version(),
-                "packages": installed(),
+                "packages": installed("cloudpickle"),
             },
         )
 
@@ -296,17 +293,6 @@ def _blob(frame: Frame) -> memoryview:
     if len(frame.arrays) != 1:
         raise InvalidArgumentError(f"A blob must be the one array of its message, not {len(frame.arrays)}.")
     return memoryview(frame.arrays[0].tobytes())
-
-
-def installed() -> dict[str, str]:
-    """Return the versions of the packages that client and server compare."""
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def resident_bytes(path: Path = Path("/proc/self/statm")) -> int:

@@ -24,19 +24,19 @@ from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.launcher._call_folders import PREFIX as CALL_PREFIX
 from unisono.launcher._call_folders import call_folder
-from unisono.launcher._console import BackgroundConsole, Console, Display
-from unisono.launcher._function_call import pickle_call, raise_failure, read_result, result_path
+from unisono.launcher._function_call import pickle_call, raise_failure, read_results, result_path
 from unisono.launcher._launch import make_run_paths, report, stop_signals
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._supervisor import Launch, Outcome, Supervisor
+from unisono.launcher.terminal._console import BackgroundConsole, Console, Display
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import new_secret
-from unisono.standalone._agent import installed
+from unisono.rpc._versions import installed
 from unisono.standalone._bundle import FOLDER, given_files, script_sources, user_modules
 from unisono.standalone._link import Claim, ServerInfo, ServerLink
 from unisono.standalone._protocol import CLIENT, LEASE_SECONDS, LIMIT, SERVER, read_standalone_keys
-from unisono.standalone._remote_machines import RemoteMachines, RemoteProgram, ServerTimeouts
+from unisono.standalone._remote_machines import RemoteMachines, RemoteProgram, ServerAccess, ServerTimeouts
 from unisono.standalone._slots import Slots
 
 #: Seconds between SIGTERM and SIGKILL where a function is called: a notebook waits for them.
@@ -91,7 +91,7 @@ def run_on_cluster(
 
 
 def call_on_cluster(
-    cluster: Mapping[str, Any] | ClusterSpec,
+    cluster: Mapping[str, Any] | ClusterSpec | Slots,
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     *,
@@ -99,6 +99,7 @@ def call_on_cluster(
     max_restarts: int | None = None,
     elastic: tuple[int, int] | None = None,
     timeout: float | None = None,
+    access: ServerAccess | None = None,
     **run: float,
 ) -> list[Any]:
     """Call a function in a task on each server of a cluster, and return the values of the tasks that train.
@@ -113,6 +114,7 @@ def call_on_cluster(
             function, and ten after the loss of a server.
         elastic: the fewest and the most workers: after the loss of a server the others continue.
         timeout: seconds after which all tasks are killed; None for no limit.
+        access: how the servers are reached; None for addresses at which `unisono serve` listens.
         run: `wait`, `lease` and `server_timeout`, see `ClusterRun`.
 
     Returns:
@@ -151,11 +153,19 @@ def call_on_cluster(
     with call_folder() as root:
         paths = RunPaths(root)
         outcome = _run(
-            slots, options, program, paths, screen, stop_requests, ClusterRun(**run), f"the function {name}"
+            slots,
+            options,
+            program,
+            paths,
+            screen,
+            stop_requests,
+            ClusterRun(**run),
+            f"the function {name}",
+            access,
         )
         if outcome.failure is not None or outcome.code:
             raise_failure(outcome, paths)
-        return [_value(paths, outcome.plan, task) for task in outcome.plan.tasks if _trains(task)]
+        return read_results(paths, outcome.plan)
 
 
 class _CallConsole(Console):
@@ -164,16 +174,6 @@ class _CallConsole(Console):
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
         super().say(re.sub(rf" \(log: [^)]*{CALL_PREFIX}[^)]*\)", "", text))
-
-
-def _trains(task: Task) -> bool:
-    return task.type in ("chief", "worker")
-
-
-def _value(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
-    if plan.has_servers and not result_path(paths, task).exists():
-        return None
-    return read_result(paths, plan, task)
 
 
 def _function_program(fn: Callable[..., Any], args: tuple[Any, ...]) -> RemoteProgram:
@@ -189,11 +189,12 @@ def _function_program(fn: Callable[..., Any], args: tuple[Any, ...]) -> RemotePr
 
 
 def run_program_on_cluster(
-    cluster: Mapping[str, Any],
+    cluster: Mapping[str, Any] | Slots,
     program: UserProgram,
     run: ClusterRun,
     log_dir: Path | None,
     files: Sequence[Path] = (),
+    access: ServerAccess | None = None,
     **options: Any,
 ) -> int:
     """Run a script or a module in a task on each server of a cluster; return the launcher's exit code.
@@ -206,6 +207,7 @@ def run_program_on_cluster(
         run: how servers are waited for.
         log_dir: for logs and history; None for a new temporary one.
         files: more files that travel with the job, relative to the current directory.
+        access: how the servers are reached; None for addresses at which `unisono serve` listens.
 
     Raises:
         InvalidArgumentError: when the cluster, the script or a file cannot be used.
@@ -226,6 +228,7 @@ def run_program_on_cluster(
             lambda: tuple(signals),
             run,
             program.text,
+            access,
         )
         text = report(outcome)
         if text:
@@ -270,6 +273,7 @@ def _run(
     stop_requests: Callable[[], tuple[int, ...]],
     run: ClusterRun,
     what: str,
+    access: ServerAccess | None = None,
 ) -> Outcome:
     if options.ps:
         # The servers of a job have a key of their own: that of this cluster stays with its servers.
@@ -277,10 +281,10 @@ def _run(
             program, files={**program.files, paths.cluster_key.name: new_secret().encode()}
         )
     claim = Claim(secrets.token_hex(16), f"{describe_client()}, {what}", run.lease)
-    keys = read_standalone_keys(process_environ(), CLIENT)
+    access = access or _serving()
     links: dict[str, ServerLink] = {}
     timeouts = ServerTimeouts(busy=run.wait, lost=run.server_timeout)
-    machines = RemoteMachines(slots, links, options, paths, program, screen.say, timeouts)
+    machines = RemoteMachines(slots, links, options, paths, program, screen.say, timeouts, access)
     warned: set[str] = set()
 
     def prepare(link: ServerLink) -> None:
@@ -290,14 +294,19 @@ def _run(
 
     with closing(machines):
         for address in slots.addresses:
-            rpc_client = RpcClient(SERVER, address, keys, LIMIT)
-            links[address] = ServerLink(address, rpc_client, claim, prepare, machines.wake)
+            links[address] = ServerLink(address, access.connect(address), claim, prepare, machines.wake)
         machines.take_all(stop_requests)
         start_text = functools.partial(_start_text, what=what)
         launch = Launch(
             options, paths, {}, lambda plan, task: {}, screen, stop_requests, start_text, machines=machines
         )
         return Supervisor(launch).run()
+
+
+def _serving() -> ServerAccess:
+    """Return how servers are reached that run `unisono serve` with the key of this environment."""
+    keys = read_standalone_keys(process_environ(), CLIENT)
+    return ServerAccess(lambda address: RpcClient(SERVER, address, keys, LIMIT))
 
 
 def check_versions(address: str, info: ServerInfo, say: Callable[[str], None], warned: set[str]) -> None:
@@ -312,7 +321,7 @@ def check_versions(address: str, info: ServerInfo, say: Callable[[str], None], w
             "Client and servers must have the same version of Python, as functions travel as its bytecode. "
             f"Received: {own} here and {info.python} at {address}."
         )
-    ours = installed()
+    ours = installed("cloudpickle")
     other = {n: (v, info.packages.get(n)) for n, v in ours.items() if info.packages.get(n) != v}
     if other and address not in warned:
         warned.add(address)

@@ -23,7 +23,7 @@ from unisono.rpc._calls import PeerLostError, RequestClient, RequestNumbers
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 from unisono.rpc._transport._local import is_refused
-from unisono.standalone._agent import installed
+from unisono.rpc._versions import installed
 from unisono.standalone._protocol import CHUNK
 from unisono.standalone._remote_process import RemoteProcess
 
@@ -81,6 +81,7 @@ class ServerLink:
     """The connection with a server.
 
     Args:
+        address: where it listens, or its name where it moves from machine to machine.
         prepare: brings what the job needs to a server that has just been taken.
         is_refused: returns whether the system of an address says that no process listens there.
     """
@@ -125,9 +126,14 @@ class ServerLink:
         """Whether the server answers and works for this client."""
         return self._info is not None
 
+    @property
+    def reached_at(self) -> str:
+        """Where the server listens: its name, unless it moves from machine to machine."""
+        return self._rpc_client.address
+
     def is_refused(self) -> bool:
         """Return whether the system of its address says that no process listens there."""
-        return self._is_refused(self.address)
+        return self._is_refused(self.reached_at)
 
     def take(self, timeout: float) -> None:
         """Take the server, bring what the job needs, and begin to copy.

@@ -20,7 +20,7 @@ from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths, gpu_share, tasks_of
 from unisono.launcher._restart_policy import Failure
 from unisono.launcher._run_files import BestEffort
-from unisono.rpc._calls import PeerLostError
+from unisono.rpc._calls import PeerLostError, RequestClient
 from unisono.standalone._lease_book import ServerBusyError
 from unisono.standalone._link import RequestRefusedError, ServerInfo, ServerLink
 from unisono.standalone._remote_process import LocalCopies, RemoteProcess
@@ -62,6 +62,23 @@ class ServerTimeouts:
     lost: float = 300.0
 
 
+@dataclasses.dataclass(frozen=True)
+class ServerAccess:
+    """How a client reaches servers, and what its user can do where it does not.
+
+    Args:
+        connect: returns the connection with a server, from its address or name.
+        if_absent: what to do where nothing listens at first.
+        if_lost: what to do where a server has not been found again.
+        until: until when the client waits for a lost server.
+    """
+
+    connect: Callable[[str], RequestClient]
+    if_absent: str = "Run `unisono serve --address {address}` on that machine, with the same key as here"
+    if_lost: str = "Run `unisono serve` there again"
+    until: str = "`unisono serve` runs there again"
+
+
 class RemoteMachines:
     """Runs tasks on servers.
 
@@ -78,9 +95,10 @@ class RemoteMachines:
         program: RemoteProgram,
         say: Callable[[str], None],
         timeouts: ServerTimeouts,
+        access: ServerAccess,
     ) -> None:
         self._slots, self._links, self._options, self._paths = slots, links, options, paths
-        self._program, self._say, self._timeouts = program, say, timeouts
+        self._program, self._say, self._timeouts, self._access = program, say, timeouts, access
         self._wake: Callable[[], None] = lambda: None
         self._ports: dict[str, list[int]] = {}
         self._placed: dict[Task, str] = {}
@@ -122,8 +140,7 @@ class RemoteMachines:
                 link.take(seconds)
         except PeerLostError as error:
             what = (
-                f"nothing listens there. Run `unisono serve --address {address}` on that machine, with the "
-                "same key as here"
+                f"nothing listens there. {self._access.if_absent.format(address=address)}"
                 if link.is_refused()
                 else "a process listens there, or the machine is away. See that it is `unisono serve`, that "
                 "it is not stopped, and that both have a key or neither"
@@ -170,7 +187,12 @@ class RemoteMachines:
             tasks = [task for task, each in placed.items() if each == server]
             ports = self._links[server].ports(len(tasks), self._ports.get(server, []))
             self._ports[server] = ports
-            found.update({t: task_address(server, p) for t, p in zip(tasks, ports, strict=True)})
+            found.update(
+                {
+                    t: task_address(self._links[server].reached_at, p)
+                    for t, p in zip(tasks, ports, strict=True)
+                }
+            )
         return {task: found[task] for task in placed}
 
     def source(self, plan: LaunchPlan) -> ProcessSource:
@@ -264,14 +286,14 @@ class RemoteMachines:
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"The servers of a cluster must run. Received: no answer from {names} within "
-                    f"{self._timeouts.lost:g} s after they were lost. Run `unisono serve` there again, or "
+                    f"{self._timeouts.lost:g} s after they were lost. {self._access.if_lost}, or "
                     "let the training continue with fewer workers (`elastic`)."
                 )
             if not is_reported:
                 is_reported = True
                 self._say(
                     f"unisono: waiting at most {self._timeouts.lost:g} s for the server {names}; the "
-                    "training continues when `unisono serve` runs there again"
+                    f"training continues when {self._access.until}"
                 )
             time.sleep(_POLL)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono._types import UserValue
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task, read_index, split_address, with_port
 from unisono.rpc._calls import ClientId
@@ -142,7 +141,7 @@ class StandardServer:
 
 
 def run_standard_server(
-    session_config: UserValue = None, directory: str | Path | None = None, spares: int = 1
+    session_config: object = None, directory: str | Path | None = None, spares: int = 1
 ) -> StandardServer:
     """Make this machine train for a client elsewhere, as the task of TF_CONFIG; return the running server.
 

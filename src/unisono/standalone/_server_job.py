@@ -41,7 +41,7 @@ class ServerJob:
         self._processes: dict[str, TaskProcess] = {}
         self._files: dict[str, OutputFiles] = {}
         self._generation = -1
-        for folder in ("errors", "progress"):
+        for folder in ("errors", "events", "progress"):
             (root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def put(self, name: str, offset: int, size: int, data: memoryview) -> None:

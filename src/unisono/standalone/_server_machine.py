@@ -85,7 +85,8 @@ class ServerMachine:
     def _environment(self, shape: ProcessShape) -> dict[str, str]:
         # A restart is always possible here: the programs that XLA compiles are kept for the next job.
         options = LaunchOptions(ps=int(shape.ps), devices_per_worker=shape.devices, max_restarts=1)
-        base = base_environment(self._environ, options, shape.tasks, self.cores, RunPaths(self.root))
+        paths = RunPaths(self.root)
+        base = base_environment(self._environ, options, shape.tasks, self.cores, paths, len(self.gpus))
         # All processes of this server have one mark, besides that of a launcher around it.
         return {**base, MARK: "/".join(filter(None, [self._environ.get(MARK), self._mark]))}
 

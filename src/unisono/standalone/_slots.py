@@ -31,8 +31,10 @@ class Slots:
     by_job: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, cluster: Mapping[str, Any] | ClusterSpec) -> Slots:
+    def of(cls, cluster: Mapping[str, Any] | ClusterSpec | Slots) -> Slots:
         """Return the servers that a user names."""
+        if isinstance(cluster, Slots):
+            return cluster
         if isinstance(cluster, ClusterSpec):
             cluster = cluster.as_dict()
         if not isinstance(cluster, Mapping):

@@ -74,6 +74,27 @@ class Steps(keras.callbacks.Callback):
         self._call("epoch end", epoch)
 
 
+class Logger(keras.callbacks.Callback):
+    """What a package such as W&B gives its users."""
+
+    __module__ = "wandb.integration.keras"
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def _log(self, logs):
+        self.path.parent.mkdir(exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(f"{sorted(logs)}\n")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._log(logs)
+
+    def on_test_end(self, logs=None):
+        self._log(logs)
+
+
 def writing():
     """Callbacks that write: to folders of each worker, to see who does, and to one path of all."""
     own, both = FOLDER / f"own-{WORKER}", FOLDER / "both"
@@ -84,11 +105,12 @@ def writing():
         keras.callbacks.ModelCheckpoint(str(both / "{epoch}.keras")),
         keras.callbacks.CSVLogger(str(both / "log.csv")),
         unisono.callbacks.TensorBoard(str(own / "tensorboard")),
+        Logger(own / "logger"),
         steps,
     ]
     model = model_of()
     history = fit(model, verbose=1, validation_split=0.25, callbacks=callbacks)
-    model.evaluate(x, y, verbose=1)
+    model.evaluate(x, y, verbose=1, callbacks=[Logger(own / "logger")])
     rows = model.predict(x, verbose=1)
     return {"history": history, "batches": steps.batches, "rows": len(rows), "hash": digest(model)}
 

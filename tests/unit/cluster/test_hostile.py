@@ -177,7 +177,7 @@ def test_the_port_of_a_process_goes_on_answering(presence, data):
 
 
 def test_the_port_of_a_process_holds_few_connections(presence, monkeypatch):
-    monkeypatch.setattr("unisono.cluster.liveness._status_server._CONNECTIONS", 8)
+    monkeypatch.setattr("unisono.cluster.liveness._port_server._CONNECTIONS", 8)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", presence.port), 60))

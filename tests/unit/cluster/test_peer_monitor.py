@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -13,9 +14,17 @@ import numpy as np
 import pytest
 
 from unisono import ClusterError
+from unisono.cluster.liveness import _status_server
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import WorkerStatus
-from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers, StatusServer, own_ip
+from unisono.cluster.liveness._status_server import (
+    AbsentError,
+    EndedError,
+    Peers,
+    StatusServer,
+    UnreachableError,
+    own_ip,
+)
 from unisono.cluster.rendezvous._protocol import frame
 
 GLOO = "UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:4711"
@@ -140,9 +149,11 @@ def test_another_program_at_the_port_of_a_process(said):
                         sock.sendall(said)
 
         pool.submit(serve)
-        with pytest.raises(AbsentError, match="it accepts connections but does not answer") as info:
-            Peers(0, ("", address), ("a", "b"), "s", 0.3).ask(1, {"kind": "state"})
-        listener.shutdown(socket.SHUT_RDWR)
+        try:
+            with pytest.raises(AbsentError, match="it accepts connections but does not answer") as info:
+                Peers(0, ("", address), ("a", "b"), "s", 0.8).ask(1, {"kind": "state"})
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
     assert not isinstance(info.value, EndedError)
 
 
@@ -178,6 +189,19 @@ def test_one_that_listens_and_says_nothing_is_stopped():
         with pytest.raises(AbsentError, match=r"did not answer within 0.2 s") as info:
             Peers(0, ("", address), ("a", "b"), "s", 0.2).ask(1, {"kind": "state"})
     assert not isinstance(info.value, EndedError)
+
+
+def test_who_does_not_run_while_it_asks_takes_no_machine_for_gone(monkeypatch):
+    """The connection is there when this process goes on, and the time is over."""
+    connect = _status_server._PeerRequest.connect
+    monkeypatch.setattr(
+        _status_server._PeerRequest, "connect", lambda self, at: connect(self, at) or time.sleep(0.3)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(AbsentError, match="its process is stopped") as info:
+            Peers(0, ("", address), ("a", "b"), "s", 0.2).ask(1, {"kind": "state"})
+    assert not isinstance(info.value, UnreachableError)
 
 
 def test_the_own_address_is_that_of_the_way_to_the_other():
@@ -307,6 +331,18 @@ def test_leaving_without_somebody(cluster, ended, text):
         assert text in two.members[0].wait_for_shutdown(60.0 if ended else 0.1)
 
 
+def test_leaving_says_on_all_what_the_first_process_has_found(cluster):
+    """The others ask the first one alone."""
+    three = cluster(3)
+    three.ports[2].close()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda m: m.wait_for_shutdown(60.0), three.members[:2]))
+    assert texts == ["worker 2: its process has ended"] * 2
+    # One that comes later, when the first process has ended, knows it, too.
+    three.ports[0].close()
+    assert three.members[1].wait_for_shutdown(60.0) == texts[0]
+
+
 def test_leaving_waits_for_one_that_runs(cluster, caplog):
     """The first worker may be writing a model, for longer than `Timeouts.shutdown`."""
     two = cluster(2)
@@ -401,3 +437,15 @@ def test_a_file_that_the_first_worker_does_not_write_is_not_waited_for(cluster, 
     two.statuses[1].collectives_begun += 1
     two.members[1].wait_for_file("m.keras")
     assert "may not have written m.keras: its process has ended" in caplog.text
+
+
+def test_a_host_to_which_there_is_no_route_is_unreachable_at_once(monkeypatch):
+    """As where the cable of this host's interface is out: the kernel refuses before it has sent anything."""
+
+    class WithoutRoute(socket.socket):
+        def connect_ex(self, address):
+            return errno.ENETUNREACH
+
+    monkeypatch.setattr(_status_server.socket, "socket", WithoutRoute)
+    with pytest.raises(UnreachableError, match=r"its machine cannot be reached \(network is unreachable"):
+        Peers(0, ("", "192.0.2.1:4711"), ("here", "there"), "secret", 600.0).ask(1, {"kind": "state"})

@@ -268,8 +268,7 @@ def test_a_newer_process_sends_the_older_away():
 
 
 def test_a_newer_process_takes_the_number_of_an_older():
-    mixed = opened(own=member(0, generation=4))
-    mixed = dataclasses.replace(mixed, connected={**mixed.connected, 1: member(1, generation=3)})
+    mixed = opened(member(1, generation=3), own=member(0, host="without"))
     admission = m.admit(mixed, member(1, token="new", generation=4))
     assert admission.rejected is None
     assert set(admission.evicted) == {1}

@@ -3,6 +3,7 @@
 import itertools
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -79,12 +80,12 @@ def watched():
     """A function that starts a lookout beside machines of some kinds, and gives what it was told."""
     opened = []
 
-    def start(*kinds):
+    def start(*kinds, timeout=SECONDS):
         machines = [Machine(kind) for kind in kinds]
         status = WorkerStatus()
         addresses = ("127.0.0.1:1", *(f"127.0.0.1:{m.port}" for m in machines))
         names = tuple(f"worker {i}" for i in range(len(addresses)))
-        monitor = PeerMonitor(status, Peers(0, addresses, names, "x", SECONDS), 5.0)
+        monitor = PeerMonitor(status, Peers(0, addresses, names, "x", timeout), 5.0)
         in_flight, ended, words = InFlight(), threading.Event(), []
 
         def end(word):
@@ -141,14 +142,31 @@ def test_who_was_told_why_all_end_and_still_waits_ends(watched):
 @pytest.mark.parametrize("kind", ["here", "stopped", "ended"])
 def test_nobody_ends_for_one_whose_machine_is_there(watched, kind, caplog):
     """It may be busy; and the end of a process is seen by the collective itself."""
-    _, in_flight, ended, words = watched(kind)
+    # One that is here has time to answer, also on a busy machine.
+    _, in_flight, ended, words = watched(kind, timeout=PATIENCE if kind == "here" else SECONDS)
+
+    def named():
+        return [r for r in caplog.records if "Waiting for worker 1" in r.getMessage()]
+
     with caplog.at_level("WARNING", "unisono"):
         in_flight.note_program(Token())
-        assert not ended.wait(15 * SECONDS)
+        deadline = time.monotonic() + PATIENCE
+        while kind != "here" and not named():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not ended.wait(12 * SECONDS)
     assert not words
     # Once, and only of one that does not answer.
-    named = [r.getMessage() for r in caplog.records if "Waiting for worker 1" in r.getMessage()]
-    assert len(named) == (kind != "here")
+    assert len(named()) == (kind != "here")
+
+
+def test_an_end_that_no_collective_sees_ends_this_process(watched):
+    """As between GPUs of one machine, where NCCL may wait for ever."""
+    monitor, in_flight, ended, words = watched("ended")
+    monitor.status.sees_ends = False
+    in_flight.note_program(Token())
+    assert ended.wait(PATIENCE)
+    assert "lost worker 1" in words[0]
 
 
 def test_as_long_as_something_goes_on_nobody_is_asked(watched, monkeypatch):

@@ -64,6 +64,20 @@ def test_ranks_tell_each_other_their_hosts(monkeypatch):
     assert (resolver.cluster_spec(), resolver.task_id) == (ClusterSpec(expected), 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "local"),
+    [("OMPI_COMM_WORLD_LOCAL_SIZE", "3"), ("MPI_LOCALNRANKS", "3"), ("MPI_LOCALNRANKS", "2")],
+)
+def test_ranks_of_one_machine_need_no_hosts(monkeypatch, name, local):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    if local != "3":
+        with pytest.raises(BackendError, match="mpi4py"):
+            MPIClusterResolver(environ={**OMPI, name: local})
+        return
+    resolver = MPIClusterResolver(port_base=5, environ={**OMPI, name: local})
+    assert resolver.cluster_spec().as_dict() == {"worker": ["127.0.0.1:5", "127.0.0.1:6", "127.0.0.1:7"]}
+
+
 def test_without_mpi4py(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(BackendError, match=r"through mpi4py. Received: .*unisono\[mpi\].*hosts="):
@@ -179,7 +193,7 @@ def test_selectors_are_a_list(selectors):
 
 
 def test_without_the_kubernetes_client(monkeypatch):
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.setitem(sys.modules, "kubernetes.config", None)
     with pytest.raises(BackendError, match=r"Python client. Received: .*unisono\[kubernetes\]"):
         KubernetesClusterResolver()
 

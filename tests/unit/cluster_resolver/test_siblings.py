@@ -1,8 +1,6 @@
 """What shows that a process without a cluster is one of several."""
 
 import logging
-import sys
-import types
 
 import pytest
 
@@ -18,7 +16,6 @@ from unisono.cluster_resolver._siblings import find_siblings
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2", "mpirun"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2", "mpirun"),
         ({"JAX_NUM_PROCESSES": "2"}, "JAX_NUM_PROCESSES=2", "JAX_COORDINATOR_ADDRESS"),
-        ({"SM_HOSTS": '["algo-1", "algo-2"]'}, 'SM_HOSTS=["algo-1", "algo-2"]', "SM_CURRENT_HOST"),
         (
             {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"},
             "JOB_COMPLETION_INDEX=0, which Kubernetes sets",
@@ -36,33 +33,14 @@ def test_the_variables_of_launchers(environ, sign, remedy):
     "environ",
     [
         {},
-        {"SLURM_NTASKS": "1", "WORLD_SIZE": "1", "SM_HOSTS": '["algo-1"]'},
-        {"WORLD_SIZE": "many", "SM_HOSTS": "{"},
+        {"SLURM_NTASKS": "1", "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "many"},
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-7d4b9"},
         {"JOB_COMPLETION_INDEX": "0"},
     ],
 )
 def test_one_process_alone(environ):
     assert find_siblings(environ) is None
-
-
-def ray_train(size):
-    """The module of Ray whose context tells the number of workers, or that this is none of them."""
-
-    def get_context():
-        if size is None:
-            raise RuntimeError("`get_context` must be called on a worker")
-        return types.SimpleNamespace(get_world_size=lambda: size)
-
-    return types.SimpleNamespace(get_context=get_context)
-
-
-@pytest.mark.parametrize(("size", "has_siblings"), [(None, False), (1, False), (2, True)])
-def test_ray(monkeypatch, size, has_siblings):
-    monkeypatch.setitem(sys.modules, "ray.train", ray_train(size))
-    found = find_siblings({})
-    assert (found is not None) == has_siblings
-    assert not has_siblings or found[0] == "Ray Train runs it as one of 2 workers"
 
 
 def test_the_strategy_says_that_it_is_alone(monkeypatch, caplog):

@@ -22,7 +22,6 @@ from unisono.cluster_resolver._spec import (
     shortened,
     validate_collective,
     with_port,
-    worker_count,
 )
 
 MIXED = ClusterSpec({"worker": ["w0:1", "w1:1"], "ps": ["p0:1"], "chief": ["c0:1"], "evaluator": ["e0:1"]})
@@ -115,7 +114,7 @@ def test_processes_are_numbered_without_gaps(cluster):
     tasks = [Task(j, i) for j in ("chief", "worker") if j in spec for i in spec.task_indices(j)]
     assert [process_id(spec, t) for t in tasks] == list(range(len(tasks)))
     if spec:
-        assert worker_count(spec) == len(tasks)
+        assert spec.num_processes() == len(tasks)
 
 
 GOOD = ["a:1", "a:65535", "my_host.x-y.local:80", "10.0.0.1:2222", "[::1]:2222", "[fe80::1%eth0]:1", "7:1"]
@@ -291,11 +290,11 @@ def test_timeouts_are_positive(name, seconds):
 )
 def test_numbers_of_processes(spec, task, number, count):
     assert process_id(spec, task) == number
-    assert worker_count(spec, task.type) == count
+    assert spec.num_processes(task.type) == count
 
 
 def test_an_empty_cluster_is_one_process():
-    assert worker_count(ClusterSpec({})) == 1
+    assert ClusterSpec({}).num_processes() == 1
 
 
 @pytest.mark.parametrize("task", [Task("ps", 0), Task("gpu", 0)])

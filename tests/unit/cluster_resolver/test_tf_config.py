@@ -6,7 +6,7 @@ import re
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono.cluster_resolver import ClusterSpec, TFConfigClusterResolver
+from unisono.cluster_resolver import ClusterSpec, TFConfigClusterResolver, resolve
 
 TWO = {"worker": ["a:1", "b:1"]}
 
@@ -104,6 +104,49 @@ def test_launchers_add_keys_of_their_own():
     assert resolver({"cluster": TWO, "job": {"x": 1}, "trial": "", "task": {"trial": 3}}).task is None
 
 
+#: https://docs.cloud.google.com/vertex-ai/docs/training/distributed-training
+CLUSTER_SPEC = {
+    "cluster": {
+        "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
+        "workerpool1": ["cmle-training-workerpool1-ab-0:2222", "cmle-training-workerpool1-ab-1:2222"],
+        "workerpool2": ["cmle-training-workerpool2-ab-0:2222"],
+        "workerpool3": ["cmle-training-workerpool3-ab-0:2222"],
+    },
+    "environment": "cloud",
+    "task": {"type": "workerpool1", "index": 1, "trial": "TRIAL_ID"},
+    "job": {"worker_pool_specs": []},
+}
+
+
+def test_vertex_ais_pools():
+    environ = {"CLUSTER_SPEC": json.dumps(CLUSTER_SPEC), "TF_CONFIG": ""}
+    r = resolve(environ)
+    pools = list(CLUSTER_SPEC["cluster"].values())
+    assert r.cluster_spec() == dict(zip(("chief", "worker", "ps", "evaluator"), pools, strict=True))
+    assert (r.task_type, r.task_id, r.environment) == ("worker", 1, "cloud")
+    assert (r.process_id, r.num_processes) == (2, 3)
+    assert r.coordinator_address == "cmle-training-workerpool0-ab-0:2222"
+    wrong = {"CLUSTER_SPEC": json.dumps(CLUSTER_SPEC | {"task": {"type": "workerpool9", "index": 0}})}
+    with pytest.raises(InvalidArgumentError, match=r"CLUSTER_SPEC must .*Received: CLUSTER_SPEC='"):
+        resolve(wrong).cluster_spec()
+    cut_off = {"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"],'}
+    with pytest.raises(InvalidArgumentError, match=r"CLUSTER_SPEC must .*Received: CLUSTER_SPEC='"):
+        resolve(cut_off).cluster_spec()
+
+
+def test_vertex_ais_tf_config_goes_first():
+    config = {"cluster": {"master": ["m:1"], **TWO}, "task": {"type": "master", "index": 0, "cloud": "ID"}}
+    r = resolve({"CLUSTER_SPEC": json.dumps(CLUSTER_SPEC), "TF_CONFIG": json.dumps(config)})
+    assert r.cluster_spec() == {"chief": ["m:1"], **TWO}
+    assert (r.task_type, r.process_id) == ("chief", 0)
+
+
+def test_another_cluster_spec_is_none_of_vertex_ai():
+    one = {"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0", "index": 0}}
+    for spec in (one, {"clusterSpec": {"Master": ["a:1"]}}):
+        assert resolve({"CLUSTER_SPEC": json.dumps(spec)}) is None
+
+
 def with_task(kind, index, cluster=None):
     return {"cluster": TWO if cluster is None else cluster, "task": {"type": kind, "index": index}}
 
@@ -124,7 +167,7 @@ def with_task(kind, index, cluster=None):
         ({"cluster": ["a:1"]}, "'cluster' must be an object of jobs, not a list"),
         ({"cluster": None}, "'cluster' must be an object of jobs, not null"),
         ({"cluster": {"workers": ["a:1"]}}, r"'workers' must be one of chief, .*\(write 'worker'\)"),
-        ({"cluster": {"master": ["a:1"]}}, r"'master' must be one of .*\(write 'chief'\)"),
+        ({"cluster": {"master": ["a:1"], "chief": ["b:1"]}}, r"'master' must be .*\(write 'chief'\)"),
         ({"cluster": {"gpu": ["a:1"]}}, "'gpu' must be one of chief, worker, ps, evaluator;?"),
         ({"cluster": {"worker": "a:1"}}, "'worker' has 'a:1', not a list"),
         ({"cluster": {"worker": ["a:1", "b"]}}, "worker:1 is 'b': it has no port"),

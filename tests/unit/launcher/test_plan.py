@@ -87,6 +87,24 @@ def test_gpus_are_divided_among_those_that_compute(tmp_path):
     assert "CUDA_VISIBLE_DEVICES" not in plan_of(workers=2).environment(Task("worker", 0))
 
 
+def test_tasks_that_share_a_gpu_leave_each_other_memory():
+    def fraction(environ, gpus, **options):
+        options = LaunchOptions(**options)
+        tasks = options.workers + options.ps
+        return base_environment(environ, options, tasks, 8, PLACE, gpus).get(name)
+
+    name = "XLA_CLIENT_MEM_FRACTION"
+    assert fraction({}, 4, workers=4) is None
+    assert fraction({}, 2, workers=2, ps=2) is None
+    assert fraction({}, 0, workers=2) is None
+    assert fraction({}, 2, workers=3) == "0.38"
+    assert fraction({name: "0.2"}, 1, workers=2) == "0.2"
+    assert fraction({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}, 1, workers=2) is None
+    assert fraction({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, workers=2) is None
+    plan = make_plan(LaunchOptions(workers=2), 0, 2, [1, 2], PLACE, gpus=("0",))
+    assert "workers share GPUs: MultiWorker" in start_up_block(plan, {}, UserProgram("t.py"))
+
+
 def test_the_gpus_of_a_machine(tmp_path):
     for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()

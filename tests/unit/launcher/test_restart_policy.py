@@ -4,10 +4,10 @@ import signal
 
 import pytest
 
+from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._restart_policy import (
-    RESTART_WANTED,
     Completion,
     Ending,
     Failure,
@@ -111,6 +111,7 @@ LOST = "failed: jax.errors.JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: Con
         [failure(0, 7.0, 139), failure(1, 6.0, 134)],
         [failure(0, 7.0, 134), failure(1, 6.0, detail=LOST)],
         [failure(0, 6.0, detail=LOST), failure(1, 7.0, detail=LOST)],
+        [failure(0, 7.0), failure(1, 6.0, detail="ClusterError: worker 1 of 2 lost worker 0 at a:1")],
     ],
 )
 def test_the_cause_of_the_others(failures):
@@ -355,6 +356,12 @@ def test_single_restarts_wait_longer_each_time_and_are_limited():
     )
     # Old failures do not count.
     assert task_restart(record, killed(PS[1]), options, 700.0) == TaskRestart(0.0, 1)
+
+
+def test_a_task_that_uses_the_library_wrongly_is_not_started_again():
+    failed = killed(PS[1], 1, "failed: unisono.InvalidArgumentError: no 'ps' tasks", raised=True)
+    action = task_restart(GenerationRecord(), failed, WITH_SERVERS, 10.0)
+    assert action == Quit(1, "worker:0 would fail again in the same way and is not started again")
 
 
 def test_a_task_that_raises_the_same_error_again_is_not_started_a_third_time():

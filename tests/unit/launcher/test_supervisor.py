@@ -103,3 +103,17 @@ def test_a_fence_of_an_earlier_launch_is_removed_where_none_can_be_written(tmp_p
     monkeypatch.setattr(os, "fsync", fsync)
     Supervisor(launch)._raise_fence(make_plan(OPTIONS, 3, 1, [1, 2, 3], launch.paths))
     assert not launch.paths.fence.exists()
+
+
+@pytest.mark.parametrize("is_seen_while_others_run", [True, False])
+def test_why_a_generation_ends_is_shown_before_the_next_one(tmp_path, is_seen_while_others_run):
+    """Tasks that all end at once are not stopped, which shows the reason otherwise."""
+    options, screen = LaunchOptions(workers=2, max_restarts=1), Screen()
+    supervisor = Supervisor(Launch(options, RunPaths(tmp_path), {}, lambda plan, task: {}, screen))
+    supervisor._is_explained = is_seen_while_others_run
+    tasks = Tasks(tmp_path, [])
+    tasks.codes = {WORKER: 137}
+    ending = Ending(FailureReason.FAILED, 0.0, 0.0, Failure(WORKER, 0.0, 137, "was killed by SIGKILL"))
+    assert supervisor._decide_next(tasks, ending).workers == 2
+    shown = [f"unisono: worker:0 was killed by SIGKILL (log: {tasks.plan.paths.log(WORKER)})"]
+    assert screen.lines == ([] if is_seen_while_others_run else shown)

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,29 @@ print([b"parent" in path.read_bytes() for path in root.glob("result*")])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[True]", done.stdout
+
+
+def test_a_title_leaves_the_environment_where_the_launcher_reads_it(monkeypatch):
+    titles = []
+    fake = types.SimpleNamespace(
+        setproctitle=lambda title: titles.append((title, os.environ["SPT_NOENV"])),
+        setthreadtitle=titles.append,
+    )
+    monkeypatch.setitem(sys.modules, "setproctitle", fake)
+    _task.set_title("unisono worker:1 train.py")
+    assert titles == [("unisono worker:1 train.py", "1"), "worker:1"]
+    monkeypatch.setitem(sys.modules, "setproctitle", None)
+    _task.set_title("unisono worker:1 train.py")
+    assert "SPT_NOENV" not in os.environ
+
+
+def test_the_short_name_of_a_process_has_no_blank():
+    pytest.importorskip("setproctitle")
+    script = """
+import os
+from unisono.launcher import _task
+_task.set_title("unisono worker:1 train.py")
+print(open("/proc/self/stat").read().split()[3] == str(os.getppid()), open("/proc/self/cmdline").read())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[0].strip() == "True unisono worker:1 train.py", done.stdout

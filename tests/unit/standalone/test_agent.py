@@ -13,7 +13,8 @@ from unisono.rpc._calls import ClientId
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._ops import Op
-from unisono.standalone._agent import Agent, installed
+from unisono.rpc._versions import installed
+from unisono.standalone._agent import Agent
 from unisono.standalone._client import check_versions
 from unisono.standalone._link import Claim, RequestRefusedError, ServerInfo, ServerLink
 from unisono.standalone._protocol import SERVER
@@ -380,7 +381,7 @@ def test_a_server_of_another_version_is_named_with_both(tmp_path):
     made = Linked(tmp_path)
     agent, made.agent = made.agent, Mock()
     made.agent.handle = without(agent, "taken")
-    version = installed()["unisono"]
+    version = installed("cloudpickle")["unisono"]
     text = f"one version of Unisono. Received: {version} here and {version} at a:1, .* no field 'taken'"
     with pytest.raises(unisono.ClusterError, match=text):
         made.link.take(10.0)
@@ -417,13 +418,13 @@ def test_an_error_of_the_server_has_its_kind(linked):
 
 @pytest.mark.parametrize("python", ["3.9.1", "4.0.0"])
 def test_another_python_is_refused_with_both_versions(python):
-    info = ServerInfo("i", "/root", (), python, installed())
+    info = ServerInfo("i", "/root", (), python, installed("cloudpickle"))
     with pytest.raises(unisono.ClusterError, match=f"{platform.python_version()} here and {python} at a:1"):
         check_versions("a:1", info, print, set())
 
 
 def test_other_packages_are_named_once(capsys):
-    told = installed()
+    told = installed("cloudpickle")
     packages = {**told, "jax": "0.1"}
     del packages["keras"]
     info, warned = ServerInfo("i", "/root", (), platform.python_version(), packages), set()

@@ -18,6 +18,8 @@ class ProgramToken(Protocol):
 
     def is_ready(self) -> bool: ...
 
+    def block_until_ready(self) -> object: ...
+
 
 class InFlight:
     """What is in flight. Written by the threads that compute, read by the watchdog's.

@@ -18,6 +18,7 @@ from unisono._errors import ClusterError
 from unisono.cluster.liveness._status import CALL, Step, WorkerStatus, describe_step
 from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers
 from unisono.cluster.rendezvous._mismatch import differences, shortened
+from unisono.cluster_resolver._spec import split_address
 
 _LOG = logging.getLogger("unisono")
 
@@ -29,6 +30,8 @@ _States = Mapping[int, dict[str, Any] | AbsentError]
 _COLLECTIVE_ERRORS = ("Gloo", "NCCL", "ollective", "by peer")
 #: Seconds between two questions, at first and at most. A question takes 0.1 ms, and mostly the first will do.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+#: The same at the end of programs, for each process: a thousand ask process 0 five hundred times in a second.
+_END_PAUSE = 0.002
 #: Seconds for which a peer must be blocked in one collective that this process never began, until all abort:
 #: one look may see a program that is just about to finish.
 _STUCK = 0.75
@@ -45,6 +48,11 @@ class PeerMonitor:
 
     def __init__(self, status: WorkerStatus, peers: Peers, limit: float) -> None:
         self.status, self._peers, self._limit = status, peers, limit
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes have published one address."""
+        return len({split_address(address)[0] for address in self._peers.addresses}) == 1
 
     @property
     def is_aborted(self) -> bool:
@@ -129,8 +137,9 @@ class PeerMonitor:
     def wait_for_shutdown(self, timeout: float) -> str | None:
         """Wait until all processes have reached the end of their programs.
 
-        A peer that answers is waited for as long as it runs: the first worker may be writing a model. But if
-        it waits in a collective that this process never began, neither could ever continue: all abort.
+        Process 0 asks all, and sends them what it finds; the others ask whether it is still there. A peer
+        that answers is waited for as long as it runs: the first worker may be writing a model. But if it
+        waits in a collective that this process never began, neither could ever continue: all abort.
 
         Args:
             timeout: seconds to wait for a peer that does not answer.
@@ -139,22 +148,28 @@ class PeerMonitor:
             The state of the peers that did not reach it; None where all did, or all must abort.
         """
         self.status.is_finished = True
-        running = list(self._peers.others)
+        is_first = self._peers.own == 0
+        running = list(self._peers.others) if is_first else [0]
         all_answered = reminded = time.monotonic()
         blocked_since: dict[tuple[int, int, int], float] = {}
-        pause = _FIRST_PAUSE
+        longest = max(_LONGEST_PAUSE, _END_PAUSE * len(self._peers.addresses))
+        pause = max(_FIRST_PAUSE, longest / 64)
         while not self.is_aborted:
             states = self._peers.ask_all({"kind": "state"}, running)
-            running = [p for p, s in states.items() if not (isinstance(s, dict) and s["finished"])]
+            if self.status.end is not None:
+                return self.status.end or None
+            if is_first:
+                running = [p for p, s in states.items() if not (isinstance(s, dict) and s["finished"])]
             if not running:
-                return None
+                return self._end_all("", self._peers.others)
             summary = self._summary({p: states[p] for p in running})
             now = time.monotonic()
             absent = [s for s in states.values() if isinstance(s, AbsentError)]
             all_answered = all_answered if absent else now
             # A process that has ended cannot arrive any more; one that is only silent can.
             if any(isinstance(s, EndedError) for s in absent) or now - all_answered >= timeout:
-                return summary
+                reached = [p for p in self._peers.others if not isinstance(states.get(p), AbsentError)]
+                return self._end_all(summary, reached) if is_first else summary
             blocked_since = {key: blocked_since.get(key, now) for key in self._blocked(states)}
             if any(now - first >= _STUCK for first in blocked_since.values()):
                 here = f"{self._own} has reached the end of its program after {self.status.steps} steps"
@@ -162,9 +177,14 @@ class PeerMonitor:
             if now - reminded >= timeout:
                 _LOG.warning("This worker has reached the end of its program and waits for: %s.", summary)
                 reminded = now
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            self.status.has_end.wait(pause)
+            pause = min(2 * pause, longest)
         return None
+
+    def _end_all(self, missing: str, others: Sequence[int]) -> str | None:
+        """Send other processes what this one has found at the end of the programs, and return it."""
+        self._peers.ask_all({"kind": "end", "missing": shortened(missing, _REASON)}, others)
+        return missing or None
 
     def _blocked(self, states: _States) -> list[tuple[int, int, int]]:
         """The peers in a collective that this process has not begun: who, in which one, waiting for what."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
 from collections.abc import Mapping
 
 from unisono.cluster.liveness._in_flight import InFlight
@@ -30,6 +31,7 @@ _STATE: dict[str, tuple[type, ...]] = {
 _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
     "state": _STATE,
     "abort": _STATE,
+    "end": _STATE,
     "step": {"reached": (bool,), "step": (str, type(None)), "steps": (int,), "finished": (bool,)},
     "file": {"done": (bool,)},
     "checkpoint_number": {"done": (bool,), "number": (int, type(None))},
@@ -45,15 +47,20 @@ class WorkerStatus:
         steps: how many steps it has begun.
         abort_reason: why it must end; empty as long as it need not.
         is_finished: whether its program has reached its end.
-        is_connected: whether the first collective has finished, which connects the processes.
+        end: what process 0 has found at the end of all programs: which did not reach it, empty where all
+            did; None until then.
+        sees_ends: whether a collective fails by itself where a process ends: between CPUs, after the first
+            one, which connects the processes: the kernel closes its connections. NCCL may wait for ever.
     """
 
     collectives_begun: int = 0
     steps: int = 0
     abort_reason: str = ""
     is_finished: bool = False
+    end: str | None = None
+    has_end: threading.Event = dataclasses.field(default_factory=threading.Event)
     in_flight: InFlight = dataclasses.field(default_factory=InFlight)
-    is_connected: bool = True
+    sees_ends: bool = True
     _last_steps: collections.deque[Step] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_REMEMBERED)
     )
@@ -94,7 +101,7 @@ class WorkerStatus:
         Args:
             question: `"state"`; `"step"` with a number from 1; `"file"` with a path, or
                 `"checkpoint_number"` with a series and an index, both with the asker's count of collectives;
-                or `"abort"` with a reason, which ends this process.
+                `"abort"` with a reason, which ends this process; or `"end"`, with who is missing there.
 
         >>> status = WorkerStatus()
         >>> status.answer({"kind": "step", "number": 1})
@@ -121,6 +128,9 @@ class WorkerStatus:
         if kind == "abort":
             # The first reason counts: later ones are mostly its consequences.
             self.abort_reason = self.abort_reason or str(question.get("reason"))
+        if kind == "end":
+            self.end = str(question.get("missing"))
+            self.has_end.set()
         return {
             "kind": "state",
             "steps": self.steps,

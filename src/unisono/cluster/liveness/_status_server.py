@@ -13,35 +13,33 @@ import contextlib
 import dataclasses
 import errno
 import hmac
-import logging
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono._errors import ClusterError
+from unisono.cluster.liveness._port_server import PortServer, receive
 from unisono.cluster.liveness._status import WorkerStatus, answer_problem
 from unisono.cluster.rendezvous._protocol import Message, UnknownPeerError, frame, take_frame
 from unisono.cluster_resolver._spec import split_address
+from unisono.rpc._ports import listen
 
-_LOG = logging.getLogger("unisono")
-
-#: Seconds for a question to arrive, and for an answer by default. Both take 0.1 ms, but the processors may be
-#: busy with the compilers of several processes.
+#: Seconds for an answer by default. It takes 0.1 ms, but the processors may be busy with the compilers of
+#: several processes.
 _SECONDS = 10.0
-#: Seconds between two looks for connections whose time is over.
-_TICK = 1.0
 #: Seconds before a question is sent again whose connection was closed without an answer.
 _RETRY_SECONDS = 0.05
-#: Connections that are open at once; beyond them the oldest is closed, and a peer retries.
-_CONNECTIONS = 256
+#: Without a route, such as that of an interface whose cable is out, the kernel refuses at once.
+_NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 #: Bytes of a question at most: what an unknown peer can make this process keep, per connection.
 _QUESTION_BYTES = 1 << 16
 #: Bytes of an answer at most.
 _ANSWER_BYTES = 1 << 20
+#: Processes that are asked at once: each needs a descriptor here, and the other end accepts so many.
+_AT_ONCE = 256
 #: For questions. Unlike `epoll`, `poll` needs no descriptor: where none is left, an error would end the
 #: watchdog's thread.
 _Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -62,123 +60,27 @@ class EndedError(AbsentError):
         super().__init__("its process has ended")
 
 
-@dataclasses.dataclass(eq=False)
-class _Connection:
-    """One end of a connection: what was received, and the deadline for the rest."""
-
-    sock: socket.socket
-    deadline: float
-    inbox: bytearray = dataclasses.field(default_factory=bytearray)
-
-
-class StatusServer:
-    """This process' port. One thread serves all, because no thread can be started while a program exits."""
+class StatusServer(PortServer):
+    """This process' port for its peers."""
 
     def __init__(self, ip: str, status: WorkerStatus, secret: str) -> None:
         self._secret = _encoded(secret)
         self._status = status
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        self._listener = socket.create_server((ip, 0), family=family, backlog=1024)
-        self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
-        # Here and not in the thread: without a free descriptor the caller gets the error.
-        self._selector = selectors.DefaultSelector()
-        self._is_open = True
-        self._thread = threading.Thread(target=self._serve, name="unisono-status-server", daemon=True)
-        self._thread.start()
+        super().__init__(listen(ip, backlog=1024), "unisono-status-server")
 
-    def close(self) -> None:
-        """Stop answering."""
-        self._is_open = False
-        # Wakes the thread.
-        with contextlib.suppress(OSError):
-            socket.create_connection(self._listener.getsockname()[:2], _TICK).close()
-        self._thread.join()
-
-    def _serve(self) -> None:
-        with self._selector as selector, self._listener:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while self._is_open:
-                for key, _ in selector.select(_TICK):
-                    if key.data is None:
-                        self._accept(selector)
-                    elif self._handle(key.data):
-                        _drop(selector, key.data)
-                _drop_expired(selector)
-            for connection in _connections(selector):
-                _drop(selector, connection)
-
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            # Usually EMFILE. The connection stays in the kernel's queue and the listener stays readable:
-            # without the pause this loop would use up a processor.
-            _LOG.debug("A connection could not be accepted: %s", error)
-            time.sleep(_RETRY_SECONDS)
-            return
-        sock.setblocking(False)
-        selector.register(sock, selectors.EVENT_READ, _Connection(sock, time.monotonic() + _SECONDS))
-
-    def _handle(self, connection: _Connection) -> bool:
-        """Read from a connection; return whether to close it: it was answered, or rejected."""
-        try:
-            question = _receive(connection, _QUESTION_BYTES)
-            if question is None:
-                return False
-            secret = question.get("secret")
-            if not isinstance(secret, str) or not hmac.compare_digest(_encoded(secret), self._secret):
-                raise UnknownPeerError("it does not know the secret of this cluster")
-            # Does not block: the answer is short, and the send buffer empty.
-            connection.sock.sendall(frame(self._status.answer(question)))
-        except BlockingIOError:
-            return False
-        except (OSError, UnknownPeerError) as error:
-            _LOG.debug("A question was rejected: %s", error)
-        except Exception:
-            # The thread must keep running: without it the peers take this process for dead.
-            _LOG.exception("A question could not be answered.")
-        return True
+    def _answer(self, inbox: bytearray) -> bytes | None:
+        question = take_frame(inbox, _QUESTION_BYTES)
+        if question is None:
+            return None
+        secret = question.get("secret")
+        if not isinstance(secret, str) or not hmac.compare_digest(_encoded(secret), self._secret):
+            raise UnknownPeerError("it does not know the secret of this cluster")
+        return frame(self._status.answer(question))
 
 
 def _encoded(secret: str) -> bytes:
     # JSON may hold half of a surrogate pair, which strict UTF-8 cannot encode.
     return secret.encode("utf-8", "surrogatepass")
-
-
-def _receive(connection: _Connection, limit: int) -> dict[str, Any] | None:
-    """Return the message of a connection, None while it is not complete.
-
-    Raises:
-        OSError: when the other end has closed.
-        UnknownPeerError: when it is not a message, or longer than `limit` bytes.
-    """
-    data = connection.sock.recv(1 << 16)
-    if not data:
-        raise ConnectionResetError(errno.ECONNRESET, "closed without a message")
-    connection.inbox += data
-    return take_frame(connection.inbox, limit)
-
-
-def _connections(selector: selectors.BaseSelector) -> list[_Connection]:
-    """The open connections."""
-    return [key.data for key in selector.get_map().values() if key.data]
-
-
-def _drop_expired(selector: selectors.BaseSelector) -> None:
-    """Close the connections whose deadline has passed, and the oldest where there are too many."""
-    oldest_first = sorted(_connections(selector), key=lambda connection: connection.deadline)
-    now = time.monotonic()
-    for i, connection in enumerate(oldest_first):
-        if now > connection.deadline or i < len(oldest_first) - _CONNECTIONS:
-            _drop(selector, connection)
-
-
-def _drop(selector: selectors.BaseSelector, connection: _Connection) -> None:
-    selector.unregister(connection.sock)
-    connection.sock.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,16 +115,29 @@ class Peers:
         return answer
 
     def ask_all(self, question: Message, processes: Sequence[int]) -> dict[int, dict[str, Any] | AbsentError]:
-        """Ask some processes at once; return each one's answer, or why there is none."""
+        """Ask some processes, many at once; return each one's answer, or why there is none."""
         text = frame({**question, "secret": self.secret})
+        # The next ones first: processes that all ask all would otherwise begin with the same ones.
+        turn = sorted(processes, key=lambda p: (p - self.own) % len(self.addresses))
+        found: dict[int, dict[str, Any] | AbsentError] = {}
+        for i in range(0, len(turn), _AT_ONCE):
+            found |= self._ask_at_once(text, str(question["kind"]), turn[i : i + _AT_ONCE])
+        return {p: found[p] for p in processes}
+
+    def _ask_at_once(
+        self, text: bytes, kind: str, processes: Sequence[int]
+    ) -> dict[int, dict[str, Any] | AbsentError]:
         deadline = time.monotonic() + self.timeout
-        requests = {p: _PeerRequest(self.addresses[p], text, str(question["kind"])) for p in processes}
+        requests = {p: _PeerRequest(self.addresses[p], text, kind) for p in processes}
         with contextlib.ExitStack() as stack:
             selector = stack.enter_context(_Selector())
             for request in requests.values():
                 stack.callback(request.close)
                 request.connect(selector)
-            while (pending := _unanswered(requests.values())) and time.monotonic() < deadline:
+            is_over = False
+            while (pending := _unanswered(requests.values())) and not is_over:
+                # One more look afterwards: this process may not have run while the answers arrived.
+                is_over = time.monotonic() >= deadline
                 # Wait for sockets, and until the next closed connection is due to be opened again.
                 wake_at = min([deadline, *(r.retry_at for r in pending if r.sock is None)])
                 for key, mask in selector.select(max(0.0, wake_at - time.monotonic())):
@@ -261,10 +176,14 @@ class _PeerRequest:
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
-            self.sock.connect_ex(self._target)
-        except OSError as error:  # EMFILE, or a name that cannot be resolved
+            if (code := self.sock.connect_ex(self._target)) not in (0, errno.EINPROGRESS):
+                raise OSError(code, os.strerror(code))
+        except OSError as error:  # EMFILE, a name that cannot be resolved, or no route
             self.close()
-            self._retry(f"no connection can be opened to it ({_describe(error)})")
+            if error.errno in _NO_ROUTE:
+                self.answer = UnreachableError(f"its machine cannot be reached ({_describe(error)})")
+            else:
+                self._retry(f"no connection can be opened to it ({_describe(error)})")
             return
         selector.register(self.sock, selectors.EVENT_WRITE, self)
 
@@ -277,7 +196,8 @@ class _PeerRequest:
                 self._send(self.sock)
                 selector.modify(self.sock, selectors.EVENT_READ, self)
                 return
-            message = _receive(_Connection(self.sock, 0.0, self._inbox), _ANSWER_BYTES)
+            receive(self.sock, self._inbox)
+            message = take_frame(self._inbox, _ANSWER_BYTES)
             if message is None:
                 return
             if problem := answer_problem(self._kind, message):
@@ -302,8 +222,8 @@ class _PeerRequest:
         if sock.getsockname()[1] == self._target[1] and _is_own(sock):
             raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
         sock.sendall(self._text)
-        # The kernel accepts connections for a process that does not run.
-        self._trouble = "its process is stopped, or its machine is down"
+        # The kernel accepts connections for a process that does not run. One that has closed them does.
+        self._trouble = self._trouble or "its process is stopped, or its machine is down"
 
     def _retry(self, trouble: str) -> None:
         self._trouble = trouble

@@ -1,8 +1,9 @@
 """A thread that checks the peers while this process is blocked, waiting for them.
 
-When a process ends, the kernel closes its connections and the collectives of its peers fail at once. When a
-machine disappears, nothing is closed: its peers would be blocked until a collective times out, which takes
-minutes, because a peer may be compiling. So a process that has been blocked for a while asks its peers.
+When a process ends, the kernel closes its connections and the collectives of its peers on CPUs fail at once.
+When a machine disappears, nothing is closed: its peers would be blocked until a collective times out, which
+takes minutes, because a peer may be compiling. And on GPUs of one machine NCCL has no connections that would
+be closed. So a process that has been blocked for a while asks its peers.
 """
 
 from __future__ import annotations
@@ -81,8 +82,7 @@ class PeerWatchdog:
         began = time.monotonic()
         absent = self._monitor.find_absent()
         ended: dict[int, AbsentError] = {p: e for p, e in absent.items() if isinstance(e, EndedError)}
-        # Without a connection that closes with the other process, no collective fails by itself.
-        if ended and not self._monitor.status.is_connected:
+        if ended and not self._monitor.status.sees_ends:
             return ended
         unreachable = {p: error for p, error in absent.items() if isinstance(error, UnreachableError)}
         self._unreachable_since = {p: self._unreachable_since.get(p, began) for p in unreachable}

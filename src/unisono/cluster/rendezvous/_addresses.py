@@ -1,4 +1,4 @@
-"""Where process 0 listens, and where it is reached: pure.
+"""Where process 0 listens, and where it is reached.
 
 Tests: tests/unit/cluster/test_protocol.py.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import ipaddress
+import socket
 from collections.abc import Collection, Sequence
 
 from unisono.cluster_resolver._spec import as_ip
@@ -56,6 +57,16 @@ def reached_address(listening: str, arrivals: Sequence[str]) -> str:
     plain = [ip.removeprefix("::ffff:") for ip in arrivals]
     counted = collections.Counter([ip for ip in plain if not is_loopback(ip)] or plain)
     return counted.most_common(1)[0][0] if counted else listening
+
+
+def resolve(host: str) -> list[str]:
+    """Return the IP addresses of a host, in the order of preference.
+
+    Raises:
+        OSError: the name cannot be resolved.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def is_loopback(ip: str) -> bool:

@@ -51,7 +51,7 @@ class RendezvousResult:
     Args:
         coordinator: the `"host:port"` of JAX's coordination service; empty when it runs elsewhere.
         bind: the `"ip:port"` at which process 0 lets it listen; empty in the other processes.
-        hosts: the names of the machines, by process.
+        hosts: the names of the machines, by process; empty where the addresses of all are known.
         secret: random, made by process 0: authenticates the processes to each other later.
         warnings: differences that are allowed, as sentences.
         reached: the IP address at which process 0 is reached.
@@ -137,11 +137,6 @@ def _host_name() -> str:
     return name if name and name.isprintable() else "unknown"
 
 
-def _resolve(host: str, port: int) -> list[str]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
 # --- process 0 ---------------------------------------------------------------------------------
 
 
@@ -168,7 +163,7 @@ def _listen(host: str, port: int, state: RendezvousState) -> socket.socket:
     hosts = [split_address(address)[0] for address in state.address_of]
     unknown = [""] * (state.num_processes - len(hosts))
     try:
-        resolved, reason = _resolve(host, port), "does not name one interface of this machine"
+        resolved, reason = _addresses.resolve(host), "does not name one interface of this machine"
     except OSError as error:
         resolved, reason = [], f"cannot be resolved ({describe(error)})"
     deadline = state.began_at + min(_BIND_SECONDS, state.start_up)

@@ -7,10 +7,11 @@ version) and a JSON object. Every function decides from its arguments; `_server`
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
@@ -262,17 +263,22 @@ def admit(state: RendezvousState, member: Member) -> Admission:
     newest, own = state.newest, member.generation
     if newest is not None and own is not None and own < newest:
         return _reject(state, member, _outdated_text(own, newest))
+    # Only the first process of a newer generation finds older ones: the others need not look through all.
+    is_newer = own is not None and newest is not None and own > newest
     evicted = {
         process: _outdated_text(other.generation, own)
-        for process, other in state.connected.items()
+        for process, other in (state.connected.items() if is_newer else ())
         if own is not None and other.generation is not None and other.generation < own
     }
-    connected = {process: other for process, other in state.connected.items() if process not in evicted}
+    connected = dict(state.connected)
+    for process in evicted:
+        del connected[process]
     first = connected.get(member.process_id)
     # With the same token it is the same process, which lost its connection and retries.
     if first is not None and first.token != member.token:
         return _reject(state, member, _duplicate_text(first, member))
-    disconnected = {p: other for p, other in state.disconnected.items() if p != member.process_id}
+    disconnected = dict(state.disconnected)
+    disconnected.pop(member.process_id, None)
     connected[member.process_id] = member
     newest = own if newest is None or own is not None else newest
     after = dataclasses.replace(state, connected=connected, disconnected=disconnected, newest=newest)
@@ -310,10 +316,12 @@ def outcome(state: RendezvousState, now: float) -> Proceed | Abort | None:
 
 def roster(state: RendezvousState) -> list[str]:
     """Return lines that list which processes are connected, missing, and rejected."""
-    connected = [f"connected: {_name(state, p)} ({m})" for p, m in sorted(state.connected.items())]
-    absent = [p for p in range(state.num_processes) if p not in state.connected]
-    missing = [f"missing: {_name(state, p)}{_departure(state.disconnected.get(p))}" for p in absent]
-    return [*_cut(connected), *_cut(missing), *state.rejections]
+    count, known = state.num_processes, state.connected
+    present = filter(known.__contains__, range(count))
+    connected = (f"connected: {_name(state, p)} ({known[p]})" for p in present)
+    absent = itertools.filterfalse(known.__contains__, range(count))
+    missing = (f"missing: {_name(state, p)}{_departure(state.disconnected.get(p))}" for p in absent)
+    return [*_first(connected, len(known)), *_first(missing, count - len(known)), *state.rejections]
 
 
 def _name(state: RendezvousState, process: int) -> str:
@@ -329,10 +337,10 @@ def _departure(member: Member | None) -> str:
     return f", which connected ({member}), and ended or lost its connection before all were connected"
 
 
-def _cut(lines: list[str]) -> list[str]:
-    return (
-        lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], f"… and {len(lines) - _MAX_LINES} more"]
-    )
+def _first(lines: Iterable[str], count: int) -> list[str]:
+    """Return the first of so many lines; the others are not even made."""
+    more = [f"… and {count - _MAX_LINES} more"] if count > _MAX_LINES else []
+    return [*itertools.islice(lines, _MAX_LINES), *more]
 
 
 def _reject(state: RendezvousState, member: Member, reason: str) -> Admission:
@@ -364,9 +372,9 @@ def _outdated_text(own: int | None, newest: int | None) -> str:
 
 
 def _mismatch_text(state: RendezvousState, wrong: list[str]) -> str:
-    who = [f"{_name(state, p)} ({member})" for p, member in sorted(state.connected.items())]
+    who = (f"{_name(state, p)} ({member})" for p, member in sorted(state.connected.items()))
     head = "All processes of a cluster must be started with the same configuration. Received:"
-    return _listed(head, _cut(wrong), _cut(who))
+    return _listed(head, _first(wrong, len(wrong)), _first(who, len(state.connected)))
 
 
 def missing_text(lines: Sequence[str], start_up: float) -> str:

@@ -69,6 +69,7 @@ class RendezvousServer:
         self._roster_changed = False
         self._eviction = ""
         self._reminded = False
+        self._next_expiry = 0.0
         self._rejections = 0
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -86,7 +87,9 @@ class RendezvousServer:
         self._selector.close()
 
     def hosts(self) -> tuple[str, ...]:
-        """Return the names of the machines, by process."""
+        """Return the names of the machines, by process; none where the addresses of all are known."""
+        if len(set(self._state.address_of)) == self._state.num_processes:
+            return ()
         return tuple(member.host for _, member in sorted(self._state.connected.items()))
 
     def run(self, agreed: Message) -> Proceed:
@@ -115,9 +118,10 @@ class RendezvousServer:
         """Send a final message to the connected processes, and wait until they have closed."""
         # Close the listener first: a peer that starts at once must not reconnect to a finished rendezvous.
         self._close_listener()
+        data = _protocol.frame(message) if message is not None else b""
         for peer in list(self._peers.values()):
-            if message is not None and peer.process_id is not None:
-                self._send_final(peer, message)
+            if data and peer.process_id is not None:
+                self._send_final(peer, data)
             elif not peer.closing:
                 self._drop(peer)
         deadline = time.monotonic() + _DRAIN_SECONDS
@@ -163,9 +167,11 @@ class RendezvousServer:
             peer = _RendezvousPeer(sock, str(address[0]).removeprefix("::ffff:"))
             self._peers[sock.fileno()] = peer
             self._selector.register(sock, selectors.EVENT_READ, peer)
-        unknown = [p for p in self._peers.values() if p.process_id is None and not p.closing]
-        for peer in unknown[: -_UNKNOWN_PEERS - self._state.num_processes]:
-            self._reject(peer, "too many connections at once")
+        most = _UNKNOWN_PEERS + self._state.num_processes
+        if len(self._peers) > most:
+            unknown = [p for p in self._peers.values() if p.process_id is None and not p.closing]
+            for peer in unknown[:-most]:
+                self._reject(peer, "too many connections at once")
 
     def _serve(self, peer: _RendezvousPeer, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
@@ -199,12 +205,13 @@ class RendezvousServer:
             self._reject(peer, str(problem))
 
     def _admit(self, peer: _RendezvousPeer, member: Member) -> None:
+        is_known = member.process_id in self._state.connected
         admission = _protocol.admit(self._state, member)
         self._state = admission.state
         if admission.rejected is not None:
             self._reject(peer, admission.rejected, {"kind": "abort", "reason": admission.rejected})
             return
-        for process, other in self._members():
+        for process, other in self._members() if is_known or admission.evicted else ():
             reason = admission.evicted.get(process)
             if reason is not None:
                 self._reject(other, reason, {"kind": "abort", "reason": reason})
@@ -216,7 +223,10 @@ class RendezvousServer:
         peer.inbox.clear()
         self._roster_changed = True
         # At once: by the first roster the client knows that this is process 0, and not another program.
-        self._send(peer, {"kind": "roster", "roster": _protocol.roster(self._state)})
+        self._send(peer, self._roster())
+
+    def _roster(self) -> bytes:
+        return _protocol.frame({"kind": "roster", "roster": _protocol.roster(self._state)})
 
     def _disconnect(self, peer: _RendezvousPeer) -> None:
         self._drop(peer)
@@ -235,6 +245,9 @@ class RendezvousServer:
 
     def _expire(self) -> None:
         now = time.monotonic()
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + _TICK
         for peer in [p for p in self._peers.values() if now >= p.deadline]:
             if peer.closing:
                 self._drop(peer)
@@ -254,11 +267,11 @@ class RendezvousServer:
         if not self._roster_changed or now < self._next_roster:
             return
         self._next_roster, self._roster_changed = now + _ROSTER_SECONDS, False
-        message = {"kind": "roster", "roster": _protocol.roster(self._state)}
+        data = self._roster()
         for _, peer in self._members():
             # A peer that does not read gets the final message only: its outbox must not grow.
             if not peer.outbox:
-                self._send(peer, message)
+                self._send(peer, data)
 
     def _reject(self, peer: _RendezvousPeer, reason: str, message: Message | None = None) -> None:
         self._log_rejection(peer, reason)
@@ -266,7 +279,7 @@ class RendezvousServer:
         if message is None:
             self._drop(peer)
         else:
-            self._send_final(peer, message)
+            self._send_final(peer, _protocol.frame(message))
 
     def _log_rejection(self, peer: _RendezvousPeer, reason: str) -> None:
         self._rejections += 1
@@ -277,17 +290,17 @@ class RendezvousServer:
                 "Process 0 rejected %d connections; further ones are not logged.", _LOGGED_REJECTIONS
             )
 
-    def _send_final(self, peer: _RendezvousPeer, message: Message) -> None:
+    def _send_final(self, peer: _RendezvousPeer, data: bytes) -> None:
         """Send a message and half-close, and read until the peer closes.
 
         Closing with unread bytes would send a reset, on which the peer's kernel discards the message.
         """
         peer.closing = True
         peer.deadline = time.monotonic() + _DRAIN_SECONDS
-        self._send(peer, message)
+        self._send(peer, data)
 
-    def _send(self, peer: _RendezvousPeer, message: Message) -> None:
-        peer.outbox += _protocol.frame(message)
+    def _send(self, peer: _RendezvousPeer, data: bytes) -> None:
+        peer.outbox += data
         self._flush(peer)
 
     def _flush(self, peer: _RendezvousPeer) -> None:

@@ -42,6 +42,8 @@ class ClientThread(threading.Thread):
         super().__init__(name="unisono-clients", daemon=True)
         self.users = 0
         self.context: zmq.Context[ZmqSocket] = zmq.Context()
+        # ZeroMQ's default is 1,023, and a link needs three: a chief could have no more than 341 tasks.
+        self.context.set(zmq.MAX_SOCKETS, int(self.context.get(zmq.SOCKET_LIMIT)))
         self.mailbox = sockets.Mailbox()
         self.links: set[ThreadLink] = set()
         self._poller = zmq.Poller()

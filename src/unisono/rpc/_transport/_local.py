@@ -19,6 +19,7 @@ from typing import IO
 from unisono._errors import ClusterError
 from unisono._system._files import own_folder_problem
 from unisono.cluster_resolver._spec import as_ip, split_address
+from unisono.rpc._ports import listen
 
 #: Not `tempfile.gettempdir()`: TMPDIR may differ between the tasks of a job, and its path may be longer than
 #: the 107 bytes of a socket's name.
@@ -55,7 +56,7 @@ def resolve(host: str) -> str:
 
 def free_port() -> int:
     """Return a port that no process of this machine listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+    with listen("127.0.0.1") as probe:
         return int(probe.getsockname()[1])
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from unisono.cluster_resolver._spec import Task
-from unisono.launcher._lines import Lines, plain, truncate, width_of
 from unisono.launcher._run_files import Tail
+from unisono.launcher.terminal._lines import Lines, plain, truncate, width_of
 
 #: Seconds between two reads of the chief's log: 20 a second are as smooth as a progress bar's own updates.
 _POLL = 0.05
@@ -39,7 +39,7 @@ class Display(Protocol):
         """Show a message of the launcher."""
 
 
-class _TaskOutput:
+class TaskOutput:
     """The output of a task, and its part that is no complete line yet."""
 
     def __init__(self, task: Task, tail: Tail) -> None:
@@ -62,15 +62,15 @@ class Console:
 
     def __init__(self, messages: TextIO | None, output: TextIO | None, rewrites: bool | None = None) -> None:
         self._messages, self._output = messages, output
-        self._rewrites = _can_rewrite(output) if rewrites is None else rewrites
+        self._rewrites = can_rewrite(output) if rewrites is None else rewrites
         #: The tasks that are shown; the row that is rewritten is the first one's.
-        self._followed: list[_TaskOutput] = []
+        self._followed: list[TaskOutput] = []
         #: The incomplete line that is on the terminal now, and its columns.
         self._drawn, self._width = "", 0
 
     def follow(self, task: Task, tail: Tail) -> None:
         """Show the output of this task, too, from now on."""
-        self._followed.append(_TaskOutput(task, tail))
+        self._followed.append(TaskOutput(task, tail))
 
     def flush(self) -> bool:
         """Show the next part of each task's new output, at most one chunk; return whether there was any."""
@@ -109,7 +109,7 @@ class Console:
         if self._messages is not None:
             self._write(self._messages, text + "\n")
 
-    def _put(self, task: _TaskOutput, lines: list[str]) -> None:
+    def _put(self, task: TaskOutput, lines: list[str]) -> None:
         """Write complete lines of a task; the first overwrites the row that is drawn."""
         if not lines:
             return
@@ -123,7 +123,7 @@ class Console:
 
     def _draw(self, prefix: str, pending: str) -> None:
         """Show the incomplete line, cut to one row: a carriage return does not reach the row above."""
-        row = truncate(prefix + pending, _columns(self._output) - 1) if pending else ""
+        row = truncate(prefix + pending, columns_of(self._output) - 1) if pending else ""
         if row == self._drawn:
             return
         text = ("\r" if self._width else "") + row + self._rest(row)
@@ -169,7 +169,7 @@ class BackgroundConsole:
     def follow(self, task: Task, tail: Tail) -> None:
         """Show the output of this task, too, from now on."""
         self._tails.append(tail)
-        self._calls.put(lambda: self._screen.follow(task, tail))
+        self.call(lambda: self._screen.follow(task, tail))
 
     def flush(self) -> bool:
         """Do nothing: the thread flushes by itself."""
@@ -181,11 +181,15 @@ class BackgroundConsole:
         for tail in self._tails:
             tail.stop()
         self._tails = []
-        self._calls.put(self._screen.finish)
+        self.call(self._screen.finish)
 
     def say(self, text: str) -> None:
         """Show a message of the launcher, after everything requested before."""
-        self._calls.put(lambda: self._screen.say(text))
+        self.call(lambda: self._screen.say(text))
+
+    def call(self, call: Callable[[], object]) -> None:
+        """Call a function where the console is used, after everything requested before."""
+        self._calls.put(call)
 
     def close(self) -> None:
         """Wait until everything is shown."""
@@ -211,13 +215,15 @@ def _writable(text: str, stream: TextIO) -> str:
     return text.encode(encoding, "replace").decode(encoding)
 
 
-def _can_rewrite(output: TextIO | None) -> bool:
+def can_rewrite(output: TextIO | None) -> bool:
+    """Return whether a stream can rewrite a line."""
     if output is None:
         return False
     return "ipykernel" in sys.modules or (output.isatty() and os.environ.get("TERM") != "dumb")
 
 
-def _columns(output: TextIO | None) -> int:
+def columns_of(output: TextIO | None) -> int:
+    """Return how wide a terminal is."""
     try:
         columns = os.get_terminal_size(output.fileno()).columns if output is not None else 0
     except (OSError, ValueError):  # a notebook's cell

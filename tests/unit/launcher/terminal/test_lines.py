@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.launcher._lines import Lines, plain, render_line, truncate, width_of
+from unisono.launcher.terminal._lines import Lines, plain, render_line, truncate, width_of
 
 GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
 

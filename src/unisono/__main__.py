@@ -1,4 +1,4 @@
-"""Run the command `unisono` as `python -m unisono.cli`.
+"""Run the command `unisono` as `python -m unisono`.
 
 Tests: tests/cluster/test_launch.py.
 """

@@ -108,6 +108,20 @@ def plain(text: str) -> str:
     return _ESCAPE.sub("", text)
 
 
+def fit_row(text: str, columns: int) -> str:
+    r"""Return a progress bar in one row: without its line where room is short, and cut where it still is.
+
+    >>> fit_row("2/2 ━━━━ 1s - loss: 0.5", 20), fit_row("2/2 ━━━━ 1s - loss: 0.5", 12), fit_row("abc", 2)
+    ('2/2 1s - loss: 0.5', '2/2 1s - lo…\x1b[0m', 'a…\x1b[0m')
+    """
+    if width_of(plain(text)) > columns:
+        text = re.sub("━+ ?", "", re.sub(rf"{_ESCAPE.pattern}(?=━)", "", text))
+    cut = truncate(text, columns)
+    return (
+        text if cut == text else truncate(text, columns - 1).removesuffix(_COLOURS_OFF) + "…" + _COLOURS_OFF
+    )
+
+
 def truncate(text: str, columns: int) -> str:
     r"""Return the part of a text that fits into a number of terminal columns.
 

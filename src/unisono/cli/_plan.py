@@ -1,0 +1,329 @@
+"""The command `unisono plan`: what a model needs on each device, and what a step exchanges, before it is run.
+
+Memory is what XLA plans for the very program of a step, compiled for two virtual devices and scaled: of
+state in parts a replica of n keeps 1/n; what a step needs besides state hardly changes with n. A step takes
+the time of one device, and that of its exchange at the link's rate: a ring sends 2 (n-1)/n of the gradients
+(Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+
+Tests: tests/unit/cli/test_plan.py, tests/cluster/test_launch_doctor.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from unisono._errors import InvalidArgumentError, UnisonoError
+
+#: Seconds for all: a large model compiles for minutes.
+_TIME_LIMIT = 1800.0
+#: Steps that are timed, after one that compiles; the median counts.
+_STEPS = 5
+#: Devices of the programs that are compiled.
+_COMPILED_FOR = 2
+_LINK_UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8, "tbit": 1e12 / 8}
+_MEMORY_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """What is planned.
+
+    Args:
+        model: a Python file, with `:function` where that is not `make_model`.
+        devices: how many train together.
+        batch: rows of each device.
+        servers: tasks of a job of parameter servers; 0 for no such row.
+        link: bytes a second between two devices, in each direction.
+        memory: bytes of a device; None if unknown.
+        step_seconds: of one device; None to measure it here.
+    """
+
+    model: str
+    devices: int
+    batch: int
+    servers: int
+    link: float
+    memory: float | None
+    step_seconds: float | None
+
+    def __post_init__(self) -> None:
+        least = {"devices": (self.devices, 1), "batch": (self.batch, 1), "ps": (self.servers, 0)}
+        for name, (value, low) in least.items():
+            if value < low:
+                raise InvalidArgumentError(f"`--{name}` must be at least {low}. Received: {value}.")
+        if not Path(self._file_and_function[0]).is_file():
+            raise InvalidArgumentError(
+                "A plan needs a Python file with a function that returns a compiled model. Received: "
+                f"{self.model!r}, which is no file. Write `model.py` or `model.py:make_model`."
+            )
+
+    @property
+    def _file_and_function(self) -> tuple[str, str]:
+        file, colon, function = self.model.rpartition(":")
+        return (file, function) if colon and function.isidentifier() else (self.model, "make_model")
+
+    def load(self) -> tuple[Callable[[], Any], Callable[[int], Any] | None]:
+        """Run the file; return what makes a model, and what makes a batch of so many rows, if it is there."""
+        file, function = self._file_and_function
+        names = runpy.run_path(file)
+        if not callable(names.get(function)):
+            raise InvalidArgumentError(
+                f"{file} must have a function `{function}` that returns a compiled model. Received: "
+                f"{sorted(n for n in names if not n.startswith('_') and callable(names[n]))}."
+            )
+        return names[function], names.get("make_batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSize:
+    """What one model needs, in bytes.
+
+    Args:
+        weights: all weights.
+        gradients: those of the weights that are trained.
+        state: weights, the optimizer's variables and metrics, of one replica that holds all.
+        batch: of one device.
+        given: by layout, what a replica of two is given: its state and its batch.
+        temporary: by layout, what a step needs besides, on each of two; of `"one"` on a single device.
+        step_seconds: of one device; None where it was not measured.
+    """
+
+    weights: int
+    gradients: int
+    state: int
+    batch: int
+    given: dict[str, int]
+    temporary: dict[str, int]
+    step_seconds: float | None
+
+    def state_of(self, layout: str, devices: int) -> float:
+        """The bytes of state on each of some devices."""
+        in_parts = _COMPILED_FOR * (self.state + self.batch - self.given[layout]) / (_COMPILED_FOR - 1)
+        # Slots of a few numbers stay whole; a padded part is no negative one.
+        in_parts = min(max(in_parts, 0.0), self.state)
+        return self.state - in_parts * (1 - 1 / devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way to train, and what it needs; bytes on each device, and seconds.
+
+    Args:
+        name: the strategy.
+        state: weights, the optimizer's variables and metrics.
+        temporary: gradients, activations and the batch.
+        sent: in a step, by each device.
+        seconds: a step's.
+    """
+
+    name: str
+    state: float
+    temporary: float
+    sent: float
+    seconds: float
+
+    @property
+    def peak(self) -> float:
+        """The bytes of a device while it trains."""
+        return self.state + self.temporary
+
+
+def parse_rate(text: str) -> float:
+    """Return the bytes a second of a link.
+
+    >>> parse_rate("10gbit")
+    1250000000.0
+    """
+    return _parsed(text, _LINK_UNITS, "--link", "10gbit")
+
+
+def parse_memory(text: str) -> float:
+    """Return the bytes of a device's memory.
+
+    >>> parse_memory("80gb")
+    80000000000.0
+    """
+    return _parsed(text, _MEMORY_UNITS, "--memory", "80gb")
+
+
+def _parsed(text: str, units: dict[str, Any], flag: str, example: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", text.lower())
+    if match is None or match[2] not in units or not float(match[1]):
+        raise InvalidArgumentError(
+            f"`{flag}` must be a number with one of the units {', '.join(units)}. Received: {text!r}. "
+            f"Write `{flag} {example}`."
+        )
+    return float(float(match[1]) * units[match[2]])
+
+
+def _examine(options: PlanOptions) -> ModelSize | UnisonoError:
+    try:
+        return examine(options)
+    except UnisonoError as error:
+        # Returned, so that the process does not show where it was raised.
+        return error
+
+
+def examine(options: PlanOptions) -> ModelSize:
+    """Compile a model's step for one device and for two, in a process that has two; time it on one."""
+    import jax
+    import keras
+
+    from unisono.strategies._mirrored import MirroredStrategy
+    from unisono.strategies._state_layout import LAYOUTS
+    from unisono.training.trainer._lowered_step import lowered_step
+
+    make_model, make_batch = options.load()
+    given, temporary = {}, {}
+    seconds, sizes = options.step_seconds, (0, 0, 0, 0)
+    for layout in ("one", *LAYOUTS):
+        count = 1 if layout == "one" else _COMPILED_FOR
+        strategy = MirroredStrategy(jax.devices()[:count], state_layout=LAYOUTS[0] if count == 1 else layout)
+        with strategy.scope():
+            model = _checked(make_model(), options.model)
+        rows = options.batch * count
+        x, y = make_batch(rows) if make_batch is not None else _batch_for(model, rows)
+        if count == 1:
+            if seconds is None:
+                seconds = _step_seconds(model, x, y)
+            model.optimizer.build(model.trainable_variables)
+            weights, trained = (sum(_size(v) for v in vs) for vs in (model.weights, model.trainable_weights))
+            others = [*model.optimizer.variables, *model.metrics_variables]
+            batch = sum(a.nbytes for a in jax.tree.leaves((x, y)))
+            sizes = weights, trained, weights + sum(map(_size, others)), batch
+        plan: Any = lowered_step(model, x, y).compile().memory_analysis()
+        given[layout], temporary[layout] = plan.argument_size_in_bytes, plan.temp_size_in_bytes
+        keras.backend.clear_session()
+    return ModelSize(*sizes, given, temporary, seconds)
+
+
+def _checked(model: Any, where: str) -> Any:
+    import keras
+
+    if not isinstance(model, keras.Model) or not model.compiled or not model.built:
+        raise InvalidArgumentError(
+            f"{where} must return a Keras model that is built and compiled. Received: {model!r}. Begin it "
+            "with `keras.Input(shape)`, and call `model.compile(...)` before it is returned."
+        )
+    return model
+
+
+def _size(variable: Any) -> int:
+    return int(variable.value.nbytes)
+
+
+def _batch_for(model: Any, rows: int) -> tuple[Any, Any]:
+    """Return a batch of zeros as a model's inputs, outputs and loss want it."""
+    import numpy as np
+
+    loss = model.loss
+    name = str(getattr(loss, "name", loss) or "")
+    inputs: list[Any] = getattr(model, "inputs", None) or []
+    outputs: list[Any] = getattr(model, "outputs", None) or []
+    has_shapes = not any(None in t.shape[1:] for t in (*inputs, *outputs))
+    if not inputs or len(outputs) != 1 or not has_shapes or not name:
+        raise InvalidArgumentError(
+            "A batch follows from a functional model with one output, fixed shapes and one loss. Received: "
+            f"{type(model).__name__} {model.name!r}, loss {loss!r}. Write a function `make_batch(rows)` that "
+            "returns `(x, y)` into the same file."
+        )
+    features = [np.zeros((rows, *t.shape[1:]), str(t.dtype)) for t in inputs]
+    x = features[0] if len(features) == 1 else features
+    shape = (rows, *outputs[0].shape[1:])
+    is_sparse = "sparse" in name.lower()
+    return x, np.zeros(shape[:-1], "int32") if is_sparse else np.zeros(shape, "float32")
+
+
+def _step_seconds(model: Any, x: Any, y: Any) -> float:
+    model.train_on_batch(x, y)
+    seconds = []
+    for _ in range(_STEPS):
+        began = perf_counter()
+        # The loss is read, so the step is over.
+        model.train_on_batch(x, y)
+        seconds.append(perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def ways(size: ModelSize, options: PlanOptions) -> list[Way]:
+    """Return what each way to train needs."""
+    n, compute = options.devices, options.step_seconds or size.step_seconds or 0.0
+    alone = Way("OneDeviceStrategy", size.state, size.temporary["one"] + size.batch, 0, compute)
+    found = [alone]
+    for layout in (name for name in size.given if name != "one"):
+        # A reduce-scatter and an all-gather send together what an all-reduce does.
+        sent = 2 * (n - 1) / n * size.gradients
+        name = "MirroredStrategy" if layout == "mirrored" else f'  state_layout="{layout}"'
+        state, temporary = size.state_of(layout, n), size.temporary[layout] + size.batch
+        found.append(Way(name, state, temporary, sent, compute + sent / options.link))
+    if options.servers:
+        # Weights are pulled, gradients are pushed; a server's link carries those of all workers.
+        through = size.weights + size.gradients
+        seconds = max(1, n / options.servers) * max(size.weights, size.gradients) / options.link
+        worker = Way(
+            "ParameterServerStrategy", size.weights, alone.temporary, size.gradients, compute + seconds
+        )
+        share = size.state / options.servers
+        server = Way(f"  each of {options.servers} servers", share, 0, n * through / options.servers / 2, 0)
+        found += [worker, server]
+    return found
+
+
+def table(size: ModelSize, options: PlanOptions) -> str:
+    """Return the plan as text."""
+    header = ("", "state", "step", "peak", "sent a step", "exchange", "step time", "fits")
+    rows: list[Sequence[str]] = [header]
+    compute = options.step_seconds or size.step_seconds or 0.0
+    for way in ways(size, options):
+        fits = "" if options.memory is None else "yes" if way.peak <= options.memory else "no"
+        exchange = max(way.seconds - compute, 0.0)
+        times = (_ms(exchange), _ms(way.seconds)) if way.seconds else ("", "")
+        rows.append((way.name, *map(_mb, (way.state, way.temporary, way.peak, way.sent)), *times, fits))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    how = "given" if options.step_seconds is not None else "measured here"
+    return "\n".join(
+        [
+            f"{options.devices} devices, {options.batch} rows each, links of "
+            f"{options.link * 8 / 1e9:g} Gbit/s; a step of one device takes {_ms(compute)} ({how})",
+            f"weights {_mb(size.weights)}, gradients {_mb(size.gradients)}, optimizer and metrics "
+            f"{_mb(size.state - size.weights)}",
+            "",
+            *lines,
+            "",
+            "Bytes on each device: what rests between steps, what a step needs besides (XLA's plan for "
+            "CPUs), and both.",
+        ]
+    )
+
+
+def _mb(size: float) -> str:
+    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+    unit = next((name for name, scale in units.items() if size >= scale), "B")
+    return f"{size / units[unit]:.3g} {unit}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def main(options: PlanOptions) -> str:
+    """Examine a model in a new process with two virtual devices, and return the plan as text."""
+    from unisono._launch_function import launch
+
+    (size,) = launch(
+        _examine, workers=1, args=(options,), devices_per_worker=_COMPILED_FOR, timeout=_TIME_LIMIT
+    )
+    if isinstance(size, UnisonoError):
+        raise size
+    return table(size, options)

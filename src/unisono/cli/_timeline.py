@@ -1,0 +1,211 @@
+"""What the tasks of a launch did when, for the command `unisono timeline`; and as a trace for Perfetto.
+
+Read from the log folder alone, while the launch runs or later: the launcher's `history.jsonl` and the events
+that each task writes (`cluster/liveness/_task_events`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import InvalidArgumentError
+from unisono.cluster.liveness._task_events import read_events
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._restart_policy import Failure, root_cause
+
+#: The row of what the launcher did.
+LAUNCHER = "launcher"
+_FAULTS = ("failed", "stalled")
+#: Kinds of spans, in the order in which a picture draws them, and their colours.
+KINDS = {
+    "process": "#e4e4e7",
+    "start": "#a1a1aa",
+    "steps": "#3b82f6",
+    "compile": "#a855f7",
+    "save": "#22c55e",
+    "restore": "#14b8a6",
+    "detection": "#b91c1c",
+    "recovery": "#f97316",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Something that took time.
+
+    Args:
+        row: a task, or `LAUNCHER`.
+        began: seconds since the launch.
+        ended: likewise.
+        text: what is known besides.
+        shares: of `steps`: of the time for data, and of that for exchange; None where it is not known.
+    """
+
+    row: str
+    name: str
+    began: float
+    ended: float
+    generation: int
+    text: str = ""
+    shares: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def duration(self) -> float:
+        """How long it took, in seconds."""
+        return max(0.0, self.ended - self.began)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outage:
+    """A failure that another generation followed; times in seconds since the launch.
+
+    Args:
+        task: whose failure caused those of others.
+        noticed: when the launcher began to end the others.
+        first_step: when the next generation had begun its first step; None where it made none.
+    """
+
+    generation: int
+    task: str
+    text: str
+    fault: float
+    noticed: float
+    first_step: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """What happened in a launch.
+
+    Args:
+        began: in seconds since the epoch.
+        seconds: until the last thing that is known.
+    """
+
+    began: float
+    seconds: float
+    rows: Sequence[str]
+    spans: Sequence[Span]
+    outages: Sequence[Outage]
+
+
+def read(folder: Path) -> Timeline:
+    """Read the log folder of a launch: the last one, where several have used it.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    path = folder / "history.jsonl"
+    if not path.is_file():
+        raise InvalidArgumentError(
+            f"A log folder must hold the history.jsonl of a launch. Received: {str(folder)!r}. Write "
+            "`unisono launch --log-dir logs …`, then `unisono timeline logs`."
+        )
+    history = list(read_events(_lines(path)))
+    first = max((i for i, e in enumerate(history) if e["event"] == "launched"), default=0)
+    history = history[first:]
+    if not history:
+        raise InvalidArgumentError(f"A launch must have begun. Received: {path}, which is empty.")
+    began = history[0]["time"]
+    tasks = list(dict.fromkeys(e["task"] for e in history if e["event"] == "started"))
+    events = {task: _events_of(folder, task, began) for task in tasks}
+    known = [e["time"] for e in history] + [e["until"] for found in events.values() for e in found]
+    seconds = max(known) - began
+    spans = [span for task in tasks for span in _spans_of(task, history, events[task], began, seconds)]
+    outages = list(_outages(history, events, began))
+    for each in outages:
+        until = seconds if each.first_step is None else each.first_step
+        text = f"{each.task} {each.text}"
+        spans.append(Span(LAUNCHER, "detection", each.fault, each.noticed, each.generation, text))
+        spans.append(Span(LAUNCHER, "recovery", each.noticed, until, each.generation, text))
+    return Timeline(began, seconds, [LAUNCHER, *tasks], spans, outages)
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; the last one may be half written."""
+    return path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
+
+
+def _events_of(folder: Path, task: str, began: float) -> list[dict[str, Any]]:
+    path = folder / "events" / f"{task.replace(':', '-')}.jsonl"
+    return [event for event in read_events(_lines(path)) if event["from"] >= began]
+
+
+def _spans_of(
+    task: str,
+    history: Sequence[dict[str, Any]],
+    events: Sequence[dict[str, Any]],
+    began: float,
+    seconds: float,
+) -> Iterator[Span]:
+    """Give what a task did; its process first, which lies behind the rest."""
+    own = [e for e in history if e["task"] == task]
+    starts = [e for e in own if e["event"] == "started"]
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        until = seconds if following is None else following["time"] - began
+        ends = [e for e in own if e["event"] == "ended" and e["pid"] == start["pid"]]
+        ended = ends[-1]["time"] - began if ends else until
+        code = f", exit code {ends[-1]['exit_code']}" if ends else ""
+        text, at = f"process {start['pid']}, {start['detail']}{code}", start["time"] - began
+        yield Span(task, "process", at, ended, start["generation"], text)
+        first = next((e["from"] for e in events if e["from"] - began >= at), None)
+        if first is not None and first - began <= ended:
+            yield Span(task, "start", at, first - began, start["generation"])
+    for event in events:
+        text, shares = "", (None, None)
+        if event["event"] == "steps":
+            speed = event["count"] / max(event["until"] - event["from"], 1e-9)
+            text = f"to step {event['step']}, {speed:.3g} steps/s"
+            shares = event["data"], event["exchange"]
+        at, until = event["from"] - began, event["until"] - began
+        yield Span(task, event["event"], at, until, event["generation"], text, shares)
+
+
+def _outages(
+    history: Sequence[dict[str, Any]], events: dict[str, list[dict[str, Any]]], began: float
+) -> Iterator[Outage]:
+    """Give the failure that caused the others, of each generation; a lost peer may be noticed before it."""
+    steps = [e for found in events.values() for e in found if e["event"] == "steps"]
+    for generation in dict.fromkeys(e["generation"] for e in history):
+        own = [e for e in history if e["generation"] == generation]
+        faults = {_failure(e): e for e in own if e["event"] in _FAULTS}
+        if not faults:
+            continue
+        fault = faults[root_cause(faults)]
+        # The end of the process comes before the launcher counts it as a failure; and the cause before all
+        # that followed from it.
+        pids = {e["pid"] for e in faults.values()}
+        ends = [e["time"] for e in own if e["event"] == "ended" and e["pid"] in pids]
+        at = min([e["time"] for e in faults.values()] + ends)
+        noticed = next((e["time"] for e in own if e["event"] in ("ending", "restart task")), fault["time"])
+        later = [e["until"] for e in steps if e["generation"] > generation]
+        first = min(later) - began if later else None
+        yield Outage(generation, fault["task"], fault["detail"], at - began, noticed - began, first)
+
+
+def _failure(event: dict[str, Any]) -> Failure:
+    job, _, index = event["task"].partition(":")
+    return Failure(Task(job, int(index)), event["time"], event["exit_code"] or 0, event["detail"])
+
+
+def trace_of(timeline: Timeline) -> dict[str, Any]:
+    """Return a trace in Chrome's format, which Perfetto opens: a process for each row."""
+    found: list[dict[str, Any]] = []
+    for i, row in enumerate(timeline.rows):
+        found.append({"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": row}})
+    for span in timeline.spans:
+        pid = timeline.rows.index(span.row)
+        args = {"generation": span.generation, "text": span.text}
+        # Spans of one thread must lie within each other: saving and stepping overlap.
+        at = {"pid": pid, "tid": [*KINDS].index(span.name), "ts": round(span.began * 1e6)}
+        found.append({"ph": "X", "name": span.name, **at, "dur": round(span.duration * 1e6), "args": args})
+        for name, share in zip(("data %", "exchange %"), span.shares, strict=True):
+            if share is not None:
+                found.append({"ph": "C", "name": name, **at, "args": {"share": 100 * share}})
+    for each in timeline.outages:
+        mark = {"pid": 0, "tid": 0, "ts": round(each.fault * 1e6), "s": "g"}
+        found.append({"ph": "i", "name": f"{each.task} {each.text}", **mark})
+    return {"traceEvents": found, "displayTimeUnit": "ms"}

@@ -1,0 +1,190 @@
+"""What a task of a launch does, for people who look at it: lines of JSON in the log folder of the launch.
+
+A line a second at most says how many steps there were; what lasts, such as compiling or saving, has a line of
+its own, which is written with them. A file beside holds the number of the last step. `unisono launch` shows
+them in a terminal, `unisono timeline` in a page.
+
+Tests: tests/unit/cluster/test_task_events.py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from unisono.cluster_resolver._base import process_environ
+
+_LOG = logging.getLogger("unisono")
+
+#: Seconds between two writes.
+_PERIOD = 1.0
+#: Seconds between two events of a kind that count as one, such as the programs of a step's first call.
+_GAP = 0.1
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class TaskEvents:
+    """Collects what a process does, and appends it to a file; safe to use from several threads.
+
+    Args:
+        path: the file; None without a log folder, where nothing is kept.
+    """
+
+    def __init__(self, path: Path | None, generation: int) -> None:
+        self._path, self._generation = path, generation
+        self._lock = threading.Lock()
+        #: What lasted: name, beginning and end, in seconds since the epoch.
+        self._spans: list[tuple[str, float, float]] = []
+        self._step = self._count = 0
+        #: Seconds of waiting for data and for values of others; None where they are not measured.
+        self._data: float | None = None
+        self._pulling: float | None = None
+        #: The share of a sampled step in which devices exchanged.
+        self.exchange: float | None = None
+        #: The file with the number of the last step, which outlives a SIGKILL.
+        self._last: int | None = None
+        self._from = time.time()
+        self._next = float("-inf")
+
+    def begin_at(self, step: int) -> None:
+        """Note how many steps a run has made that this process resumes."""
+        with self._lock:
+            self._step = step
+
+    def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
+        """Count steps, and write what there is when that is due.
+
+        Args:
+            data: seconds in which they waited for batches; None where that is not known.
+            pulling: seconds in which they waited for values of parameter servers; likewise.
+        """
+        if self._path is None:
+            return
+        with self._lock:
+            self._step += steps
+            self._count += steps
+            self._note_last()
+            self._data, self._pulling = _sum(self._data, data), _sum(self._pulling, pulling)
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def _note_last(self) -> None:
+        with self._surviving() as path:
+            if self._last is None:
+                self._last = os.open(step_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
+            os.pwrite(self._last, b"%20d\n" % self._step, 0)
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[Path]:
+        """Surround what writes; where that fails, training continues, and no more events are written."""
+        path = self._path or Path(os.devnull)
+        try:
+            yield path
+        except OSError as error:
+            _LOG.warning("No events are written for `unisono timeline`: %s (%s).", error.strerror, path)
+            self._path = None
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Note when a block runs, also where it raises."""
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.lasted(name, time.time() - began)
+
+    def lasted(self, name: str, seconds: float) -> None:
+        """Note something that ends now."""
+        if self._path is None:
+            return
+        until = time.time()
+        began = until - seconds
+        with self._lock:
+            i = next(
+                (i for i, span in enumerate(self._spans) if span[0] == name and began - span[2] < _GAP), None
+            )
+            if i is None:
+                self._spans.append((name, began, until))
+            else:
+                self._spans[i] = name, min(began, self._spans[i][1]), until
+
+    def flush(self) -> None:
+        """Write what there is."""
+        with self._lock:
+            if self._path is None:
+                return
+            now, self._next = time.time(), time.monotonic() + _PERIOD
+            lines: list[dict[str, object]] = [
+                {"event": name, "from": began, "until": until} for name, began, until in self._spans
+            ]
+            self._spans.clear()
+            if self._count:
+                lines.append(self._steps_until(now))
+                self._count, self._from, self._data, self._pulling = 0, now, None, None
+            text = "".join(json.dumps({**line, "generation": self._generation}) + "\n" for line in lines)
+            with self._surviving() as path, path.open("a") as file:
+                file.write(text)
+
+    def _steps_until(self, now: float) -> dict[str, object]:
+        seconds = max(now - self._from, 1e-9)
+        shares = (None if s is None else round(min(1.0, s / seconds), 4) for s in (self._data, self._pulling))
+        data, pulling = shares
+        exchange = self.exchange if pulling is None else pulling
+        return {
+            "event": "steps",
+            "from": self._from,
+            "until": now,
+            "step": self._step,
+            "count": self._count,
+            "data": data,
+            "exchange": exchange,
+        }
+
+
+def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Give the objects of lines of JSON; one that is half written, where a disk was full, is passed over.
+
+    >>> list(read_events(['{"event": "ste{"event": "save"}', '{"event": "save"}']))
+    [{'event': 'save'}]
+    """
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+def step_file(events: Path) -> Path:
+    """Return the file with the number of the last step, beside that of the events."""
+    return events.with_suffix(".step")
+
+
+def _sum(total: float | None, more: float | None) -> float | None:
+    return total if more is None else (total or 0.0) + more
+
+
+@functools.cache
+def process_events() -> TaskEvents:
+    """Return the events of this process; they begin where the launcher has given it a file for them."""
+    environ = process_environ()
+    path = environ.get("UNISONO_EVENTS")
+    events = TaskEvents(Path(path) if path else None, int(environ.get("UNISONO_GENERATION", "0")))
+    if path:
+        import jax  # the launcher uses this module without it
+
+        def note(event: str, duration_secs: float, **kwargs: str | int) -> None:
+            if event == _COMPILED:
+                events.lasted("compile", duration_secs)
+
+        jax.monitoring.register_event_duration_secs_listener(note)
+        atexit.register(events.flush)
+    return events

@@ -1,0 +1,1 @@
+"""What a launch shows on a terminal."""

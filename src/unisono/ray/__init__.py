@@ -1,0 +1,5 @@
+"""Train on a cluster of Ray: `unisono.ray`. Names are loaded when they are first used."""
+
+from unisono import _names
+
+__getattr__, __dir__, __all__ = _names.lazy_names(__name__)

@@ -1,0 +1,118 @@
+"""Actors of Ray that train as standalone servers do, and the connections with them.
+
+Tests: tests/cluster/test_ray_cluster.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._spec import Task, with_port
+from unisono.launcher._call_folders import call_folder
+from unisono.rpc._calls import PeerLostError
+from unisono.rpc._frames import Frame
+from unisono.rpc._ops import Op
+from unisono.rpc._transport._client import RpcClient
+from unisono.rpc._transport._keys import VARIABLE, ClusterKeys
+from unisono.standalone._protocol import CLIENT, LIMIT, SERVER, read_standalone_keys
+from unisono.standalone._remote_machines import ServerAccess
+from unisono.standalone._server import StandardServer
+
+
+class ServerActor:
+    """A standalone server in an actor of Ray; its tasks are processes of their own, and end with it.
+
+    Args:
+        key: the secret of this training.
+        spares: processes that have JAX and Keras imported, and wait for a task.
+        threads: the size of XLA's thread pool in each task; None for that of the whole machine.
+    """
+
+    def __init__(self, key: str, spares: int, threads: int | None) -> None:
+        import ray
+
+        environ = process_environ()
+        environ[VARIABLE] = key
+        if threads is not None:
+            environ.setdefault("PJRT_NPROC", str(threads))
+        self._open = contextlib.ExitStack()
+        folder = self._open.enter_context(call_folder())
+        self._server = StandardServer(with_port(ray.util.get_node_ip_address(), 0), folder, spares)
+        self._server.start()
+
+    def address(self) -> str:
+        """Return where it listens."""
+        return self._server.address
+
+    def stop(self) -> None:
+        """End its tasks, and remove its files."""
+        self._server.stop()
+        self._open.close()
+
+
+class ActorClient:
+    """The connection with the server of an actor, which Ray may start again on another node.
+
+    A client that has lost a server begins with HELLO again: then the actor is asked where it is.
+
+    Args:
+        actor: Ray's handle of a `ServerActor`.
+        address: where it listens now.
+    """
+
+    task: Task = SERVER
+
+    def __init__(self, actor: Any, address: str, keys: ClusterKeys | None) -> None:
+        self._actor, self._keys = actor, keys
+        self.address = address
+        self._lock = threading.Lock()
+        self._client = RpcClient(SERVER, address, keys, LIMIT)
+
+    def call(self, frame: Frame, timeout: float) -> Frame:
+        """Send a request and wait for its answer."""
+        self._follow(frame, timeout)
+        return self._client.call(frame, timeout)
+
+    def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
+        """Send a request."""
+        self._follow(frame, timeout)
+        return self._client.send(frame, timeout)
+
+    def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
+        """Take answers in the present thread until a future is done, or return: then others take them."""
+        self._client.take_until(future, timeout)
+
+    def close(self) -> None:
+        """End the connection; requests without an answer fail."""
+        self._client.close()
+
+    def _follow(self, frame: Frame, timeout: float | None) -> None:
+        if frame.op is not Op.HELLO:
+            return
+        import ray
+
+        try:
+            address = ray.get(self._actor.address.remote(), timeout=timeout)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            text = f"Ray must start the actor of a server again. Received: {error}"
+            raise PeerLostError(text, self.task, self.address, timeout or 0.0) from error
+        with self._lock:
+            if address != self.address:
+                self._client.close()
+                self.address, self._client = address, RpcClient(SERVER, address, self._keys, LIMIT)
+
+
+def access_to(actors: Mapping[str, tuple[Any, str]], key: str) -> ServerAccess:
+    """Return how a client reaches actors, each with its address, by name."""
+    keys = read_standalone_keys({VARIABLE: key}, CLIENT)
+    return ServerAccess(
+        lambda name: ActorClient(*actors[name], keys),
+        if_absent="See the log of the actor {address} in Ray",
+        if_lost="Add nodes to the cluster of Ray",
+        until="Ray has started its actor again",
+    )

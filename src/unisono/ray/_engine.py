@@ -1,0 +1,193 @@
+"""`unisono launch --on ray`: actors of Ray that run the tasks, and the rules of a launch on this machine.
+
+Tests: tests/cluster/test_ray_cluster.py, tests/unit/ray/test_ray_engine.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shlex
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._packages import require_packages
+from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._spec import split_address
+from unisono.launcher._launch import check_program
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher.engines._engine import FunctionCall, Submission
+from unisono.launcher.engines._settings import RaySettings
+from unisono.ray._placement import Resources, checked_resources
+from unisono.ray._reservation import Reservation
+
+HONOURED = frozenset({"devices_per_worker", "interface", "stall_timeout", "cool_down"})
+
+#: Seconds for a connection with the cluster: Ray itself tries for two minutes, and ends the process then.
+_CONNECT = 10.0
+
+
+def render(submission: Submission[RaySettings]) -> str:
+    """Return a script that runs this launch as a job of Ray, on the cluster itself."""
+    check_program(submission.program)
+    script = Path(submission.program.target)
+    if script.is_absolute() or ".." in script.parts:
+        raise InvalidArgumentError(
+            "The script of a job of Ray must be below the current directory, which travels with it. "
+            f"Received: {str(script)!r}. Write `--print {script.name}` in the script's folder."
+        )
+    _reservation(submission.options, submission.settings)
+    # In a job the cluster is the job's own.
+    flags = _flags(submission.options) + _flags(dataclasses.replace(submission.settings, address=None))
+    if submission.log_dir is not None:
+        flags.append(f"--log-dir={submission.log_dir}")
+    words = ["python", "-m", "unisono", "launch", "--on", "ray", *flags]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "# RAY_API_SERVER_ADDRESS is the dashboard of the cluster: http://10.0.0.1:8265.",
+            f"exec ray job submit --working-dir . -- {shlex.join(words)} {submission.program.text}",
+            "",
+        ]
+    )
+
+
+def _flags(record: LaunchOptions | RaySettings) -> list[str]:
+    """Return the flags of the fields that do not have their defaults."""
+    flags = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if value != field.default:
+            name = "--" + field.name.replace("_", "-")
+            every = value if field.name == "resource" else [value]
+            texts = [f"{v[0]}:{v[1]}" if field.name == "elastic" else f"{v}" for v in every]
+            flags += [name] if value is True else [f"{name}={text}" for text in texts]
+    return flags
+
+
+def run(submission: Submission[RaySettings]) -> int:
+    """Start the tasks on the cluster, and follow them until the end.
+
+    The script and the modules beside it that it imports travel to the actors, as to standalone servers.
+    """
+    check_program(submission.program)
+    reservation = _reservation(submission.options, submission.settings)
+    with _connected(submission.settings.address), reservation.servers() as servers:
+        from unisono.standalone._client import ClusterRun, run_program_on_cluster
+
+        options = submission.options
+        names = ("devices_per_worker", "max_restarts", "grace", "stall_timeout", "cool_down", "interface")
+        return run_program_on_cluster(
+            servers.slots,
+            submission.program,
+            ClusterRun(),
+            submission.log_dir,
+            access=servers.access,
+            elastic=servers.elastic,
+            **{name: getattr(options, name) for name in names},
+        )
+
+
+def _reservation(options: LaunchOptions, settings: RaySettings) -> Reservation:
+    """Return what Ray reserves; parameter servers get CPUs and memory of what `--resource` names."""
+    worker = _resources(settings.resource)
+    ps = {name: amount for name, amount in worker.items() if name in ("CPU", "memory")}
+    return Reservation(
+        options, worker, checked_resources("resource", ps or None), settings.placement or "PACK",
+        _runtime_env(settings.runtime_env_json),
+    )  # fmt: skip
+
+
+def _resources(texts: Sequence[str]) -> Resources:
+    """Return the amounts of Ray's resources that texts name.
+
+    >>> _resources(["CPU=2", "GPU=0.5"])
+    {'CPU': 2.0, 'GPU': 0.5}
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, amount = text.partition("=")
+        try:
+            found[name] = float(amount)
+            checked_resources("resource", {name: found[name]})
+        except ValueError:  # also that of `checked_resources`
+            raise InvalidArgumentError(
+                "`--resource` must be a resource of Ray and an amount above 0. Received: "
+                f"{text!r}. Write `--resource CPU=4` or `--resource GPU=1`."
+            ) from None
+    return checked_resources("resource", found or None)
+
+
+def _runtime_env(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        found = error
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(
+            f"`--runtime-env-json` must be an object in JSON. Received: {text!r}"
+            f"{f' ({found})' if isinstance(found, ValueError) else ''}. Write "
+            """`--runtime-env-json '{"env_vars": {"NAME": "value"}}'`."""
+        )
+    return found
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[None]:
+    """Connect this process with a cluster of Ray, unless the program has done it.
+
+    Raises:
+        ClusterError: no cluster is there.
+    """
+    require_packages("A launch on Ray", "ray", "ray")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    where = address or process_environ().get("RAY_ADDRESS") or "auto"
+    _check_listens(where)
+    try:
+        ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, SystemExit) as error:
+        raise _no_cluster(where, str(error).partition("\n")[0]) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(where: str) -> None:
+    if where in ("auto", "local"):
+        return
+    try:
+        host, port = split_address(where.partition("://")[2] or where)
+        socket.create_connection((host, port), _CONNECT).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(where, str(error)) from error
+
+
+def _no_cluster(where: str, why: str) -> ClusterError:
+    return ClusterError(
+        f"A cluster of Ray must run at the address. Received: {where!r} ({why}). Write `--address "
+        "HOST:6379`, or `ray start --head` to start a cluster on this machine."
+    )
+
+
+def call(submission: Submission[RaySettings], function: FunctionCall) -> list[Any]:
+    """Call a function in the tasks; return the values of the chief and the workers."""
+    if submission.log_dir is not None:
+        raise InvalidArgumentError(
+            "`log_dir` is for engines whose nodes share a folder. Received: "
+            f"{str(submission.log_dir)!r} with on='ray', which brings each task's output here. Leave it out."
+        )
+    reservation = _reservation(submission.options, submission.settings)
+    with _connected(submission.settings.address), reservation.servers() as servers:
+        return servers.call(function.fn, function.args, submission.options, function.timeout)

@@ -1,0 +1,241 @@
+"""What Ray reserves for a launch: a placement group with an actor for each task.
+
+Tests: tests/cluster/test_ray_cluster.py, tests/unit/ray/test_ray_placement.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._packages import require_packages
+from unisono.cluster_resolver._base import process_environ
+from unisono.launcher._options import LaunchOptions
+from unisono.ray._placement import Resources, TaskResources, actor_options, resources_text
+
+if TYPE_CHECKING:
+    from unisono.standalone._remote_machines import ServerAccess
+    from unisono.standalone._slots import Slots
+
+#: Seconds for the actors to remove their files.
+_STOP_SECONDS = 5.0
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+@dataclasses.dataclass(frozen=True)
+class RayServers:
+    """The servers of a launch, while their actors run.
+
+    Args:
+        elastic: the fewest and the most workers, as a launch on these servers needs it.
+    """
+
+    slots: Slots
+    access: ServerAccess
+    elastic: tuple[int, int] | None
+
+    def call(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        options: LaunchOptions,
+        timeout: float | None,
+        **run: float,
+    ) -> list[Any]:
+        """Call a function in all tasks, as `call_on_cluster` does; return the values of those that train."""
+        from unisono.standalone._client import call_on_cluster
+
+        return call_on_cluster(
+            self.slots,
+            fn,
+            args,
+            devices_per_worker=options.devices_per_worker,
+            max_restarts=options.max_restarts,
+            elastic=self.elastic,
+            timeout=timeout,
+            access=self.access,
+            **run,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reservation:
+    """What a launch needs of a cluster of Ray.
+
+    Args:
+        options: of the launch; its jobs have an actor for each task.
+        worker: what Ray reserves for a worker, the chief and the evaluator.
+        ps: what Ray reserves for a parameter server.
+        placement: of the group, one of `PLACEMENTS`.
+        runtime_env: Ray's description of the actors' environment.
+        start_timeout: seconds until Ray must have placed and started all actors.
+
+    Raises:
+        InvalidArgumentError: when `placement` or `runtime_env` cannot be used.
+    """
+
+    options: LaunchOptions
+    worker: Resources
+    ps: Resources
+    placement: str = "PACK"
+    runtime_env: Mapping[str, Any] | None = None
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise InvalidArgumentError(
+                f"`placement` must be one of {', '.join(PLACEMENTS)}. Received: placement={self.placement!r}."
+            )
+        if self.runtime_env is not None:
+            _check_runtime_env(self.runtime_env)
+
+    def _tasks(self) -> TaskResources:
+        options = self.options
+        counts = {
+            "chief": int(options.chief),
+            "worker": options.workers,
+            "ps": options.ps,
+            "evaluator": int(options.evaluator),
+        }
+        return TaskResources(counts, {**dict.fromkeys(counts, self.worker), "ps": self.ps})
+
+    @contextmanager
+    def servers(self) -> Iterator[RayServers]:
+        """Start a server for each task on the cluster with which this process is connected; end them.
+
+        Raises:
+            InvalidArgumentError: when the cluster has no room for the tasks.
+            ClusterError: when Ray has not started all actors in time.
+        """
+        import ray
+
+        from unisono.ray._actors import access_to
+        from unisono.rpc._transport._keys import new_secret
+        from unisono.standalone._slots import Slots
+
+        options = self.options
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        tasks = self._tasks().checked(nodes, options.worker_range[0])
+        workers, key = tasks.counts["worker"], new_secret()
+        elastic = (options.elastic[0], workers) if options.elastic else None
+        if options.ps and elastic is None:
+            # A task of parameter servers would start again alone, at its address: an actor has another one
+            # on another node. So all tasks do.
+            elastic = (workers, workers)
+        slots = Slots({job: tuple(f"{job}-{i}" for i in range(n)) for job, n in tasks.counts.items() if n})
+        with self._actors(tasks, key) as actors:
+            yield RayServers(slots, access_to(actors, key), elastic)
+
+    @contextmanager
+    def _actors(self, tasks: TaskResources, key: str) -> Iterator[dict[str, tuple[Any, str]]]:
+        """Start a server for each task; the actor and where it listens by name."""
+        import ray
+
+        deadline = time.monotonic() + self.start_timeout
+        group = ray.util.placement_group([dict(need) for _, need in tasks.each()], strategy=self.placement)
+        actors: dict[str, Any] = {}
+        try:
+            if not group.wait(self.start_timeout):
+                free = resources_text(ray.available_resources())
+                raise ClusterError(
+                    f"Ray must have room for all tasks within {self.start_timeout:g} s. Received: a "
+                    f"placement group that waits; free are {free}. End other programs "
+                    "on this cluster, add nodes, pass fewer `workers`, or a longer `start_timeout`."
+                )
+            for index, (name, need) in enumerate(tasks.each()):
+                actors[name] = self._actor(group, index, need, key)
+            yield _started(actors, deadline, self.start_timeout)
+        finally:
+            stopped = [actor.stop.remote() for actor in actors.values()]
+            if stopped:
+                ray.wait(stopped, num_returns=len(stopped), timeout=_STOP_SECONDS)
+            for actor in actors.values():
+                ray.kill(actor)
+            ray.util.remove_placement_group(group)
+
+    def _actor(self, group: Any, index: int, need: Resources, key: str) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from unisono.ray._actors import ServerActor
+
+        # What Ray reserves is no limit: the size of XLA's thread pool is what keeps tasks of one node apart.
+        # With fewer than two threads per device, processes with two devices each hang.
+        least = 2 * (self.options.devices_per_worker or 1)
+        threads = max(least, int(need["CPU"])) if need.get("CPU", 0) >= 1 else None
+        options: dict[str, Any] = actor_options(need)
+        if self.runtime_env is not None:
+            options["runtime_env"] = dict(self.runtime_env)
+        return (
+            ray.remote(ServerActor)
+            .options(
+                **options,
+                max_restarts=-1,
+                max_task_retries=-1,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
+            )
+            .remote(key, int(bool(self.options.max_restarts or self.options.elastic)), threads)
+        )
+
+
+def _check_runtime_env(given: Mapping[str, Any]) -> None:
+    """Refuse what Ray would not apply: it ignores a field that it does not know.
+
+    Raises:
+        InvalidArgumentError: the message names the field.
+    """
+    require_packages("runtime_env", "ray", "ray")
+    from ray.runtime_env import RuntimeEnv
+
+    known = set(inspect.signature(RuntimeEnv).parameters) | RuntimeEnv.known_fields
+    public = sorted(name for name in known if name.isidentifier() and not name.startswith(("_", "kwargs")))
+    # A plugin of Ray brings fields of its own.
+    unknown = [] if process_environ().get("RAY_RUNTIME_ENV_PLUGINS") else [n for n in given if n not in known]
+    if unknown:
+        alike = difflib.get_close_matches(str(unknown[0]), public, n=1)
+        write = f"Write {alike[0]!r}." if alike else f"Write one of {', '.join(public)}."
+        raise InvalidArgumentError(
+            f"`runtime_env` must have fields that Ray knows. Received: {unknown[0]!r}. {write}"
+        )
+    try:
+        RuntimeEnv(**given)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"`runtime_env` must be as Ray describes it. Received: {error}. Write such as "
+            "`runtime_env={'env_vars': {'NAME': 'value'}}`."
+        ) from error
+
+
+def _started(actors: Mapping[str, Any], deadline: float, seconds: float) -> dict[str, tuple[Any, str]]:
+    """Wait until all actors listen; return each with its address."""
+    import ray
+
+    names = {actor.address.remote(): name for name, actor in actors.items()}
+    ready, missing = ray.wait(
+        list(names), num_returns=len(names), timeout=max(0.0, deadline - time.monotonic())
+    )
+    found = {}
+    for answer in ready:
+        try:
+            found[names[answer]] = actors[names[answer]], ray.get(answer)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                "Every node of Ray must be able to start an actor that imports Unisono. Received: the actor "
+                f"{names[answer]} has ended: {error}. Install `unisono[ray]` in the same version on all "
+                "nodes, or name it in `runtime_env`."
+            ) from error
+    if missing:
+        raise ClusterError(
+            f"Ray must start all actors within {seconds:g} s. Received: nothing from "
+            f"{', '.join(sorted(names[each] for each in missing))}. See their logs in Ray, or pass a longer "
+            "`start_timeout`."
+        )
+    return found

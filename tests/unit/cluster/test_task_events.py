@@ -1,0 +1,91 @@
+"""What a task writes into the log folder: a line a second at most."""
+
+import contextlib
+import json
+import logging
+import time
+
+import pytest
+
+from unisono.cluster.liveness._task_events import TaskEvents
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_steps_of_a_second_are_one_line(tmp_path, clock):
+    events = TaskEvents(tmp_path / "events", 2)
+    events.begin_at(40)
+    for _ in range(30):
+        clock.now += 0.1
+        events.stepped(2, data=0.05)
+    found = lines(tmp_path / "events")
+    assert [(line["step"], line["count"]) for line in found][:2] == [(42, 2), (62, 20)]
+    assert len(found) == 3
+    assert found[1] == {
+        "event": "steps", "from": pytest.approx(1000.1), "until": pytest.approx(1001.1), "step": 62,
+        "count": 20, "data": 0.5, "exchange": None, "generation": 2,
+    }  # fmt: skip
+    events.flush()
+    assert lines(tmp_path / "events")[-1]["step"] == 100
+
+
+def test_shares_of_time_are_there_where_they_are_measured(tmp_path, clock):
+    events = TaskEvents(tmp_path / "events", 0)
+    events.exchange = 0.25
+    clock.now += 2
+    events.stepped()
+    clock.now += 2
+    # A worker of parameter servers measures each step.
+    events.stepped(pulling=0.5)
+    first, second = lines(tmp_path / "events")
+    assert (first["data"], first["exchange"]) == (None, 0.25)
+    assert (second["data"], second["exchange"]) == (None, 0.25)
+    clock.now += 2
+    events.stepped(pulling=1.0)
+    assert lines(tmp_path / "events")[-1]["exchange"] == 0.5
+
+
+def test_what_lasts_has_a_line_and_short_ones_in_a_row_have_one(tmp_path, clock):
+    events = TaskEvents(tmp_path / "events", 0)
+    for _ in range(3):
+        clock.now += 0.5
+        events.lasted("compile", 0.45)
+    with contextlib.suppress(KeyError), events.span("save"):
+        clock.now += 1
+        raise KeyError
+    clock.now += 5
+    events.lasted("compile", 0.5)
+    events.flush()
+    found = [(e["event"], round(e["from"], 2), round(e["until"], 2)) for e in lines(tmp_path / "events")]
+    assert found == [("compile", 1000.05, 1001.5), ("save", 1001.5, 1002.5), ("compile", 1007.0, 1007.5)]
+
+
+def test_without_a_folder_nothing_is_kept_and_a_full_disk_ends_the_file_alone(tmp_path, clock, caplog):
+    off = TaskEvents(None, 0)
+    off.stepped(data=1.0)
+    off.lasted("save", 1.0)
+    off.flush()
+    assert off._spans == []
+    events = TaskEvents(tmp_path / "removed" / "events", 0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            clock.now += 2
+            events.stepped()
+    assert len(caplog.records) == 1

@@ -1,0 +1,158 @@
+"""The table of tasks on a terminal: what is on its rows, whatever its width."""
+
+import io
+import json
+import os
+
+import pyte
+import pytest
+
+from unisono.cluster_resolver._spec import Task
+from unisono.launcher._plan import RunPaths
+from unisono.launcher._run_files import Tail
+from unisono.launcher.terminal import _console, _live_console
+from unisono.launcher.terminal._live_console import LiveConsole, live_console
+from unisono.launcher.terminal._live_table import LiveTable, Observation
+
+W0, W1 = Task("worker", 0), Task("worker", 1)
+RUNNING = {W0: "runs", W1: "runs"}
+BAR = "\r\x1b[1m{0}/60\x1b[0m \x1b[32m" + "━" * 20 + "\x1b[0m 1s 2ms/step" + " - val_accuracy: 0.1234" * 6
+NOW = 2_000_000_000.0
+
+
+class Terminal(io.StringIO):
+    """A terminal of a size: feeds an emulator."""
+
+    def __init__(self, columns, rows=20):
+        super().__init__()
+        self.size = os.terminal_size((columns, rows))
+        self.screen = pyte.HistoryScreen(columns, rows, history=1000)
+        # The kernel returns the carriage at each line's end.
+        self.screen.set_mode(pyte.modes.LNM)
+        self.stream = pyte.Stream(self.screen)
+
+    def write(self, text):
+        self.stream.feed(text)
+        return len(text)
+
+    def isatty(self):
+        return True
+
+    @property
+    def rows(self):
+        """All rows, those that have scrolled away first."""
+        above = ["".join(line[i].data for i in range(self.size.columns)) for line in self.screen.history.top]
+        return [row.rstrip() for row in (*above, *self.screen.display) if row.strip()]
+
+
+@pytest.fixture(params=[80, 100])
+def terminal(request, monkeypatch):
+    made = Terminal(request.param)
+    monkeypatch.setattr(_console, "columns_of", lambda output: made.size.columns)
+    monkeypatch.setattr(_live_console, "columns_of", lambda output: made.size.columns)
+    monkeypatch.setattr(_live_console, "_size_of", lambda output: made.size)
+    return made
+
+
+def put(paths, task, at, step, count, generation=0, data=0.25, exchange=0.5):
+    path = paths.events(task)
+    path.parent.mkdir(exist_ok=True)
+    event = {"event": "steps", "from": NOW + at - 1, "until": NOW + at, "step": step, "count": count}
+    event |= {"data": data, "exchange": exchange, "generation": generation}
+    with path.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    path.with_suffix(".step").write_text(f"{step}\n")
+
+
+def test_the_table_and_the_bar_are_below_the_output_and_nothing_wraps(terminal, tmp_path):
+    paths = RunPaths(tmp_path)
+    log = tmp_path / "worker-0.log"
+    log.write_text("Epoch 1/2\n")
+    console = LiveConsole(terminal, terminal, LiveTable(paths))
+    console.follow(W0, Tail(log, 0))
+    for step in range(1, 60):
+        with log.open("a") as file:
+            file.write(BAR.format(step))
+        put(paths, W0, step, 10 * step, 10)
+        put(paths, W1, step, 10 * step, 10, data=None, exchange=None)
+        console.show(Observation(0, RUNNING))
+        console.flush()
+    rows = terminal.rows
+    assert rows[0] == "[worker:0] Epoch 1/2"
+    assert rows[1].split() == [
+        "task",
+        "state",
+        "step",
+        "steps/s",
+        "data",
+        "%",
+        "exchange",
+        "%",
+        "heartbeat",
+        "gen.",
+    ]
+    assert rows[2].split()[:6] == ["worker:0", "runs", "590", "10", "25", "50"]
+    assert rows[3].split()[:6] == ["worker:1", "runs", "590", "10", "-", "-"]
+    assert rows[4].startswith("[worker:0] 59/60 1s 2ms/step - val_accuracy")
+    assert len(rows) == 5
+    with log.open("a") as file:
+        file.write(BAR.format(60) + "\nEpoch 2/2\n")
+    console.flush()
+    console.finish()
+    console.end([("unisono: worker:1 failed: no", "worker:1 failed: no")])
+    rows = terminal.rows
+    assert rows[1].startswith("[worker:0] 60/60 1s 2ms/step")
+    assert rows[2:4] == ["[worker:0] Epoch 2/2", "unisono: worker:1 failed: no"]
+    assert "".join(rows[4:]).endswith(f"590 steps, 0 restarts; logs: {tmp_path}")
+
+
+def test_a_restart_says_what_it_cost(terminal, tmp_path):
+    paths = RunPaths(tmp_path)
+    console = LiveConsole(terminal, terminal, LiveTable(paths))
+    put(paths, W0, 10, 100, 100)
+    console.show(Observation(0, RUNNING))
+    # Behind the last line that was written there were more steps.
+    paths.events(W1).with_suffix(".step").write_text("130\n")
+    console.show(Observation(0, {W0: "runs", W1: "failed"}, failed_at=NOW + 11.0))
+    console.show(Observation(1, RUNNING))
+    assert terminal.rows[-2].split()[:2] == ["worker:0", "starts"]
+    with paths.events(W0).open("a") as file:
+        file.write('{"event": "ste\n')  # the disk was full for a moment: the launch goes on
+    put(paths, W1, 13.5, 91, 1, generation=1)
+    put(paths, W0, 13.6, 91, 1, generation=1)
+    console.show(Observation(1, RUNNING))
+    console.show(Observation(1, RUNNING))
+    resumed = [row for row in terminal.rows if row.startswith("unisono:")]
+    assert resumed == ["unisono: resumed at step 90, lost 40 steps, 2.6 s after the failure"]
+    console.end([])
+    assert "1 restart;" in terminal.rows[-2] + terminal.rows[-1]
+    assert "worker:1" not in terminal.rows[-1]
+
+
+def test_a_failure_is_shown_once(terminal, tmp_path):
+    log = tmp_path / "worker-0.log"
+    log.write_text("Traceback (most recent call last):\nValueError: wrong\n")
+    console = LiveConsole(terminal, terminal, LiveTable(RunPaths(tmp_path)))
+    console.follow(W0, Tail(log, 0))
+    console.say("unisono: worker:0 failed: ValueError: wrong (log: …); stopping the others")
+    console.finish()
+    trace = "Traceback (most recent call last):\nValueError: wrong"
+    console.end([("unisono: worker:0 failed: ValueError: wrong, in", "worker:0 failed: ValueError: wrong"),
+                 (trace, "ValueError: wrong")])  # fmt: skip
+    assert sum("ValueError: wrong" in row for row in terminal.rows) == 2
+    assert sum("Traceback" in row for row in terminal.rows) == 1
+
+
+def test_more_tasks_than_rows_are_counted(terminal, tmp_path):
+    tasks = {Task("worker", i): "runs" for i in range(50)}
+    console = LiveConsole(terminal, terminal, LiveTable(RunPaths(tmp_path)))
+    console.show(Observation(0, tasks))
+    assert len(terminal.rows) == 10
+    assert terminal.rows[-1] == "… and 42 more"
+    console.end([])
+
+
+def test_no_table_where_there_is_no_terminal(tmp_path, monkeypatch):
+    assert live_console(io.StringIO(), io.StringIO(), RunPaths(tmp_path)) is None
+    monkeypatch.setenv("TERM", "dumb")
+    assert live_console(io.StringIO(), Terminal(80), RunPaths(tmp_path)) is None
