@@ -7,6 +7,7 @@ has its own arguments, environment, directory and output, and ends as Python end
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -23,7 +24,7 @@ REPOSITORY = Path(__file__).parents[1]
 NOT_FOR_PROGRAMS = ("PJRT_NPROC", "KERAS_BACKEND", "TF_CONFIG")
 #: Seconds between two looks for programs that have ended.
 _PAUSE = 0.02
-_LIMIT = 120.0
+_LIMIT = 400.0
 
 
 def environment(**more):
@@ -35,19 +36,22 @@ class Program:
     """A program that runs.
 
     Args:
-        command: `script.py argument…`, `-m unisono.tf script.py argument…`, or `-m unisono.cli argument…`,
+        command: `script.py argument…`, `-m unisono.tf script.py argument…`, or `-m unisono argument…`,
             whose tasks are forked, too.
         folder: where it runs.
         out: the file for its output.
         err: the file for its messages; None for that of its output.
         env: its environment.
+        host: the process that holds the host on which it runs, of `tests.hosts`; None for this machine.
+        clock: seconds by which that host's clock, `time.time`, is wrong.
     """
 
-    def __init__(self, command, folder, out, err=None, env=None):
+    def __init__(self, command, folder, out, err=None, env=None, host=None, clock=0.0):
         server, self._files = _server()
         number = len(list(self._files.glob("*.pid")))
         job = {"number": number, "command": command, "folder": str(folder), "out": str(out)}
         job |= {"err": str(err or out), "env": environment() if env is None else env}
+        job |= {"host": host, "clock": clock}
         (self._files / f"{number}.pid").touch()
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
@@ -76,7 +80,9 @@ class Program:
     def send_signal(self, number):
         """Send it a signal, if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may have ended, and its code is not written yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self):
         """End it, if it runs."""
@@ -148,6 +154,13 @@ def _serve(files):
 
 def _become(job):
     """Run a job's program in this process, which then ends."""
+    from soaking import forks
+
+    if job["host"] is not None:
+        forks.enter_host(job["host"])
+    if job["clock"]:
+        true_time = time.time
+        time.time = lambda: true_time() + job["clock"]
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["env"])
@@ -164,9 +177,7 @@ def _become(job):
         sys.argv = ["unisono.tf", *command[2:]]
         sys.path[0] = ""
         main(command[2:])
-    elif command[:2] == ["-m", "unisono.cli"]:
-        from soaking import forks
-
+    elif command[:2] == ["-m", "unisono"]:
         sys.path[0] = ""
         forks.command(command[2:])
     else:

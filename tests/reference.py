@@ -1,4 +1,4 @@
-"""`docs/reference.md`, made from the stubs and docstrings: `python -m tests.reference` writes it."""
+"""The pages of names, made from stubs, docstrings and the table: `python -m tests.reference` writes them."""
 
 import importlib
 import inspect
@@ -12,13 +12,33 @@ HEAD = """# Public names
 
 Every public name with the first sentence of its documentation; `help(unisono.MirroredStrategy)` shows the
 rest. `python -m tests.reference` makes this page. TensorFlow's names, `from unisono import tf`, are in
-[migrating.md](migrating.md).
+[migrating_names.md](migrating_names.md).
 """
 
+TF_PAGE = PAGE.with_name("migrating_names.md")
+TF_HEAD = """# Names of `unisono.tf`
 
-def page():
-    """The text of the page."""
-    return HEAD + "".join(section(module) for module in modules("unisono"))
+What stands behind each name of TensorFlow, for programs as [migrating.md](migrating.md) describes them.
+Names of `tf.keras` that are Keras 3's own are not listed. `python -m tests.reference` makes this page.
+
+"""
+
+AREAS = {
+    "tf.distribute": ("distribute.",),
+    "tf.keras, where it differs from Keras 3": ("keras.",),
+    "tf.data": ("data.",),
+    "tf.train, tf.saved_model, tf.summary, tf.io": ("train.", "saved_model.", "summary.", "io.", "gfile."),
+    "tf.config, tf.tpu, tf.random, tf.image": (
+        "config.", "tpu.", "random.", "image.", "test.", "debugging.", "logging.",
+    ),
+    "tf.nn, tf.math, tf.linalg": ("nn.", "math.", "linalg.", "bitwise."),
+    "TensorFlow 1": ("contrib.", "compat.", "layers.", "losses.", "metrics.", "estimator."),
+}  # fmt: skip
+
+
+def page(link=None):
+    """The text of the page; `link` gives the page of a module, to which its names are linked then."""
+    return HEAD + "".join(section(module, link) for module in modules("unisono"))
 
 
 def modules(name):
@@ -39,9 +59,13 @@ def public(module):
     return [(name, getattr(module, name)) for name in sorted(names) if name != "__version__"]
 
 
-def section(module):
+def section(module, link=None):
     """The part of the page about a module."""
-    rows = [f"| `{name}` | {sentence(value)} |\n" for name, value in public(module)]
+
+    def linked(name):
+        return f"[`{name}`]({link(module.__name__)}#{module.__name__}.{name})" if link else f"`{name}`"
+
+    rows = [f"| {linked(name)} | {sentence(value)} |\n" for name, value in public(module)]
     table = "\n| name | what it is |\n|---|---|\n" + "".join(rows)
     return f"\n## `{module.__name__}`\n\n{sentence(module)}\n{table}"
 
@@ -54,5 +78,37 @@ def sentence(value):
     return re.sub(r"\s+", " ", paragraph).replace("|", "\\|")
 
 
+def tf_page():
+    """The text of the page about TensorFlow's names."""
+    return TF_HEAD + "\n\n".join(_tables()) + "\n"
+
+
+def _tables():
+    from unisono.tf._table import TABLE
+
+    rest = dict(TABLE.entries)
+    for title, prefixes in AREAS.items():
+        chosen = {name: entry for name, entry in rest.items() if name.startswith(prefixes)}
+        rest = {name: entry for name, entry in rest.items() if name not in chosen}
+        if chosen:
+            yield _table(title, chosen)
+    yield _table("Other names", rest)
+
+
+def _table(title, entries):
+    rows = [f"| `tf.{name}` | {_here(entry)} |" for name, entry in sorted(entries.items())]
+    return "\n".join([f"## {title}", "", "| TensorFlow | here |", "|---|---|", *rows])
+
+
+def _here(entry):
+    from unisono.tf._entries import Missing
+
+    if isinstance(entry, Missing):
+        return f"{entry.why}: write {entry.write}"
+    shown = "as in TensorFlow" if "._" in entry.path else f"`{entry.path}`"
+    return f"{shown}; {entry.note}" if entry.note else shown
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    TF_PAGE.write_text(tf_page())

@@ -1,6 +1,7 @@
-"""What tests count: compilations and reads of device arrays by the host."""
+"""The devices of tests, and what tests count: compilations and reads of device arrays by the host."""
 
 import contextlib
+import os
 import threading
 
 import jax
@@ -9,7 +10,18 @@ import numpy as np
 import pytest
 
 #: Seconds for anything that a test waits for and that happens soon, unless the machine is busy.
-LIMIT = 120.0
+LIMIT = 240.0
+
+#: On whose devices the contract and the comparisons with one device run. `make gpu` says `gpu`.
+PLATFORM = os.environ.get("UNISONO_TEST_PLATFORM", "cpu")
+
+
+def devices(count):
+    """The names of the first devices; skips the test where there are fewer."""
+    if PLATFORM != "cpu" and (there := jax.local_device_count(PLATFORM)) < count:
+        pytest.skip(f"needs {count} devices of the platform {PLATFORM}. Received: {there}")
+    return [f"{PLATFORM}:{i}" for i in range(count)]
+
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 

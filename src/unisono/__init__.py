@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
     if name in ("function", "GradientTape"):
         # Programs of a function donate what variables hold: from now on an assignment gives a variable its
         # own array. A tape in eager code notes which variables are read.
-        importlib.import_module("unisono.training._bind").install()
+        importlib.import_module("unisono.training._bind").wrap_keras()
     return _load(name)

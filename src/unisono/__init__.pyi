@@ -13,6 +13,7 @@ from unisono import (
     nn as nn,
     partitioners as partitioners,
     preprocessing as preprocessing,
+    ray as ray,
     spi as spi,
     standalone as standalone,
     summary as summary,
@@ -42,6 +43,7 @@ from unisono._errors import (
     InvalidTypeError as InvalidTypeError,
     MissingPackageError as MissingPackageError,
     MixedStrategyError as MixedStrategyError,
+    NeedsValueError as NeedsValueError,
     OutOfRangeError as OutOfRangeError,
     ScopeError as ScopeError,
     TapeError as TapeError,
@@ -56,6 +58,7 @@ from unisono._values import (
     PerReplica as PerReplica,
     ReduceOp as ReduceOp,
 )
+from unisono.collectives._compressed_all_reduce import CompressedAllReduce as CompressedAllReduce
 from unisono.collectives._cross_device import (
     CommunicationImplementation as CommunicationImplementation,
     CommunicationOptions as CommunicationOptions,

@@ -107,12 +107,13 @@ def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError
     path = f"{module}.{name}".removeprefix("unisono.")
     hint = HINTS.get(path) or (None if name.startswith("_") else HINTS.get(name))
     text = f"module {module!r} has no attribute {name!r}"
-    if hint is not None:
-        return AttributeError(f"{text}: it {hint}.")
     alike = difflib.get_close_matches(name, known, n=1)
-    if alike:
-        return AttributeError(f"{text}. Did you mean `{module}.{alike[0]}`?")
-    return AttributeError(text)
+    if hint is not None:
+        text += f": it {hint}."
+    elif alike:
+        text += f". Did you mean `{module}.{alike[0]}`?"
+    # Without an object, in whose names Python would look for a second suggestion.
+    return AttributeError(text, name=name, obj=None)
 
 
 def lazy_names(

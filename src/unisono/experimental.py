@@ -54,6 +54,10 @@ class TPUStrategy(_tpu.TPUStrategy):
     Args:
         tpu_cluster_resolver: the TPU; the local one by default.
         device_assignment: the cores that are replicas; all by default.
+
+    >>> from unisono.cluster_resolver import TPUClusterResolver
+    >>> TPUStrategy(TPUClusterResolver(devices=["cpu:0", "cpu:1"])).num_replicas_in_sync
+    2
     """
 
     def __init__(

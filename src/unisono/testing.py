@@ -144,6 +144,8 @@ class FaultCallback(keras.callbacks.Callback):
     Args:
         plan: the planned faults.
         history: the directory for the file of each task; None records nothing.
+
+    >>> callback = FaultPlan([]).callback(history="history")
     """
 
     def __init__(self, plan: FaultPlan, history: Path | None) -> None:
@@ -200,6 +202,9 @@ class Record:
         step: the step of the whole training, from 0.
         time: the time in seconds since the epoch.
         weights: a hash of all weights after the step.
+
+    >>> Record("worker:1", generation=0, step=3, time=0.0, weights="99bb").step
+    3
     """
 
     task: str
@@ -210,7 +215,12 @@ class Record:
 
 
 def read_history(directory: str | os.PathLike[str]) -> list[Record]:
-    """Return the records of `FaultPlan.callback(history=directory)`, in the order of time."""
+    """Return the records of `FaultPlan.callback(history=directory)`, in the order of time.
+
+    >>> import tempfile
+    >>> read_history(tempfile.mkdtemp())
+    []
+    """
     records = []
     for path in sorted(Path(directory).glob("*.jsonl")):
         for line in path.read_text().splitlines():
@@ -228,6 +238,8 @@ def check_history(records: Iterable[Record]) -> None:
 
     Raises:
         DivergenceError: for the first step that differs; it names the tasks and their weights.
+
+    >>> check_history([Record("worker:0", 0, 3, 0.0, "99bb"), Record("worker:1", 0, 3, 0.1, "99bb")])
     """
     first: dict[int, Record] = {}
     last: dict[tuple[str, int], int] = {}

@@ -18,6 +18,8 @@ import peers  # noqa: E402
 import workloads  # noqa: E402
 from _rows import FIRST_COLD, FIRST_WARM, PEAK, Case, Claim, Point, Row  # noqa: E402
 
+import gpu  # noqa: E402
+
 OURS, THEIRS = Case("unisono", "mlp", 2), Case("DataParallel", "mlp", 2)
 
 
@@ -339,3 +341,75 @@ def test_the_documents_have_the_markers():
     for page in ("README.md", "docs/performance.md"):
         text = (FOLDER.parent / page).read_text()
         assert text.count("<!-- benchmarks: begin -->") == text.count("<!-- benchmarks: end -->") == 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "is_half", "rows"),
+    [
+        (81559, True, {"resnet50": 256, "gpt2": 8}),
+        (24576, True, {"resnet50": 64, "gpt2": 2}),
+        (16384, False, {"resnet50": 16, "gpt2": 1}),
+        (0, False, {"resnet50": 16, "gpt2": 1}),
+    ],
+)
+def test_rows_of_a_batch_follow_from_a_gpus_memory(memory, is_half, rows):
+    assert {name: gpu.rows_for(name, memory, is_half) for name in gpu.SIZES} == rows
+
+
+class OnGpus(Pretended):
+    """Notes what its process would see."""
+
+    seen = []
+
+    def __init__(self, case, folder, cache):
+        environ = _harness.environment(case, 0, [5], cache)
+        names = ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")
+        self.seen.append((case.peer, case.devices, *[environ.get(name) for name in names]))
+        super().__init__(case, folder, cache)
+
+
+@pytest.fixture
+def on_gpus(pretended, monkeypatch):
+    """Two GPUs, and processes that are not started."""
+    found = [gpu.machine.Gpu(i, f"GPU-{i}", "NVIDIA H100", "580.65", 81559, 4, (9, 0)) for i in (0, 1)]
+    monkeypatch.setattr(gpu.machine, "gpus", lambda: found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(OnGpus, "seen", [])
+    monkeypatch.setattr(_harness, "read_files", lambda: None)
+    measured = _harness.measure
+    monkeypatch.setattr(gpu, "measure", lambda *args: measured(*args, running=OnGpus))
+    return OnGpus
+
+
+def test_gpus_are_measured_alone_and_together(on_gpus, tmp_path):
+    on_gpus.failing[Case("DataParallel", "gpt2", 2, 1, "gpu", 8, "mixed_bfloat16")] = "start"
+    report, cases = gpu.run("gpu", True, "13", lambda text: None)
+    share = str(gpu.SHARE)
+    assert [seen for seen in on_gpus.seen if seen[0] == "unisono"] == [
+        ("unisono", 1, "1", share),
+        ("unisono", 1, "1", share),
+        ("unisono", 2, "1,0", share),
+        ("unisono", 2, "1,0", share),
+    ]
+    assert {peer for peer, *_ in on_gpus.seen} <= set(peers.PEERS)
+    assert {r["row"] for r in report["results"]} == {
+        f"{name}{what}-{where}"
+        for name in ("resnet50", "gpt2")
+        for what in ("", "-first-step", "-memory")
+        for where in ("1-device", "2-devices")
+    }
+    limits = {(r["measure"], r["limit"]) for r in report["results"] if "by hand" in r["against"]}
+    assert limits == {("fit", 0.98), (FIRST_COLD, 1.15), (PEAK, None)}
+    # 256 rows at 100 rows a second, by Unisono; the others have half of its speed.
+    lines = [[c.strip() for c in line.strip("|").split("|")] for line in cases.splitlines()]
+    assert lines[2][:3] == ["ResNet-50, 1 device, 256 rows each, mixed_bfloat16", "unisono", "2560.00"]
+    assert any("DataParallel" in line and "failed: " in line[2] for line in lines if len(line) > 2)
+    (tmp_path / "gpu.md").write_text("a\n<!-- benchmarks: begin -->\n<!-- benchmarks: end -->\nz\n")
+    _pages.replace(tmp_path / "gpu.md", gpu.paragraphs(report, cases))
+    text = (tmp_path / "gpu.md").read_text()
+    assert "2 x NVIDIA H100 (80 GiB), driver 580.65, " in text
+    assert "nvidia-nccl-cu13 not installed" in text
+    assert "claims reached" in text
+    assert all(name in workloads.WORKLOADS for name in (*gpu.SIZES, "resnet50-small", "gpt2-small"))

@@ -1,5 +1,6 @@
 """The three contexts, with strategies that are nothing but a name."""
 
+import gc
 import threading
 import types
 
@@ -8,6 +9,7 @@ import pytest
 import unisono
 from unisono import _context as context
 from unisono._errors import ContextError, MixedStrategyError
+from unisono._system._blocks import garbage_collection_paused
 from unisono._values import PerReplica
 
 ONE = types.SimpleNamespace(is_default=False, worker_devices=("a", "b"))
@@ -94,6 +96,11 @@ def test_set_strategy_without_a_block():
         context.experimental_set_strategy(OTHER)
 
 
+def test_merge_call_needs_a_function_of_the_strategy():
+    with in_replica(), pytest.raises(unisono.InvalidTypeError, match=r"does not take 1 \+ 0 of them"):
+        context.get_replica_context().merge_call(lambda: 1)
+
+
 def test_merge_call_runs_across_replicas_and_gives_each_its_part():
     def merge(strategy, x, y):
         assert strategy is ONE
@@ -102,3 +109,19 @@ def test_merge_call_runs_across_replicas_and_gives_each_its_part():
 
     with in_replica():
         assert context.get_replica_context().merge_call(merge, (1,), {"y": 2}) == (3, 1)
+
+
+def test_the_garbage_collector_pauses_until_the_last_block_ends():
+    assert gc.isenabled()
+    with garbage_collection_paused():
+        with pytest.raises(KeyError), garbage_collection_paused():
+            raise KeyError
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with garbage_collection_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,5 +1,6 @@
 """Documents: links lead somewhere, every page can be found, lines are short."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,6 +38,39 @@ def test_lines_are_short(page):
     assert not [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_code_has_a_language_that_is_checked(page):
+    """`tests/virtual/test_docs_blocks.py` checks it, unless `<!-- fragment -->` stands above it."""
+    marks = re.findall(r"^(<!-- fragment -->\n)? *```(\w*)\n.*?^ *```", PAGES[page], re.MULTILINE | re.DOTALL)
+    assert {kind for mark, kind in marks if not mark} <= {"json", "mermaid", "python", "sh", "text", "yaml"}
+
+
 def test_every_page_of_docs_can_be_found():
     linked = {Path(target.partition("#")[0]).name for text in PAGES.values() for target in links(text)}
     assert {path.name for path in ROOT.glob("docs/*.md")} <= linked
+
+
+def test_every_page_has_a_place_in_the_menu_of_the_site():
+    menu = re.findall(r"[\w/]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"]
+    assert set(menu) == {str(path.relative_to(ROOT)) for path in pages}, "add the page to `nav` in mkdocs.yml"
+
+
+def templates():
+    """The texts in the library's sources, with `…` in place of what differs."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield re.sub(r"%[\d.+-]*[sdrgf]", "…", node.value)
+
+
+def test_quoted_messages_are_in_the_source():
+    ours = PAGES["docs/messages.md"].partition("## What is not Unisono's")[0]
+    quoted = re.findall(r"^\| (?:`([^`]+)`|`` (.+?)``) \|", ours, re.MULTILINE)
+    rows = re.findall(r"^\| (?!message |---)", ours, re.MULTILINE)
+    assert len(quoted) == len(rows) > 40
+    text = "\n".join(templates())
+    assert not [message for message in map("".join, quoted) if message.rstrip("…. ") not in text]

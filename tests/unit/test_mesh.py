@@ -1,10 +1,13 @@
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import jax
 import pytest
+from tests import forked
 
+import unisono
 from unisono import _mesh
 from unisono._mesh import AXIS, ReplicaMesh, resolve_devices
 
@@ -24,7 +27,7 @@ def test_names_of_the_seeds(name):
 
 def test_order_is_kept_and_devices_pass():
     assert resolve_devices(["cpu:2", CPU[0]]) == (CPU[2], CPU[0])
-    assert resolve_devices(None) == resolve_devices([]) == tuple(CPU)
+    assert resolve_devices(None) == tuple(CPU)
     assert resolve_devices(None, num=3) == tuple(CPU[:3])
 
 
@@ -34,6 +37,7 @@ def test_order_is_kept_and_devices_pass():
         (["/gpu:0"], None, r"Received: 'gpu:0'. There are: cpu:0, .*cpu:7"),
         (["cpu:99"], None, r"Received: 'cpu:99'.*jax_num_cpu_devices"),
         (["cpu:0", "/CPU:0"], None, "twice"),
+        ([], None, r"Received: devices=\[\]"),
         (["gpu0"], None, "named like"),
         ("cpu:0", None, "must be a list"),
         (None, 9, "num_gpus=9"),
@@ -57,7 +61,7 @@ def test_mesh():
     assert hash(mesh) == hash(ReplicaMesh(tuple(CPU[:2])))
 
 
-#: Each runs in its own process, where JAX has not started.
+#: Each runs in its own process, where JAX has not started; it is imported but for the one about imports.
 SCRIPTS = {
     "creates virtual devices": (
         "import unisono; s = unisono.MirroredStrategy(['cpu:0', 'cpu:2'])\n"
@@ -89,19 +93,17 @@ SCRIPTS = {
 }
 
 
-def test_before_and_after_jax_starts():
-    import os
-
-    env = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS")}
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-        )
-        for name, (code, _) in SCRIPTS.items()
-    }
-    for name, process in running.items():
-        output, _ = process.communicate(timeout=400)
-        assert SCRIPTS[name][1] in output, f"{name}:\n{output}"
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_before_and_after_jax_starts(name, tmp_path):
+    code, expected = SCRIPTS[name]
+    (tmp_path / "program.py").write_text(code)
+    env = {k: v for k, v in forked.environment().items() if k != "XLA_FLAGS"}
+    if "where it is imported" in name:
+        command = [sys.executable, "program.py"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    else:
+        done = forked.run(["program.py"], tmp_path, env=env)
+    assert expected in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,27 @@ def test_results_are_fused_unless_jax_runs_or_the_user_has_other_options(monkeyp
         monkeypatch.delenv("XLA_FLAGS")
     _mesh.fuse_results()
     assert os.environ.get("XLA_FLAGS") == after
+
+
+class Device(NamedTuple):
+    """A stand-in for a device that is not here."""
+
+    platform: str
+    device_kind: str
+
+
+def test_replicas_are_on_devices_of_one_platform():
+    gpu, other = Device("gpu", "NVIDIA A100"), Device("cpu", "cpu")
+    with pytest.raises(unisono.DeviceError, match=r"one platform.*Received: Device.*\(gpu\) and .*\(cpu\)"):
+        _mesh.check_alike([gpu, gpu, other])
+
+
+def test_gpus_of_several_kinds_are_named(caplog):
+    small, large = Device("gpu", "NVIDIA T4"), Device("gpu", "NVIDIA A100")
+    _mesh.check_alike([small, small])
+    assert not caplog.records
+    _mesh.check_alike([small, large, large])
+    assert "1 x NVIDIA T4, 2 x NVIDIA A100" in caplog.text
 
 
 def test_xla_has_the_option_that_fuses_results():

@@ -30,6 +30,7 @@ def test_each_name_of_a_stub_is_loaded(name):
 
 def test_the_reference_is_that_of_the_code():
     assert reference.PAGE.read_text() == reference.page(), "run `python -m tests.reference`"
+    assert reference.TF_PAGE.read_text() == reference.tf_page(), "run `python -m tests.reference`"
 
 
 def undescribed(function):
@@ -48,6 +49,39 @@ def test_args_of_public_functions_are_complete(name):
         for inside, function in ((n, getattr(f, "__func__", f)) for n, f in found if n[0] != "_"):
             if inspect.isfunction(function) and function.__module__.startswith("unisono"):
                 assert not undescribed(function), f"{name}.{public}: {inside}"
+
+
+#: What works only in a cluster, in a model_fn, or in a subclass; tests show these.
+WITHOUT_EXAMPLE = {
+    "unisono.coordinator": {
+        "ClusterCoordinator", "PerWorkerValue", "PerWorkerValues", "RemoteValue", "get_current_worker_index",
+    },
+    "unisono.estimator.losses": {
+        "add_loss", "get_losses", "get_regularization_loss", "get_regularization_losses", "get_total_loss",
+    },
+    "unisono.estimator.summary": {"histogram", "image", "merge", "merge_all", "scalar", "text"},
+    "unisono.estimator.train": {
+        "Saver", "create_global_step", "get_or_create_global_step", "init_from_checkpoint",
+    },
+    "unisono.feature_column": {"linear_model"},
+    "unisono.spi": {"ProcessGroup"},
+    "unisono.standalone": {"StandardServer", "run_on_cluster"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", reference.modules("unisono"), ids=lambda module: module.__name__)
+def test_public_classes_and_functions_have_an_example(module):
+    """Of a class one in its methods is enough. Errors say what to write; what is made has its maker's."""
+    without = set()
+    for name, value in reference.public(module):
+        is_made = inspect.isfunction(value) and value.__code__.co_name != name
+        if is_made or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        parts = [value, *vars(value).values()] if inspect.isclass(value) else [value]
+        examples = ">>> " in "".join(str(getattr(part, "__doc__", "")) for part in parts)
+        if not (examples or (inspect.isclass(value) and issubclass(value, BaseException))):
+            without.add(name)
+    assert without == WITHOUT_EXAMPLE.get(module.__name__, set())
 
 
 @pytest.mark.parametrize(
@@ -94,3 +128,11 @@ def test_another_backend_is_an_error():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert "Received: keras.config.backend()='torch'" in done.stderr
+
+
+def test_another_backend_is_an_error_before_its_package_is_imported():
+    code = "import os; os.environ['KERAS_BACKEND'] = 'torch'; import unisono; unisono.MirroredStrategy"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "BackendError: Keras must run on the JAX backend. Received: KERAS_BACKEND='torch'" in done.stderr

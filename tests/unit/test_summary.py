@@ -22,6 +22,12 @@ def writer(tmp_path):
     writer.close()
 
 
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(unisono.InvalidArgumentError, match=r"can be made and written.*file/logs"):
+        summary.create_file_writer(tmp_path / "file" / "logs")
+
+
 def test_every_kind_is_read_back(tmp_path, writer):
     with writer.as_default(step=3):
         assert summary.scalar("loss", np.float64(0.25))

@@ -4,6 +4,8 @@ import inspect
 import pickle
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import unisono
@@ -75,7 +77,55 @@ def test_other_errors_are_shown_whole(capsys):
     assert "UNISONO_TRACEBACK" not in text
 
 
+def test_an_error_of_the_users_step_shows_no_frames_between(capsys, monkeypatch):
+    monkeypatch.delenv("UNISONO_TRACEBACK", raising=False)
+    strategy = unisono.OneDeviceStrategy("cpu:0")
+
+    def step():
+        raise KeyError("of the user")
+
+    text = shown(capsys, lambda: strategy.run(step))
+    assert "strategy.run(step)" in text
+    assert 'raise KeyError("of the user")' in text
+    assert "_compiler.py" not in text
+    assert "UNISONO_TRACEBACK=full" in text
+
+
 def test_an_error_without_frames_of_the_user_keeps_its_own():
     error = unisono.ContextError("text")
     _tracebacks.shorten(error)
     assert error.__traceback__ is None
+
+
+def test_an_array_without_numpy_is_explained_where_it_ends_the_program(capsys):
+    def raises():
+        # Not by `.numpy()`: where another test has imported `unisono.tf`, arrays have it.
+        raise AttributeError("'ArrayImpl' object has no attribute 'numpy'", name="numpy", obj=jnp.ones(()))
+
+    text = shown(capsys, raises)
+    assert text.rstrip().endswith("arrays that `from unisono import tf` makes have `numpy()`.")
+
+
+def test_a_value_kept_from_a_step_is_explained_where_it_ends_the_program(capsys):
+    kept = []
+    unisono.OneDeviceStrategy("cpu:0").run(lambda: kept.append(jnp.ones(()) + 1))
+    assert "Write `return value` in the step" in shown(capsys, lambda: float(kept[0]))
+
+
+def test_python_suggests_no_second_name(capsys):
+    text = shown(capsys, lambda: unisono.MirroredStrategi)
+    assert text.endswith("has no attribute 'MirroredStrategi'. Did you mean `unisono.MirroredStrategy`?\n")
+
+
+def test_no_replica_context_is_explained_where_it_ends_the_program(capsys):
+    def raises():
+        with unisono.OneDeviceStrategy("cpu:0").scope():
+            unisono.get_replica_context().all_reduce("sum", 1.0)
+
+    assert "Call `all_reduce` in the function that `strategy.run` is given." in shown(capsys, raises)
+
+
+def test_run_within_jit_is_explained_where_it_ends_the_program(capsys):
+    strategy = unisono.OneDeviceStrategy("cpu:0")
+    text = shown(capsys, lambda: jax.jit(lambda a: strategy.run(lambda b: b * 2, (a,)))(jnp.ones(3)))
+    assert "Write `@unisono.function` in place of `@jax.jit`." in text

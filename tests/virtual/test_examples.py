@@ -108,4 +108,6 @@ def test_every_example_is_run():
     own_tests |= {"multi_worker_keras.py", "multi_worker_custom_loop.py", "wide_and_deep.py"}
     # In tests/cluster/test_evaluator.py.
     own_tests |= {"multi_worker_evaluator.py"}
+    # Needs a cluster of Ray; tests/cluster/test_ray_cluster.py runs what it calls.
+    own_tests |= {"ray_tune.py"}
     assert set(CASES) | own_tests == {p.name for p in EXAMPLES.glob("[!_]*.py")}

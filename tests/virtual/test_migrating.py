@@ -14,8 +14,7 @@ import typer
 import unisono
 from unisono.cli import _app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
-TEXT = PAGE.partition("## The names")[0]
+TEXT = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 #: All but the one that downloads a data set; `tests/unit/tf/test_datasets.py` runs its like.
 BLOCKS = [b for b in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if "tfds.load" not in b]
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import keras
 import numpy as np
 
-from unisono._checks import local_path
 from unisono._errors import CheckpointError, InvalidArgumentError, InvalidTypeError
+from unisono._system._object_store import place_of
 from unisono._types import PyTree
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
 from unisono.estimator._run_config import RunConfig
@@ -423,7 +423,7 @@ def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] 
         )
     config = config or RunConfig()
     own = None if model_dir is None else os.fspath(model_dir)
-    local_path(own or "")
+    place_of(own or "")
     if own == "":
         raise InvalidArgumentError("model_dir should be non-empty. Received: model_dir=''.")
     if own is not None and config.model_dir is not None and own != config.model_dir:

@@ -14,8 +14,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from unisono._checks import local_path, whole_number
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._system._object_store import place_of
 from unisono.cluster_resolver._base import TFConfigClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec
 from unisono.spi import process_environ
@@ -171,7 +172,7 @@ class RunConfig:
                 raise InvalidArgumentError(f"{name} should be {words}. Received: {name}={values[name]!r}.")
         if values["model_dir"] is not None:
             values["model_dir"] = os.fspath(values["model_dir"])
-            local_path(values["model_dir"])
+            place_of(values["model_dir"])
         both = values["experimental_distribute"]
         if both is None:
             return

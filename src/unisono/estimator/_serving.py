@@ -11,7 +11,6 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -19,6 +18,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._export._specs import ArraySpec
+from unisono._system._object_store import given_place
 from unisono._types import PyTree, UserValue
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator._train_op import ModelCall, entered_call
@@ -36,6 +36,9 @@ class PredictOutput:
 
     Args:
         outputs: arrays by name, or one array.
+
+    >>> PredictOutput({"logits": [0.2]}).outputs
+    {'logits': [0.2]}
     """
 
     outputs: PyTree
@@ -52,6 +55,9 @@ class ClassificationOutput:
     Args:
         scores: array, or None.
         classes: array, or None.
+
+    >>> ClassificationOutput(scores=[0.2, 0.8]).scores
+    [0.2, 0.8]
     """
 
     scores: Any = None
@@ -69,6 +75,9 @@ class RegressionOutput:
 
     Args:
         value: array.
+
+    >>> RegressionOutput([0.2]).value
+    [0.2]
     """
 
     value: object
@@ -86,6 +95,11 @@ class ServingInputReceiver:
         features: for the model_fn: the `receiver_tensors`, or what Keras' operations make of them.
         receiver_tensors: tensors by name: `keras.KerasTensor`s, or anything with a shape and a dtype.
         receiver_tensors_alternatives: accepted for TensorFlow's signature.
+
+    >>> import keras
+    >>> age = keras.KerasTensor((None,), "float32")
+    >>> sorted(ServingInputReceiver({"age": age}, {"age": age}).receiver_tensors)
+    ['age']
     """
 
     features: PyTree
@@ -132,6 +146,11 @@ def build_parsing_serving_input_receiver_fn(
 
     Raises:
         UnsupportedError: always.
+
+    >>> build_parsing_serving_input_receiver_fn({})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    unisono.UnsupportedError: ...
     """
     raise UnsupportedError(
         "An exported model takes arrays. Received: a feature_spec, by which serialized tf.Examples would be "
@@ -225,7 +244,7 @@ def export_model(
     run.create()
     run.begin([])
     run.variables.is_closed = True
-    folder = Path(base)
+    folder = given_place(base)
     folder.mkdir(parents=True, exist_ok=True)
     number = int(time.time())
     while (folder / str(number)).exists():

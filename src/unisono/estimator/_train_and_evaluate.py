@@ -55,6 +55,13 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     Raises:
         InvalidTypeError: for an argument of another type.
         InvalidArgumentError: for a cluster that the strategy cannot use.
+
+    >>> from unisono import estimator
+    >>> data = lambda: ({"age": [20.0]}, [1.0])
+    >>> specs = estimator.TrainSpec(data, max_steps=1), estimator.EvalSpec(data, steps=1)
+    >>> results, exports = train_and_evaluate(estimator.BaselineRegressor(), *specs)
+    >>> int(results["global_step"])
+    1
     """
     given = ((estimator, Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec))
     for value, kind in given:
@@ -108,7 +115,8 @@ def _as_task(
     """Do the part of a task that TF_CONFIG describes."""
     make, terms = made_as
     # Parameter servers, and workers of theirs, serve in the constructor.
-    strategy = make().with_terms(terms)
+    strategy = make()
+    strategy.terms = terms
     arguments = {**parts.pop("config"), "train_distribute": strategy}
     train_and_evaluate(Estimator(**parts, config=RunConfig(**arguments)), train_spec, eval_spec)
 

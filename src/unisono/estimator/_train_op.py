@@ -9,9 +9,9 @@ Tests: tests/virtual/estimator/test_train_op.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import jax
 import keras
 
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._system._blocks import set_for_block
 from unisono._types import ArrayLike
 from unisono.spi import running_step
 
@@ -92,14 +93,9 @@ class ModelCall:
 _CALL: ContextVar[ModelCall | None] = ContextVar("unisono_model_call", default=None)
 
 
-@contextlib.contextmanager
-def entered_call(call: ModelCall) -> Iterator[ModelCall]:
+def entered_call(call: ModelCall) -> AbstractContextManager[object]:
     """Make a call current for a block."""
-    token = _CALL.set(call)
-    try:
-        yield call
-    finally:
-        _CALL.reset(token)
+    return set_for_block(_CALL, call)
 
 
 def current_call() -> ModelCall | None:
@@ -296,31 +292,6 @@ def train_ops_of(train_op: object, call: ModelCall) -> list[TrainOp | OtherUpdat
 
 
 # --- order ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def control_dependencies(control_inputs: Sequence[object] | None) -> Iterator[None]:
-    """Let the updates of a block be made after others, which `train_op` reaches through them.
-
-    Variables that Keras assigns change in the order of the program, at once.
-
-    Args:
-        control_inputs: what `minimize` and its like returned, and arrays; None for none, also of the blocks
-            around this one.
-
-    >>> with control_dependencies([group()]):
-    ...     pass
-    """
-    call = _CALL.get()
-    if call is None:
-        yield
-        return
-    outer = call.before
-    call.before = () if control_inputs is None else (*outer, *control_inputs)
-    try:
-        yield
-    finally:
-        call.before = outer
 
 
 def _before() -> tuple[Any, ...]:

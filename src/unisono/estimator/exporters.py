@@ -13,10 +13,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._system._object_store import StorePath, given_place
 from unisono.estimator._docstrings import Texts
 
 if TYPE_CHECKING:
@@ -34,7 +34,13 @@ ReceiverFunction = Callable[[], Any]
 
 
 class Exporter(abc.ABC):
-    """What `EvalSpec(exporters=...)` takes."""
+    """What `EvalSpec(exporters=...)` takes.
+
+    >>> class Nothing(Exporter):
+    ...     name = "nothing"
+    ...     def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
+    ...         return None
+    """
 
     @property
     @abc.abstractmethod
@@ -261,11 +267,15 @@ def _check_compare(function: Callable[..., bool]) -> None:
 
 def _remove_old(directory: str, number: int | None) -> None:
     """Remove all but the newest exports, whose names are times."""
-    exports = [path for path in Path(directory).glob("*") if path.name.isdigit() and path.is_dir()]
-    oldest = sorted(exports, key=lambda path: int(path.name))
-    for path in oldest[: -number if number else 0]:
+    folder = given_place(directory)
+    if isinstance(folder, StorePath):
+        names = [name for name, stat in folder.children().items() if stat is None]
+    else:
+        names = [path.name for path in folder.glob("*") if path.is_dir()]
+    for name in sorted(filter(str.isdigit, names), key=int)[: -number if number else 0]:
+        path = folder / name
         try:
-            shutil.rmtree(path)
+            path.rmtree() if isinstance(path, StorePath) else shutil.rmtree(path)
         except OSError as error:
             # Another process may read it: it is removed after the next export.
             _LOG.warning("Can not delete %s: %s.", path, error)

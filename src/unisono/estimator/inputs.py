@@ -87,7 +87,12 @@ def pandas_input_fn(
     num_threads: int = 1,
     target_column: str = "target",
 ) -> Callable[[], Dataset]:
-    """Return an input_fn of a pandas data frame: the features are its columns by name."""
+    """Return an input_fn of a pandas data frame: the features are its columns by name.
+
+    >>> import pandas
+    >>> table = pandas.DataFrame({"age": [20.0, 60.0]})
+    >>> data = pandas_input_fn(table, pandas.Series([0, 1]), batch_size=2, shuffle=False)()
+    """
     if y is not None and not np.array_equal(x.index, y.index):
         raise InvalidArgumentError(
             f"Index for x and y are mismatched. Received: {x.index!r} and {y.index!r}. Call "

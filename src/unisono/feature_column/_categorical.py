@@ -217,6 +217,13 @@ def categorical_column_with_vocabulary_file(
 
     Raises:
         InvalidArgumentError: the file has fewer lines, or an argument cannot be used.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "colors.txt")
+    >>> path.write_text("red")
+    3
+    >>> categorical_column_with_vocabulary_file("color", path).num_buckets
+    1
     """
     if file_format not in (None, "text"):
         raise InvalidArgumentError(f"vocabulary_file must be a text file. Received: {file_format=}.")

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.feature_column._column import CategoricalColumn, DenseColumn, FeatureColumn, Features, is_traced
+from unisono.feature_column._column import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureColumn,
+    Features,
+    is_traced,
+    raw_feature,
+)
 from unisono.feature_column._dense import EmbeddingColumn, IndicatorColumn
 from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
 
@@ -94,10 +101,9 @@ class FeatureEncoder:
                 encoded.update({k: features[k] for k in (key, column.weights_key) if k is not None})
             else:
                 encoded.update(host_values(column, features))
-        for key in sorted(self._dense | self._kept):
-            if key in features:
-                value = features[key]
-                encoded[key] = value if hasattr(value, "shape") else np.asarray(value)
+        for key in sorted(self._dense | (self._kept & set(features))):
+            value = raw_feature(features, key)
+            encoded[key] = value if hasattr(value, "shape") else np.asarray(value)
         return (encoded, *rest) if rest else encoded
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import sys
 
+from unisono._saved import _module as _saved_module
 from unisono.tf._module import NameFinder, add_finder, as_names
 from unisono.tf._table import TABLE
 from unisono.tf.adapters import _elements, _keras, _tensors
-from unisono.tf.adapters.saved import _concrete
 from unisono.tf.packages._finder import adapt_packages
 
 _tensors.add_methods()
-_concrete.add_methods()
+_saved_module.add_methods()
 _elements.add_methods()
 _keras.add_methods()
 as_names(sys.modules[__name__], TABLE, "")

@@ -136,10 +136,9 @@ def _named(value: Any, name: str | None) -> Any:
     """Return a value; in a model_fn, expose an array under its name."""
     # A scalar would be returned by each step, also one of the body of a loop, which cannot be.
     if name is not None and hasattr(value, "ndim") and value.ndim:
-        from unisono.estimator._train_op import current_call, expose
+        from unisono.estimator.session._graph import expose
 
-        if current_call() is not None:
-            expose(name, value)
+        expose(name, value)
     return value
 
 

@@ -113,7 +113,7 @@ class NameTable:
             alike = [name] * bool(elsewhere)
         if alike:
             return f"{text}. Did you mean `{'.'.join(p for p in (shown, module, alike[0]) if p)}`?"
-        return f"{text}. docs/migrating.md lists them"
+        return f"{text}. docs/migrating_names.md lists them"
 
 
 def plain(path: str) -> str:

@@ -68,3 +68,8 @@ def test_two_vocabularies_of_one_feature_are_an_error():
 def test_features_must_be_a_dict():
     with pytest.raises(unisono.InvalidTypeError, match="must be a dict"):
         fc.encode([AGE])(np.zeros(3))
+
+
+def test_a_column_needs_its_feature():
+    with pytest.raises(unisono.InvalidArgumentError, match=r"Feature 'age' .*Received: features \['size'\]"):
+        fc.encode([AGE])({"size": np.zeros(3)})

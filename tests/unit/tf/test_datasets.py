@@ -1,12 +1,10 @@
 """`tensorflow_datasets` under `unisono.tf`: a small data set, prepared on the spot."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import forked
 
 import unisono
 from unisono import tf
@@ -184,14 +182,8 @@ def test_errors_name_the_folder_and_what_to_write(folders, tmp_path, monkeypatch
 
 def test_a_program_without_an_edit(folders, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-m", "unisono.tf", str(tmp_path / "program.py"), str(folders["array_record"])],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-    )
+    command = ["-m", "unisono.tf", str(tmp_path / "program.py"), str(folders["array_record"])]
+    done = forked.run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "30 2",

@@ -59,7 +59,7 @@ def test_all_names_of_a_module():
         (lambda: tf.distribute.MirorredStrategy, "Did you mean `tf.distribute.MirroredStrategy`"),
         (lambda: tf.keras.layers.Dens, "Did you mean `tf.keras.layers.Dense`"),
         (lambda: tf.reduce_men, "Did you mean `tf.reduce_mean`"),
-        (lambda: tf.xqzw, "`tf.xqzw` is not among the names.*docs/migrating.md"),
+        (lambda: tf.xqzw, "`tf.xqzw` is not among the names.*docs/migrating_names.md"),
         (lambda: tf.SparseTensor, "has no counterpart.* Write: dense arrays"),
         (lambda: tf.ragged.constant, "`tf.ragged` has no counterpart"),
     ],

@@ -1,11 +1,8 @@
 """The table of names: entries lead somewhere, the page shows them, tutorials find their names."""
 
-from pathlib import Path
-
 import pytest
 
 from unisono.tf._entries import Missing
-from unisono.tf._page import page
 from unisono.tf._table import TABLE
 
 #: Names in TensorFlow's tutorials on distribution, and in the guides that they link to.
@@ -38,21 +35,17 @@ TUTORIALS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(TABLE.entries))
-def test_an_entry_leads_somewhere(name):
-    entry = TABLE.entries[name]
-    if isinstance(entry, Missing):
-        assert entry.why
-        assert entry.write
-    else:
-        entry.load()
+def test_every_entry_leads_somewhere():
+    for name, entry in TABLE.entries.items():
+        if isinstance(entry, Missing):
+            assert entry.why, name
+            assert entry.write, name
+        else:
+            try:
+                entry.load()
+            except Exception as error:
+                pytest.fail(f"{name}: {error!r}")
 
 
-@pytest.mark.parametrize("name", TUTORIALS)
-def test_names_of_the_tutorials_work(name):
-    assert TABLE.find("tf", name) is not None
-
-
-def test_the_page_is_made_from_the_table():
-    """`python -c "from unisono.tf._page import page; print(page(), end='')" > docs/migrating.md`."""
-    assert (Path(__file__).parents[3] / "docs" / "migrating.md").read_text() == page()
+def test_names_of_the_tutorials_work():
+    assert not [name for name in TUTORIALS if TABLE.find("tf", name) is None]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests import forked
+
 PROGRAM = """
 import sys
 import tensorflow as tf
@@ -43,8 +45,11 @@ def run(*arguments, **options):
 def test_a_program_runs_as_python_runs_it(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "helper.py").write_text("import tensorflow\nVALUE = tensorflow.constant(4).numpy()\n")
-    for how in ([str(tmp_path / "program.py")], ["-m", "program"]):
-        done = run(*how, "--epochs", "3", cwd=tmp_path)
+    ways = (
+        run(str(tmp_path / "program.py"), "--epochs", "3", cwd=tmp_path),
+        forked.run(["-m", "unisono.tf", "-m", "program", "--epochs", "3"], tmp_path),
+    )
+    for done in ways:
         assert done.returncode == 0, done.stderr
         assert done.stdout == "['--epochs', '3'] 4 True\n3.0 True 2.0\n(None, 2) stub\n"
 

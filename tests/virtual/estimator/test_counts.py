@@ -25,10 +25,10 @@ def model_fn(features, labels, mode):
     return EstimatorSpec(mode, loss=loss, train_op=minimize(keras.optimizers.SGD(0.1), loss))
 
 
-def training(strategy, batch, steps, directory):
+def training(strategy, batch, steps, directory, model_fn=model_fn, x=X):
     config = RunConfig(save_checkpoints_secs=None, save_summary_steps=0, log_step_count_steps=100)
     task = TrainTask(ModelFunction(model_fn, None, config), config, strategy, str(directory), [])
-    data = lambda: Dataset.from_tensor_slices((X, Y)).batch(batch).take(steps)  # noqa: E731
+    data = lambda: Dataset.from_tensor_slices((x, Y)).batch(batch).take(steps)  # noqa: E731
     return Training(task, InputFunction(data, {}))
 
 
@@ -49,6 +49,23 @@ def test_a_hundred_steps_are_one_program_and_wait_rarely(devices, tmp_path):
     assert counts[1] - counts[0] < 15
 
 
+def test_steps_that_are_slow_in_a_loop_run_one_by_one(tmp_path, monkeypatch):
+    """The derivative of a depthwise convolution, which XLA compiles to slow code in the body of a loop."""
+
+    def of_images(features, labels, mode):
+        channels = keras.layers.DepthwiseConv2D(3)(features)
+        return model_fn(keras.layers.Flatten()(channels), labels, mode)
+
+    started, call = [], CompiledStep.__call__
+    monkeypatch.setattr(CompiledStep, "__call__", lambda *args: started.append(0) or call(*args))
+    run = training(
+        unisono.OneDeviceStrategy("cpu:0"), 8, 5, tmp_path, of_images, np.ones((800, 4, 4, 2), "float32")
+    )
+    run.run()
+    assert int(run.variables.global_step.value) == len(started) == 5
+    assert run.runner.num_programs == 1
+
+
 def test_a_second_estimator_of_the_same_kind_compiles_the_step_alone(tmp_path):
     def call(name):
         config = RunConfig(save_checkpoints_secs=None, save_summary_steps=0)
@@ -62,7 +79,7 @@ def test_a_second_estimator_of_the_same_kind_compiles_the_step_alone(tmp_path):
     assert call("second") <= 2
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_train_and_evaluate_in_turn_compiles_once(devices, tmp_path):
     strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
     rate = [0.1]

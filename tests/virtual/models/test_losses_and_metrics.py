@@ -197,7 +197,7 @@ def shares(loss, y, p, replicas):
     return float(strategy.reduce("SUM", value, axis=None)), np.concatenate(parts)
 
 
-@pytest.mark.parametrize("rows", [6, 7, 1])
+@pytest.mark.parametrize("rows", [pytest.param(6, marks=pytest.mark.exhaustive), 7, 1])
 @pytest.mark.parametrize("name", ["pairs", "root", "ranking", "total", "average", "rows"])
 def test_a_loop_sums_to_one_device(name, rows):
     """Values and derivatives; 7 rows are 4 and 3, and 1 row leaves the second replica none."""

@@ -31,7 +31,11 @@ _TEXTS = TEXTS.with_texts(optimizer=f"{OPTIMIZER}{_LEARNING_RATE}.")
 
 @_TEXTS
 class BaselineEstimator(CannedEstimator):
-    """A model that reads no features: it learns the mean of the labels."""
+    """A model that reads no features: it learns the mean of the labels.
+
+    >>> from unisono import estimator
+    >>> model = BaselineEstimator(estimator.MultiLabelHead(3))
+    """
 
     def __init__(
         self,
@@ -56,7 +60,10 @@ class BaselineEstimator(CannedEstimator):
 
 @_TEXTS
 class BaselineClassifier(BaselineEstimator):
-    """A model that predicts how frequent classes are."""
+    """A model that predicts how frequent classes are.
+
+    >>> model = BaselineClassifier(n_classes=3)
+    """
 
     def __init__(
         self,
@@ -74,7 +81,10 @@ class BaselineClassifier(BaselineEstimator):
 
 @_TEXTS
 class BaselineRegressor(BaselineEstimator):
-    """A model that predicts the mean of the labels."""
+    """A model that predicts the mean of the labels.
+
+    >>> model = BaselineRegressor(label_dimension=2)
+    """
 
     def __init__(
         self,

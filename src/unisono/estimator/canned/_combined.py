@@ -79,7 +79,14 @@ class WideAndDeep:
 
 @TEXTS.with_texts(raises={"InvalidArgumentError": "there is no column, or a network without hidden layers."})
 class DNNLinearCombinedEstimator(CannedEstimator):
-    """A linear model and a network with a head."""
+    """A linear model and a network with a head.
+
+    >>> from unisono import estimator, feature_column
+    >>> age = feature_column.numeric_column("age")
+    >>> model = DNNLinearCombinedEstimator(
+    ...     estimator.MultiLabelHead(3), dnn_feature_columns=[age], dnn_hidden_units=[4]
+    ... )
+    """
 
     def __init__(
         self,
@@ -124,7 +131,14 @@ class DNNLinearCombinedEstimator(CannedEstimator):
 
 @TEXTS
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
-    """A linear model and a network that tell classes apart ("wide and deep")."""
+    """A linear model and a network that tell classes apart ("wide and deep").
+
+    >>> from unisono import feature_column
+    >>> age = feature_column.numeric_column("age")
+    >>> model = DNNLinearCombinedClassifier(
+    ...     linear_feature_columns=[age], dnn_feature_columns=[age], dnn_hidden_units=[4]
+    ... )
+    """
 
     def __init__(
         self,
@@ -155,7 +169,14 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
 
 @TEXTS
 class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
-    """A linear model and a network that predict numbers."""
+    """A linear model and a network that predict numbers.
+
+    >>> from unisono import feature_column
+    >>> age = feature_column.numeric_column("age")
+    >>> model = DNNLinearCombinedRegressor(
+    ...     linear_feature_columns=[age], dnn_feature_columns=[age], dnn_hidden_units=[4]
+    ... )
+    """
 
     def __init__(
         self,

@@ -52,7 +52,11 @@ def checked_units(hidden_units: Sequence[int], argument: str) -> list[int]:
 
 @_TEXTS
 class DNNEstimator(CannedEstimator):
-    """A network with a head."""
+    """A network with a head.
+
+    >>> from unisono import estimator, feature_column
+    >>> model = DNNEstimator(estimator.MultiLabelHead(3), [4], [feature_column.numeric_column("age")])
+    """
 
     def __init__(
         self,
@@ -123,7 +127,11 @@ class DNNClassifier(DNNEstimator):
 
 @_TEXTS
 class DNNRegressor(DNNEstimator):
-    """A network that predicts numbers."""
+    """A network that predicts numbers.
+
+    >>> from unisono import feature_column
+    >>> model = DNNRegressor([4], [feature_column.numeric_column("age")])
+    """
 
     def __init__(
         self,

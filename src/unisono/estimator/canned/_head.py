@@ -40,7 +40,12 @@ _REDUCTIONS = {
 
 @TEXTS
 class Head(abc.ABC):
-    """What makes of logits a loss, predictions and metrics."""
+    """What makes of logits a loss, predictions and metrics.
+
+    >>> from unisono import estimator
+    >>> isinstance(estimator.RegressionHead(), Head)
+    True
+    """
 
     def __init__(
         self,

@@ -54,7 +54,11 @@ def _model(columns: Sequence[FeatureColumn], units: int, optimizer: object, comb
 
 @_TEXTS
 class LinearEstimator(CannedEstimator):
-    """A linear model with a head."""
+    """A linear model with a head.
+
+    >>> from unisono import estimator, feature_column
+    >>> model = LinearEstimator(estimator.MultiLabelHead(3), [feature_column.numeric_column("age")])
+    """
 
     def __init__(
         self,
@@ -103,7 +107,11 @@ class LinearClassifier(LinearEstimator):
 
 @_TEXTS
 class LinearRegressor(LinearEstimator):
-    """A linear model that predicts numbers."""
+    """A linear model that predicts numbers.
+
+    >>> from unisono import feature_column
+    >>> model = LinearRegressor([feature_column.numeric_column("age")])
+    """
 
     def __init__(
         self,

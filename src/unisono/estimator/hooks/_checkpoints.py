@@ -17,7 +17,14 @@ _LOG = logging.getLogger("unisono")
 
 
 class CheckpointSaverListener:
-    """Code that runs before and after each checkpoint of a `CheckpointSaverHook`."""
+    """Code that runs before and after each checkpoint of a `CheckpointSaverHook`.
+
+    >>> class Printer(CheckpointSaverListener):
+    ...     def after_save(self, session, global_step_value):
+    ...         print("saved", global_step_value)
+    >>> Printer().after_save(None, 3)
+    saved 3
+    """
 
     def begin(self) -> None:
         """Run once, before the first step."""

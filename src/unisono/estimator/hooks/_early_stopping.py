@@ -85,6 +85,9 @@ def make_early_stopping_hook(
     Raises:
         InvalidArgumentError: both or none of seconds and steps are given.
         InvalidTypeError: the function cannot be called, or `estimator` is none.
+
+    >>> from unisono import estimator
+    >>> hook = make_early_stopping_hook(estimator.BaselineRegressor(), lambda: True)
     """
     if not hasattr(estimator, "eval_dir"):
         raise InvalidTypeError(f"`estimator` must be an `Estimator`. Received: {estimator!r}.")
@@ -122,7 +125,11 @@ def stop_if_higher_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> SessionRunHook:
-    """Return a hook that ends the training when an evaluation's metric is higher than a number."""
+    """Return a hook that ends the training when an evaluation's metric is higher than a number.
+
+    >>> from unisono import estimator
+    >>> hook = stop_if_higher_hook(estimator.BaselineRegressor(), "accuracy", 0.9)
+    """
     watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(
         estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
@@ -139,7 +146,11 @@ def stop_if_lower_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> SessionRunHook:
-    """Return a hook that ends the training when an evaluation's metric is lower than a number."""
+    """Return a hook that ends the training when an evaluation's metric is lower than a number.
+
+    >>> from unisono import estimator
+    >>> hook = stop_if_lower_hook(estimator.BaselineRegressor(), "loss", 0.1)
+    """
     watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(
         estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
@@ -156,7 +167,11 @@ def stop_if_no_increase_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> SessionRunHook:
-    """Return a hook that ends the training when an evaluation's metric has not increased for many steps."""
+    """Return a hook that ends the training when an evaluation's metric has not increased for many steps.
+
+    >>> from unisono import estimator
+    >>> hook = stop_if_no_increase_hook(estimator.BaselineRegressor(), "accuracy", 1000)
+    """
     watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(
         estimator, lambda: watch.rests(max_steps_without_increase), run_every_secs, run_every_steps
@@ -173,7 +188,11 @@ def stop_if_no_decrease_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> SessionRunHook:
-    """Return a hook that ends the training when an evaluation's metric has not decreased for many steps."""
+    """Return a hook that ends the training when an evaluation's metric has not decreased for many steps.
+
+    >>> from unisono import estimator
+    >>> hook = stop_if_no_decrease_hook(estimator.BaselineRegressor(), "loss", 1000)
+    """
     watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(
         estimator, lambda: watch.rests(max_steps_without_decrease), run_every_secs, run_every_steps

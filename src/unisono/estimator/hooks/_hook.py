@@ -32,6 +32,9 @@ class SessionRunArgs:
             lists and dicts of them.
         feed_dict: must be None: data come from the input_fn.
         options: accepted for TensorFlow's signature.
+
+    >>> SessionRunArgs(["loss"]).fetches
+    ['loss']
     """
 
     fetches: PyTree
@@ -47,6 +50,9 @@ class SessionRunValues:
         results: numbers and arrays of NumPy, in the structure of `SessionRunArgs.fetches`.
         options: those of the arguments.
         run_metadata: None: there is no graph that was run.
+
+    >>> SessionRunValues([0.5]).results
+    [0.5]
     """
 
     results: PyTree
@@ -64,6 +70,9 @@ class HookSession:
             until it is written. None where nothing is saved.
         variable: returns the variable of a name such as `"dense/kernel"`, or None; None for no variables.
         summaries: what `unisono.estimator.summary` recorded in that run.
+
+    >>> int(HookSession(global_step=lambda: 3).run("global_step"))
+    3
     """
 
     def __init__(
@@ -200,6 +209,11 @@ class SessionRunContext:
     Args:
         session: the values of the training that runs.
         steps: how many steps the group has.
+
+    >>> context = SessionRunContext(HookSession())
+    >>> context.request_stop()
+    >>> context.stop_requested
+    True
     """
 
     def __init__(self, session: HookSession, steps: int = 1) -> None:
@@ -229,6 +243,12 @@ class SessionRunHook:
     A class that overrides `before_run` or `after_run` is called for each step. One that has
     `steps_until_next`, too, is called when the number of steps that it returned have run, or sooner;
     between calls steps run without waiting for their results.
+
+    >>> class Printer(SessionRunHook):
+    ...     def before_run(self, run_context):
+    ...         return SessionRunArgs("loss")
+    ...     def after_run(self, run_context, run_values):
+    ...         print(run_values.results)
     """
 
     def begin(self) -> None:

@@ -32,6 +32,9 @@ class InMemoryEvaluatorHook(IntervalHook):
 
     Raises:
         InvalidArgumentError: `every_n_iter` is not positive.
+
+    >>> from unisono import estimator
+    >>> hook = InMemoryEvaluatorHook(estimator.BaselineRegressor(), lambda: ({}, [0.0]), every_n_iter=10)
     """
 
     def __init__(

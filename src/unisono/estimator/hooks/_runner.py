@@ -36,6 +36,11 @@ class HookRunner:
 
     Raises:
         InvalidTypeError: something is not a `SessionRunHook`.
+
+    >>> runner = HookRunner([])
+    >>> runner.begin()
+    >>> runner.should_stop
+    False
     """
 
     def __init__(self, hooks: Sequence[SessionRunHook], session: HookSession | None = None) -> None:

@@ -132,6 +132,11 @@ class FeedFnHook(SessionRunHook):
 
     Raises:
         UnsupportedError: always.
+
+    >>> FeedFnHook(dict)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    unisono.UnsupportedError: There is no graph whose tensors could be replaced. ...
     """
 
     def __init__(self, feed_fn: Callable[[], Any]) -> None:

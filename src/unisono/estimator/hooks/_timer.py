@@ -128,7 +128,11 @@ class IntervalHook(SessionRunHook):
 
 
 class NeverTriggerTimer:
-    """Triggers never."""
+    """Triggers never.
+
+    >>> NeverTriggerTimer().should_trigger_for_step(1)
+    False
+    """
 
     def reset(self) -> None:
         """Do nothing."""

@@ -19,6 +19,7 @@ import keras
 
 from unisono._context import get_strategy, has_strategy
 from unisono._errors import InvalidArgumentError
+from unisono._system._blocks import set_for_block
 from unisono.estimator._collections import current_collections, required_collections
 from unisono.step.variables._merge_rules import VariableAggregation
 
@@ -36,6 +37,9 @@ class VariableScope:
         name: string; the prefix, with those of the scopes around it.
         reuse: True, False, `AUTO_REUSE` or None; whether names of earlier layers and variables are meant.
         counts: how many automatic names there are of each kind.
+
+    >>> VariableScope("encoder").name
+    'encoder'
     """
 
     name: str = ""
@@ -129,14 +133,10 @@ def variable_scope(
     if not name:
         raise InvalidArgumentError("A scope must have a name. Received: None. Write `variable_scope('net')`.")
     own = VariableScope(outer.path(name), (outer.reuse or None) if reuse is None else reuse)
-    token = _SCOPE.set(own)
-    try:
-        with contextlib.ExitStack() as stack:
-            for part in name.split("/"):
-                stack.enter_context(keras.name_scope(part))
-            yield own
-    finally:
-        _SCOPE.reset(token)
+    with set_for_block(_SCOPE, own), contextlib.ExitStack() as stack:
+        for part in name.split("/"):
+            stack.enter_context(keras.name_scope(part))
+        yield own
 
 
 def _name_below(outer: VariableScope, given: str | VariableScope | None) -> str | None:

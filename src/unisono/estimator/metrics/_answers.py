@@ -5,7 +5,7 @@ Tests: tests/unit/estimator/test_metrics.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,148 +66,64 @@ def chosen(found: Mapping[str, jax.Array], keys: str) -> dict[str, jax.Array]:
     return {names[key]: found[key] for key in keys.split()}
 
 
-def _count(key: str, found: Mapping[str, jax.Array], name: str | None, end: str = "") -> MetricPair:
-    """Return the metric of one of the four counts."""
-    parts = chosen(found, key)
-    (sum_name,) = parts
-    return pair_of_sums(name or f"{sum_name}{end}", parts, lambda sums: sums[sum_name])
+def _metrics_of(
+    count: str, key: str, what: str, example: float, examples: Sequence[float]
+) -> tuple[Callable[..., MetricPair], Callable[..., MetricPair]]:
+    """Return the metrics of one of the four counts: of truth values, and of probabilities at thresholds.
 
-
-@ANSWERS
-def true_positives(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of positive predictions that are right.
-
-    >>> float(true_positives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
-    2.0
+    Args:
+        count: the name of the first metric.
+        what: what is counted, for the docstrings.
+        example: the value of the first metric in its docstring; `examples` are those of the second.
     """
-    return _count("tp", counts(labels, predictions, weights), name)
+
+    def pair(found: Mapping[str, jax.Array], name: str) -> MetricPair:
+        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count])
+
+    def of_answers(
+        labels: ArrayLike,
+        predictions: ArrayLike,
+        weights: ArrayLike = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> MetricPair:
+        return pair(counts(labels, predictions, weights), name or count)
+
+    def of_probabilities(
+        labels: ArrayLike,
+        predictions: ArrayLike,
+        thresholds: Sequence[float],
+        weights: ArrayLike = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> MetricPair:
+        return pair(counts_at(labels, predictions, thresholds, weights), name or at_thresholds)
+
+    at_thresholds = f"{count}_at_thresholds"
+    of_answers.__name__ = of_answers.__qualname__ = count
+    of_probabilities.__name__ = of_probabilities.__qualname__ = at_thresholds
+    of_answers.__doc__ = (
+        f"Return the weight of {what}.\n\n"
+        f">>> float({count}([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])\n{example}\n"
+    )
+    of_probabilities.__doc__ = (
+        f"Return the weight of {what}, at each threshold.\n\n"
+        f">>> {at_thresholds}([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()\n{examples}\n"
+    )
+    return ANSWERS(of_answers), AT_THRESHOLDS(of_probabilities)
 
 
-@ANSWERS
-def false_positives(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of positive predictions that are wrong.
-
-    >>> float(false_positives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
-    1.0
-    """
-    return _count("fp", counts(labels, predictions, weights), name)
-
-
-@ANSWERS
-def true_negatives(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of negative predictions that are right.
-
-    >>> float(true_negatives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
-    3.0
-    """
-    return _count("tn", counts(labels, predictions, weights), name)
-
-
-@ANSWERS
-def false_negatives(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of negative predictions that are wrong.
-
-    >>> float(false_negatives([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])
-    0.0
-    """
-    return _count("fn", counts(labels, predictions, weights), name)
-
-
-@AT_THRESHOLDS
-def true_positives_at_thresholds(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    thresholds: Sequence[float],
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of positive predictions that are right, at each threshold.
-
-    >>> true_positives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
-    [1.0, 0.0]
-    """
-    return _count("tp", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
-
-
-@AT_THRESHOLDS
-def false_positives_at_thresholds(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    thresholds: Sequence[float],
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of positive predictions that are wrong, at each threshold.
-
-    >>> false_positives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
-    [1.0, 0.0]
-    """
-    return _count("fp", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
-
-
-@AT_THRESHOLDS
-def true_negatives_at_thresholds(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    thresholds: Sequence[float],
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of negative predictions that are right, at each threshold.
-
-    >>> true_negatives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
-    [1.0, 2.0]
-    """
-    return _count("tn", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
-
-
-@AT_THRESHOLDS
-def false_negatives_at_thresholds(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    thresholds: Sequence[float],
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
-    """Return the weight of negative predictions that are wrong, at each threshold.
-
-    >>> false_negatives_at_thresholds([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()
-    [0.0, 1.0]
-    """
-    return _count("fn", counts_at(labels, predictions, thresholds, weights), name, "_at_thresholds")
+true_positives, true_positives_at_thresholds = _metrics_of(
+    "true_positives", "tp", "positive predictions that are right", 2.0, [1.0, 0.0]
+)
+false_positives, false_positives_at_thresholds = _metrics_of(
+    "false_positives", "fp", "positive predictions that are wrong", 1.0, [1.0, 0.0]
+)
+true_negatives, true_negatives_at_thresholds = _metrics_of(
+    "true_negatives", "tn", "negative predictions that are right", 3.0, [1.0, 2.0]
+)
+false_negatives, false_negatives_at_thresholds = _metrics_of(
+    "false_negatives", "fn", "negative predictions that are wrong", 0.0, [0.0, 1.0]
+)

@@ -95,6 +95,11 @@ class MetricPair:
     Args:
         metric: Keras metric.
         update: function without arguments that updates the metric by the batch.
+
+    >>> mean = keras.metrics.Mean()
+    >>> value, update = MetricPair(mean, lambda: mean.update_state([1.0, 3.0]))
+    >>> float(value)
+    2.0
     """
 
     def __init__(self, metric: keras.metrics.Metric, update: Callable[[], None]) -> None:

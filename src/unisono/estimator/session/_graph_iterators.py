@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from unisono._errors import OutOfRangeError
+from unisono._system._blocks import set_for_block
 from unisono._types import PyTree
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
@@ -104,11 +105,8 @@ class InputRun:
 
     def _again(self) -> Any:
         self._asked, self._taken = 0, []
-        token = _RUN.set(self)
-        try:
+        with set_for_block(_RUN, self):
             return self._input_fn()
-        finally:
-            _RUN.reset(token)
 
     def _elements(self, result: PyTree) -> Iterator[PyTree]:
         # Kept while they are compared by identity.

@@ -219,4 +219,4 @@ def _of_all(value: object, replica: ReplicaContext) -> jax.Array:
         mean: jax.Array = replica.all_reduce(ReduceOp.MEAN, array)
         return mean
     first = jnp.where(jnp.equal(replica.replica_id_in_sync_group, 0), array, jnp.zeros_like(array))
-    return replica.all_reduce(ReduceOp.SUM, first.astype(jnp.int32)).astype(array.dtype)  # type: ignore[no-any-return]
+    return replica.all_reduce(ReduceOp.SUM, first.astype(jnp.int32)).astype(array.dtype)

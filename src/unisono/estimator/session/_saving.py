@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from unisono._errors import CheckpointError, CheckpointMismatchError
+from unisono._system._object_store import place_of
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint._reader import latest_checkpoint, load_checkpoint
@@ -88,7 +88,7 @@ def newest_checkpoint(directory: str, group: ProcessGroup) -> str | None:
         return None
     # The same directory may have another name here.
     places = [path, os.path.join(directory, os.path.basename(path))]
-    own = next((place for place in places if Path(place).exists()), "")
+    own = next((place for place in places if place_of(place).exists()), "")
     missing = [i for i, seen in enumerate(group.gather(own.encode())) if not seen]
     if missing:
         raise CheckpointError(
@@ -127,8 +127,8 @@ class TrainingSaver:
     def save(self, wait: bool = False) -> str:
         """Write a checkpoint of the present step, unless there is one; return its path."""
         step = int(self._variables.global_step.value)
-        path = os.path.join(self._manager.directory, f"{SERIES}-{step}")
-        if path != self._last and not Path(path).exists():
+        path = str(self._manager.directory / f"{SERIES}-{step}")
+        if path != self._last and not place_of(path).exists():
             self._last = self._manager.save(step)
         if wait:
             self._manager.wait()

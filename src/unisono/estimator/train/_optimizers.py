@@ -370,6 +370,11 @@ class SyncReplicasOptimizer:
 
     Raises:
         UnsupportedError: always.
+
+    >>> SyncReplicasOptimizer(None)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    unisono.UnsupportedError: ...
     """
 
     def __init__(self, opt: object, *arguments: object, **options: object) -> None:

@@ -11,14 +11,12 @@ from typing import Any
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import resolve_devices
 from unisono.cluster_resolver._detect import resolve
-from unisono.cluster_resolver._spec import worker_count
 from unisono.collectives._cross_device import CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce
 from unisono.strategies._base import Strategy
 from unisono.strategies._central_storage import CentralStorageStrategy
 from unisono.strategies._mirrored import MirroredStrategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._one_device import OneDeviceStrategy
-from unisono.strategies._options import WorkerTerms
 from unisono.strategies._parameter_server import ParameterServerStrategy
 from unisono.strategies._tpu import TPUStrategy
 
@@ -55,21 +53,21 @@ def mirrored(
             f"One argument says which devices a strategy has. Received: {', '.join(map(str, named))}."
         )
     gpus = num_gpus if num_gpus is not None else num_gpus_per_worker
-    terms = WorkerTerms(gpus or 0, auto_shard_dataset)
+    asked = (gpus or 0, auto_shard_dataset)
     resolver = resolve()
-    workers = worker_count(resolver.cluster_spec(), resolver.task_type or "worker") if resolver else 1
+    workers = resolver.cluster_spec().num_processes(resolver.task_type or "worker") if resolver else 1
     if devices is None and workers > 1:
-        return _of_workers(terms)
+        return _of_workers(*asked)
     if gpus == 0:
         devices, gpus = ["cpu:0"], None
-    return MirroredStrategy(devices, cross_device_ops or cross_tower_ops, num_gpus=gpus).with_terms(terms)
+    return MirroredStrategy(devices, cross_device_ops or cross_tower_ops, num_gpus=gpus).with_terms(*asked)
 
 
-def _of_workers(terms: WorkerTerms) -> MultiWorkerMirroredStrategy:
+def _of_workers(num_devices: int, shards_input: bool = False) -> MultiWorkerMirroredStrategy:
     """Return a strategy of all workers; without a cluster its devices are counted where it is used."""
-    strategy = MultiWorkerMirroredStrategy().with_terms(terms)
+    strategy = MultiWorkerMirroredStrategy().with_terms(num_devices, shards_input)
     if strategy.num_workers > 1:
-        terms.check(len(strategy.worker_devices))
+        strategy.terms.check(len(strategy.worker_devices))
     return strategy
 
 
@@ -86,7 +84,7 @@ def collective_all_reduce(
         InvalidArgumentError: a worker of a cluster has another number of devices. Without a cluster the error
             comes where this process would train, because it may be the client of servers that have them.
     """
-    return _of_workers(WorkerTerms(num_gpus_per_workers or num_gpus_per_worker))
+    return _of_workers(num_gpus_per_workers or num_gpus_per_worker)
 
 
 def parameter_server(num_gpus_per_worker: int = 0) -> Strategy:

@@ -18,9 +18,9 @@ import numpy as np
 from unisono._types import PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator.train._optimizers import Optimizer
+from unisono.spi import hold_by_default, wrap_keras
 from unisono.step._keras_internals import takes_training
 from unisono.strategies._base import Strategy
-from unisono.strategies._one_device import hold_by_default
 from unisono.tf._gone import OF_MODELS, add_errors
 from unisono.tf.adapters._saving import save_to_directory, weights_file
 from unisono.tf.adapters._spellings import (
@@ -41,8 +41,7 @@ from unisono.tf.adapters._spellings import (
 )
 from unisono.tf.adapters.models import _loss_scale
 from unisono.tf.adapters.models._compiled import CompiledLoss, CompiledMetrics
-from unisono.training._bind import install
-from unisono.training._host_layers import build_for, fitting, structures
+from unisono.training._host_layers import call_on_host
 
 _log = logging.getLogger("unisono")
 
@@ -50,7 +49,7 @@ _log = logging.getLogger("unisono")
 def add_methods() -> None:
     """Give Keras' objects the names that TensorFlow 2 had for what they do."""
     # Without a strategy, too: `fit` takes Unisono's datasets.
-    install()
+    wrap_keras()
     if not hasattr(keras.metrics.Metric, "reset_states"):
         keras.metrics.Metric.reset_states = lambda self: self.reset_state()
     if not hasattr(keras.optimizers.Optimizer, "lr"):
@@ -250,15 +249,6 @@ class LoadStatus:
     assert_existing_objects_matched = expect_partial = assert_nontrivial_match = assert_consumed
 
 
-def _run_graph(model: Any, inputs: list[Any]) -> list[Any]:
-    graph = keras.Function(model.inputs, model.outputs)
-    arrays = [fitting(*pair) for pair in zip(inputs, model.inputs, strict=True)]
-    if any(a.ndim != len(i.shape) - 1 for a, i in zip(arrays, model.inputs, strict=True)):
-        return list(graph(arrays))
-    # Elements of a dataset before `batch`: a batch of one.
-    return [output[0] for output in graph([a[None] for a in arrays])]
-
-
 def _is_text(value: object) -> bool:
     # Also a column of pandas.
     kind = getattr(getattr(value, "dtype", None), "kind", "")
@@ -296,12 +286,7 @@ def _call_with_strings(self: Any, *args: object, **kwargs: object) -> Any:
         if isinstance(self, keras.Sequential) and not isinstance(given, keras.KerasTensor):
             return _call_of_any_size(self, *args, **kwargs)
         return keras.Model.__call__(self, *args, **kwargs)
-    build_for(self, given)
-    named, output = structures(self)
-    if isinstance(given, dict) and isinstance(named, dict):
-        given = {name: given[name] for name in named}
-    # The same graph, whose inputs stay as they are.
-    return keras.tree.pack_sequence_as(output, _run_graph(self, keras.tree.flatten(given)))
+    return call_on_host(self, given)
 
 
 def _make_again(model: keras.Model) -> None:

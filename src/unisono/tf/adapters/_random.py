@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from jax.typing import DTypeLike
 
-from unisono.step.variables._seeds import seed_of_step, set_step_seed
+from unisono.spi import running_step, set_step_seed
 from unisono.tf._entries import device_dtype
 
 #: A number, a key of JAX, or None.
@@ -79,7 +79,7 @@ def seed_of(seed: Seed) -> Any:
     Returns:
         The seed; None for Keras' own generator, outside of steps.
     """
-    found: Any = seed_of_step(seed)  # type: ignore[arg-type]  # a key is handed on
+    found = running_step().seed(seed)
     if found is None:
         held = (getattr(layer, _SEEDS, None) for layer in reversed(getattr(_CALLS, "layers", ())))
         return next((seeds for seeds in held if seeds is not None), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -23,16 +24,16 @@ from keras import ops
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import resolve_devices
 from unisono._types import PyTree
-from unisono.checkpoint._contents import holds_objects
-from unisono.checkpoint._tracking import Holder
-from unisono.step.eager._jax_internals import array_class
+from unisono.spi import Function
 from unisono.step.eager._recording import Recorder, recording_here
-from unisono.step.functions._function import Function
 from unisono.step.functions._function import function as unisono_function
 from unisono.tf._entries import device_dtype
 from unisono.tf._gone import OF_FUNCTIONS, add_errors
 from unisono.tf.adapters._spellings import Shape
 from unisono.tf.adapters.inputs._host_tensor import is_text, is_text_dtype, text
+
+#: The class of arrays, which is private: of `jax.Array` they are no subclass.
+_ARRAYS = importlib.import_module("jax._src.array").ArrayImpl
 
 
 def add_methods() -> None:
@@ -45,12 +46,12 @@ def add_methods() -> None:
         setattr(jax.Array, "numpy", _numpy)  # noqa: B010
     # Also of an array of shape (1,), which is no number for JAX and NumPy 2.4.
     for name, kind in (("__int__", int), ("__float__", float)):
-        setattr(array_class(), name, _number_of_one(kind, getattr(array_class(), name)))
+        setattr(_ARRAYS, name, _number_of_one(kind, getattr(_ARRAYS, name)))
     for name in _CALLED_BY_NUMPY:
-        method = getattr(array_class(), name)
+        method = getattr(_ARRAYS, name)
         # Once: the module may be loaded again.
         if not hasattr(method, "of_jax"):
-            setattr(array_class(), name, _of_numpy(name, method))
+            setattr(_ARRAYS, name, _of_numpy(name, method))
     add_errors(Function, OF_FUNCTIONS)
 
 
@@ -173,72 +174,6 @@ def shape_of(dims: Sequence[int | None] | int | None) -> Shape | None:
     (None, 3)
     """
     return None if dims is None else Shape([dims] if isinstance(dims, int) else dims)
-
-
-class Module(Holder):
-    """An object whose variables can be listed.
-
-    Args:
-        name: of the module.
-    """
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__()
-        # As TensorFlow does: `MyModule` becomes `my_module`.
-        self.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
-
-    @property
-    def variables(self) -> tuple[Any, ...]:
-        """All variables of the module, and of what its attributes hold."""
-        found: dict[int, Any] = {}
-        _collect(vars(self), found, set())
-        return tuple(found.values())
-
-    @property
-    def trainable_variables(self) -> tuple[Any, ...]:
-        """Those that training changes."""
-        return tuple(v for v in self.variables if v.trainable)
-
-    @property
-    def objects(self) -> dict[str, Any]:
-        """What a checkpoint saves and restores, by the names of the attributes."""
-        kinds = (keras.Variable, keras.Layer, keras.Optimizer, keras.metrics.Metric, Holder)
-        held = {name: value for name, value in vars(self).items() if name not in ("_objects", "_on_growth")}
-        return {name: v for name, v in held.items() if isinstance(v, kinds) or holds_objects(v)}
-
-    @property
-    def submodules(self) -> tuple[Any, ...]:
-        """The modules and layers below this one."""
-        found: dict[int, Any] = {}
-        _collect_modules(vars(self), found)
-        return tuple(found.values())
-
-
-def _collect(value: object, found: dict[int, keras.Variable], seen: set[int]) -> None:
-    """Note the variables of what a module's attributes hold, each once."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if hasattr(value, "assign") and hasattr(value, "trainable"):
-        found[id(value)] = value
-    elif isinstance(value, (Module, dict, list, tuple)):
-        held = vars(value) if isinstance(value, Module) else value
-        for item in [held[key] for key in sorted(held, key=str)] if isinstance(held, dict) else held:
-            _collect(item, found, seen)
-    elif hasattr(value, "variables"):
-        found.update((id(variable), variable) for variable in value.variables)
-
-
-def _collect_modules(value: object, found: dict[int, Module | keras.Layer]) -> None:
-    if isinstance(value, (Module, keras.Layer)):
-        if id(value) not in found:
-            found[id(value)] = value
-            _collect_modules(
-                vars(value) if isinstance(value, Module) else getattr(value, "layers", ()), found
-            )
-    elif isinstance(value, (dict, list, tuple)):
-        for item in value.values() if isinstance(value, dict) else value:
-            _collect_modules(item, found)
 
 
 def executing_eagerly() -> bool:

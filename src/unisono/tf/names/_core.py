@@ -43,7 +43,7 @@ TENSORS: dict[str, Entry] = {
     "TensorShape": own("_tensors.shape_of"),
     **same("", "unisono.", "GradientTape IndexedSlices Variable VariableAggregation VariableSynchronization"),
     "UnconnectedGradients": own("_tensors.UnconnectedGradients"),
-    "Module": own("_tensors.Module"),
+    "Module": At("unisono._saved._module.Module"),
     "function": own("_tensors.function"),
     "RaggedTensor": _RAGGED,
     "ragged": _RAGGED,
@@ -113,7 +113,7 @@ TENSORS: dict[str, Entry] = {
     "convert_to_tensor": own_operator("_tensors.constant"),
     **same("", "_tensors.", "device executing_eagerly inside_function", own),
     "is_tensor": At("keras.ops.is_tensor"),
-    "control_dependencies": At("unisono.estimator._train_op.control_dependencies"),
+    "control_dependencies": At("unisono.estimator.session._graph.control_dependencies"),
     "print": own("_tensors.print_values"),
     **same(
         "", "inputs._host.", "numpy_function py_function",

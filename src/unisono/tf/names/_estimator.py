@@ -18,6 +18,12 @@ _SIGNATURES = {
 _BOTH = "with `labels=` or in a model_fn TensorFlow 1's, else Keras'"
 _SUMMARY = "in a model_fn and without a step TensorFlow 1's, else TensorFlow 2's"
 
+
+def _graph(name: str, note: str = "") -> At:
+    """Return the entry of a function of TensorFlow 1's graphs."""
+    return At(f"unisono.estimator.session._graph.{name}", note)
+
+
 ESTIMATOR: dict[str, Entry] = {
     **same(
         "estimator.", "unisono.estimator.",
@@ -88,13 +94,13 @@ ESTIMATOR: dict[str, Entry] = {
     ),
     "contrib.training.HParams": At("unisono.estimator.HParams"),
     **{
-        f"{module}.make_{name}_iterator": own("_elements.make_iterator")
+        f"{module}.make_{name}_iterator": _graph("make_iterator")
         for module in ("compat.v1.data", "data")
         for name in ("initializable", "one_shot")
     },
     "placeholder": own("_estimator.placeholder", "describes an input of an exported model; nothing is fed"),
     **{
-        name: own("_estimator.initializer", "in a model_fn, where nothing is left to initialize")
+        name: _graph("initializer", "in a model_fn, where nothing is left to initialize")
         for name in (
             "global_variables_initializer", "initialize_all_variables", "local_variables_initializer",
             "tables_initializer", "variables_initializer",
@@ -114,9 +120,9 @@ ESTIMATOR: dict[str, Entry] = {
         "AUTO_REUSE VariableScope get_variable get_variable_scope variable_scope",
     ),
     **same(
-        "", "_estimator.",
+        "", "",
         "GraphKeys add_to_collection get_collection global_variables gradients trainable_variables",
-        lambda path: own(path, "in a model_fn"),
+        lambda name: _graph(name, "in a model_fn"),
     ),
-    **same("", "_estimator.", "assign assign_add assign_sub group identity no_op", own),
+    **same("", "", "assign assign_add assign_sub group identity no_op", _graph),
 }  # fmt: skip

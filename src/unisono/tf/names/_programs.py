@@ -33,7 +33,7 @@ DATA: dict[str, Entry] = {
         "compat.v1.data.", "_elements.", "get_output_classes get_output_shapes get_output_types", own
     ),
     "data.experimental.cardinality": own("_elements.cardinality"),
-    "data.experimental.DistributeOptions": At("unisono.data._options.DistributeOptions"),
+    "data.experimental.DistributeOptions": At("unisono.data.experimental.DistributeOptions"),
     **same(
         "data.experimental.", "unisono.data.", "INFINITE_CARDINALITY SHARD_HINT UNKNOWN_CARDINALITY"
     ),

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, NeedsValueError
 from unisono._types import PyTree
 from unisono.preprocessing._fingerprints import on_host
-from unisono.step._explain import NeedsValueError
 from unisono.tf._entries import device_dtype
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import keras
 
-from unisono._export._files import MANIFEST
+from unisono._saved._directory import is_saved
 from unisono.export import load_from_saved_model
 
 #: Short names of losses that files in HDF5 hold, and that Keras 3 does not find in them.
@@ -36,7 +36,7 @@ def load_model(
         options: are not used.
         **kwargs: those of `keras.models.load_model`.
     """
-    if isinstance(filepath, (str, os.PathLike)) and os.path.isfile(os.path.join(filepath, MANIFEST)):
+    if isinstance(filepath, (str, os.PathLike)) and is_saved(filepath):
         return load_from_saved_model(filepath, custom_objects)
     if not str(filepath).endswith((".h5", ".hdf5")):
         return keras.models.load_model(filepath, custom_objects, *args, **kwargs)

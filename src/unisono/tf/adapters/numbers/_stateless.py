@@ -15,9 +15,7 @@ import keras
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono.checkpoint._tracking import Holder
-from unisono.step._program import current_frame
-from unisono.step._scope import is_discovering
+from unisono.spi import Holder, running_step
 from unisono.tf._entries import TensorLike
 from unisono.tf.adapters import _colors, _images, _random
 
@@ -148,8 +146,7 @@ class RandomGenerator(Holder):
         """
         self._seed, self._drawn = int(seed) & 0x7FFFFFFF, 0
         # One that a step makes each time, and does not keep, needs no variable: it draws the same each time.
-        is_made_again = current_frame() is not None and not is_discovering()
-        self._seeds = None if is_made_again else keras.random.SeedGenerator(self._seed)
+        self._seeds = None if running_step().is_repeated else keras.random.SeedGenerator(self._seed)
 
     def _next(self) -> Any:
         """Return the seed of the next numbers."""
