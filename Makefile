@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-for clusters others all-clusters all-others coverage mutants versions soak lint types check bench clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others coverage mutants versions soak lint types check docs bench gpu gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -11,7 +11,13 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/installed  ## train a CNN on handwritten digits over two virtual devices
+# Without what the tests need, which takes three times as long to install.
+$(VENV)/demo-installed: pyproject.toml
+	test -e $(VENV)/installed || $(PYTHON) -m venv $(VENV)
+	test -e $(VENV)/installed || $(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+demo: $(VENV)/demo-installed  ## train a CNN on handwritten digits over two virtual devices
 	$(BIN)/python examples/demo_digits.py
 
 # Their tasks are small scripts without JAX, or mostly wait: they run beside tests that compute.
@@ -72,6 +78,15 @@ types: $(VENV)/installed
 
 check: lint types test
 
+docs: $(VENV)/installed  ## the documentation site, in site/; a warning is an error
+	$(BIN)/python -m tools.site
+
+dist: $(VENV)/installed  ## the wheel and the source distribution, checked
+	$(BIN)/python -m pip install --quiet twine
+	rm -rf dist
+	$(BIN)/hatchling build
+	$(BIN)/twine check --strict dist/*
+
 $(VENV)/bench-installed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	touch $@
@@ -79,5 +94,28 @@ $(VENV)/bench-installed: $(VENV)/installed
 bench: $(VENV)/bench-installed  ## all claims about speed; QUICK=1 for some of them, ROWS='mlp-*' by name
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ROWS)
 
+CUDA ?= 13
+GPU_VENV := .venv-gpu
+GPU_PYTHON := $(GPU_VENV)/bin/python
+GPU_INSTALLED := $(GPU_VENV)/installed-cuda$(CUDA)
+
+# JAX for one version of CUDA, and what the tests of tests/gpu and the benchmarks import.
+$(GPU_INSTALLED): pyproject.toml
+	$(PYTHON) -m venv --clear $(GPU_VENV)
+	$(GPU_PYTHON) -m pip install --quiet --upgrade pip
+	$(GPU_PYTHON) -m pip install --quiet --editable '.[cuda$(CUDA),gpu]'
+	touch $@
+
+gpu:  ## on a machine with NVIDIA GPUs: tests/gpu and the numbers of docs/gpu.md; CUDA=12 for older drivers
+	$(PYTHON) -m tests.gpu.machine --cuda $(CUDA)
+	$(MAKE) $(GPU_INSTALLED)
+	$(GPU_PYTHON) -m tests.gpu.machine --cuda $(CUDA) --installed
+	$(GPU_PYTHON) benchmarks/gpu.py --cuda $(CUDA) --write $(if $(QUICK),--quick); measured=$$?; \
+	UNISONO_TEST_PLATFORM=gpu $(GPU_PYTHON) -m pytest tests/gpu -m "not exhaustive" -W default -rs && exit $$measured
+
+gpu-stand-in: $(VENV)/installed  ## the same tests and small benchmarks on virtual CPU devices
+	UNISONO_TEST_PLATFORM=cpu $(BIN)/python -m pytest tests/gpu -m "not exhaustive" -rs
+	$(BIN)/python benchmarks/gpu.py --platform cpu --quick
+
 clean:
-	rm -rf $(VENV) build dist demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(GPU_VENV) build dist site demo_output .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -23,6 +23,12 @@ QUICK = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_cou
 # jaxlib 0.11.2 has it no longer.
 if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:3])) <= (0, 11, 0):
     QUICK += " --xla_cpu_use_fusion_emitters=false"
+if os.environ.get("UNISONO_TEST_PLATFORM") == "gpu":
+    # Comparisons need the same bits in each run, and products of float32 in float32: by default GPUs round
+    # the factors to 10 bits. Several processes share a GPU, whose memory the first one would take.
+    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("XLA_FLAGS", QUICK)
 
 is_worker = "TF_CONFIG" in os.environ

@@ -51,7 +51,7 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def environment(case, rank, ports, cache):
+def environment(case, rank, ports, cache, hosts=None):
     """The variables of a process: what its peer needs, and nothing that the user's shell has set."""
     env = {k: v for k, v in os.environ.items() if k not in CLEARED}
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
@@ -61,7 +61,12 @@ def environment(case, rank, ports, cache):
         env |= launched(env, rank, ports)
     elif case.processes > 1:
         env["OMP_NUM_THREADS"] = "1"  # as `torchrun` sets it
-    if case.peer in ("DataParallel", "JAX by hand") and case.devices > 1:
+    if hosts is not None:
+        env["GLOO_SOCKET_IFNAME"] = "eth0"
+        for other, port in enumerate(ports):
+            known = f"127.0.0.1:{port}"
+            env["TF_CONFIG"] = env.get("TF_CONFIG", "").replace(known, f"{hosts.address(other)}:{port}")
+    if (case.peer == "DataParallel" or "by hand" in case.peer) and case.devices > 1:
         # With XLA's default pool on two cores, two devices hang in a collective and XLA aborts the process.
         env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
     return env
@@ -84,20 +89,24 @@ class Running:
         folder: for their files and output.
         cache: JAX's compilation cache.
         command: the program that serves, for tests.
+        hosts: `tests.hosts.Hosts`, one for each process; None for this machine.
     """
 
-    def __init__(self, case, folder, cache=None, command=None):
+    def __init__(self, case, folder, cache=None, command=None, hosts=None):
         self.case, self._folder = case, Path(folder)
         ports = free_ports(case.processes)
         command = command or [sys.executable, str(Path(__file__).with_name("_serve.py"))]
         self._processes, self._buffers = [], []
         for rank in range(case.processes):
             given = dataclasses.asdict(case) | {"rank": rank, "port": ports[0], "folder": str(folder)}
+            here = command
+            if hosts is not None:
+                here, given["host"] = hosts.command(rank, *command), hosts.address(0)
             with open(self._log(rank), "w") as log:
                 self._processes.append(
                     subprocess.Popen(
-                        [*command, json.dumps(given)],
-                        env=environment(case, rank, ports, cache),
+                        [*here, json.dumps(given)],
+                        env=environment(case, rank, ports, cache, hosts),
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=log,

@@ -187,7 +187,8 @@ def heading(report):
     dates = sorted({r["measured_at"] for r in report["results"]})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     rounds = max((len(r["ours"]) for r in report["results"] if "ours" in r), default=0)
+    where = ", ".join([*facts.get("gpus", []), facts["cpu"]])
     return (
-        f"{when}: {facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB.\n"
+        f"{when}: {where}, {facts['cores']} cores, {facts['memory_gib']} GiB.\n"
         f"{versions}.\nMedians of up to {rounds} rounds, the lowest and the highest in brackets."
     )

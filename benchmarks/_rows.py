@@ -3,18 +3,31 @@
 import dataclasses
 import fnmatch
 
+from workloads import BATCH
+
 #: Measures of a process that are no action of its peer.
 FIRST_COLD, FIRST_WARM, PEAK = "first step, cold cache", "first step, warm cache", "peak memory"
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One peer with one workload: a process, or several that train together."""
+    """One peer with one workload: a process, or several that train together.
+
+    Args:
+        platform: of the devices.
+        rows: of a batch on each replica.
+        policy: Keras' name of the precision.
+        compress: see `peers.Place`.
+    """
 
     peer: str
     workload: str
     devices: int = 1
     processes: int = 1
+    platform: str = "cpu"
+    rows: int = BATCH
+    policy: str = "float32"
+    compress: str | None = None
 
     def __str__(self):
         number, what = (self.processes, "process") if self.processes > 1 else (self.devices, "device")

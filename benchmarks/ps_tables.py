@@ -51,7 +51,7 @@ def peaks(parent, ended):
 
 def measured(rows, steps, folder):
     """Run the example; return what its epochs and its processes showed."""
-    command = [sys.executable, "-m", "unisono.cli", "launch", "-n", "2", "--ps", "2", "--chief"]
+    command = [sys.executable, "-m", "unisono", "launch", "-n", "2", "--ps", "2", "--chief"]
     command += ["--log-dir", str(folder), str(ROOT / "examples" / "wide_and_deep.py")]
     command += ["--rows", str(rows), "--steps", str(steps)]
     begin, ended, found = time.perf_counter(), threading.Event(), {}

@@ -195,7 +195,7 @@ def cpu_time(pid):
 
 def launch(folder, plan, steady=True):
     """Run a cluster; returns its exit code and what it printed."""
-    command = [sys.executable, "-m", "unisono.cli", "launch", "-n", "2", "--max-restarts", "4", *plan.flags]
+    command = [sys.executable, "-m", "unisono", "launch", "-n", "2", "--max-restarts", "4", *plan.flags]
     command += ["--log-dir", str(folder / "log"), os.path.abspath(__file__)]
     command += ["--train", str(folder), "--plan", plan.to_json(), *(["--steady"] if steady else [])]
     env = dict(os.environ, KERAS_BACKEND="jax")

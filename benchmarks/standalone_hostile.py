@@ -125,7 +125,7 @@ class OddRequests:
 def serve(root):
     """Return the process of a server, and its address."""
     environ = {**os.environ, "UNISONO_CLUSTER_KEY": SECRET}
-    command = [sys.executable, "-m", "unisono.cli", "serve", "--address", "localhost:0", "--spares", "0"]
+    command = [sys.executable, "-m", "unisono", "serve", "--address", "localhost:0", "--spares", "0"]
     with (root / "serve.log").open("w") as log:
         process = subprocess.Popen([*command, "--dir", str(root / "files")], stderr=log, env=environ)
     deadline = time.monotonic() + SECONDS

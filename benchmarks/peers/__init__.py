@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from workloads import BATCH
+
 #: name: (module of this package, arguments of its `start`)
 PEERS = {
     "unisono": ("keras_fit", {"who": "unisono"}),
@@ -16,6 +18,7 @@ PEERS = {
     "unisono loop": ("unisono_loop", {}),
     "TF loop": ("tf_loop", {}),
     "JAX by hand": ("jax_by_hand", {}),
+    "JAX by hand with Keras' model": ("keras_by_hand", {}),
     "torch DDP": ("torch_ddp", {}),
 }
 
@@ -34,10 +37,15 @@ class Place:
 
     Args:
         workload: a `Workload`.
-        devices: virtual devices of a process.
+        devices: of a process; on CPUs virtual ones.
         processes: how many there are.
         rank: the number of this one.
         port: where process 0 listens.
+        host: the address of process 0.
+        platform: of the devices.
+        rows: of a batch on each replica.
+        policy: Keras' name of the precision.
+        compress: a kind of `CompressedAllReduce`, or the same of torch; None for exact gradients.
         folder: for files, empty at the start, the same for all processes.
     """
 
@@ -47,11 +55,21 @@ class Place:
     rank: int
     port: int
     folder: str
+    host: str = "127.0.0.1"
+    platform: str = "cpu"
+    rows: int = BATCH
+    policy: str = "float32"
+    compress: str | None = None
 
     @property
     def batch(self):
-        """The global batch: 64 rows on each replica."""
-        return 64 * self.devices * self.processes
+        """The rows of the global batch."""
+        return self.rows * self.devices * self.processes
+
+    @property
+    def names(self):
+        """The names of a process' devices."""
+        return [f"{self.platform}:{i}" for i in range(self.devices)]
 
     def data(self):
         """The rows of an epoch, the same in every process."""

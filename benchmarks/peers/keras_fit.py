@@ -23,9 +23,10 @@ def unisono(place):
     import unisono
 
     if place.processes > 1:
-        strategy = unisono.MultiWorkerMirroredStrategy()
+        compressed = place.compress and unisono.CompressedAllReduce(place.compress)
+        strategy = unisono.MultiWorkerMirroredStrategy(cross_device_ops=compressed)
     else:
-        strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(place.devices)])
+        strategy = unisono.MirroredStrategy(place.names)
     return peer(place, strategy.scope, unisono.callbacks.BackupAndRestore, unisono.GradientTape)
 
 
@@ -88,6 +89,8 @@ def peer(place, scope, backup_callback=None, tape=None):
     """What is common to all: the model, and the actions on it."""
     import keras
 
+    keras.config.set_dtype_policy(place.policy)
+
     class SeesBatches(keras.callbacks.Callback):
         """Does nothing, but wants every batch's beginning and end."""
 
@@ -105,7 +108,7 @@ def peer(place, scope, backup_callback=None, tape=None):
             model = place.workload.keras_model()
             if own_step:
                 model = with_own_step(model, tape)
-            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **arguments)
+            model.compile("adam", place.workload.loss(), metrics=["accuracy"], **arguments)
         return model
 
     model = compiled()

@@ -5,6 +5,22 @@ import os
 from peers import Peer
 
 
+def register(model, kind):
+    """Compress gradients by a hook of torch: halves, or PowerSGD of rank 4 from the first steps on."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if kind == "power_sgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return
+    hooks = {"float16": default_hooks.fp16_compress_hook, "bfloat16": default_hooks.bf16_compress_hook}
+    model.register_comm_hook(None, hooks[kind])
+
+
+#: The kinds of compression that torch has.
+KINDS = ("bfloat16", "float16", "power_sgd")
+
+
 def start(place):
     import torch
     import torch.distributed as dist
@@ -13,9 +29,11 @@ def start(place):
     torch.manual_seed(0)
     model = place.workload.torch_model()
     if place.processes > 1:
-        address = f"tcp://127.0.0.1:{place.port}"
+        address = f"tcp://{place.host}:{place.port}"
         dist.init_process_group("gloo", init_method=address, rank=place.rank, world_size=place.processes)
         model = torch.nn.parallel.DistributedDataParallel(model)
+        if place.compress:
+            register(model, place.compress)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     loss_fn = torch.nn.CrossEntropyLoss()
     x, y = place.data()

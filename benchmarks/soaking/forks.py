@@ -62,7 +62,9 @@ def import_all():
 def enter_host(holder):
     """Move this process to the network, the name and the mounts of another one."""
     libc = ctypes.CDLL(None, use_errno=True)
-    files = [os.open(f"/proc/{holder}/ns/{name}", os.O_RDONLY) for name in ("net", "uts", "mnt")]
+    # Without root, hosts belong to a namespace of users: that one first.
+    names = ("net", "uts", "mnt") if os.geteuid() == 0 else ("user", "net", "uts", "mnt")
+    files = [os.open(f"/proc/{holder}/ns/{name}", os.O_RDONLY) for name in names]
     for file in files:
         if libc.setns(file, 0):
             raise OSError(ctypes.get_errno(), f"setns to process {holder} failed")

@@ -111,7 +111,7 @@ class Run:
         if not self.plan.cold:
             body = functools.partial(forks.command, arguments, host)
             return forks.fork(body, output, environ, holder)
-        command = [sys.executable, "-m", "unisono.cli", *arguments]
+        command = [sys.executable, "-m", "unisono", *arguments]
         if self.hosts is not None:
             command = self.hosts.command(host, *command)
         with output.open("a") as file:

@@ -15,6 +15,10 @@ WORKLOADS = {
     "resnet": ("resnet", {}),
     "transformer": ("transformer", {}),
     "lstm": ("lstm", {}),
+    "resnet50": ("resnet50", {}),
+    "resnet50-small": ("resnet50", {"size": 32, "blocks": (1, 1), "width": 16, "classes": 10}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-small": ("gpt2", {"layers": 2, "width": 64, "heads": 2, "tokens": 64, "vocabulary": 1000}),
     "deep50": ("deep", {"depth": 50}),
     "deep150": ("deep", {"depth": 150}),
     "deep300": ("deep", {"depth": 300}),
@@ -32,10 +36,11 @@ class Workload:
         steps: optimizer steps of an epoch that is timed: a second or so.
         rounds: epochs that count; long ones vary less.
         data: a number of rows to NumPy arrays `(x, y)`; `y` holds classes.
-        keras_model: Keras' model, which ends in a softmax, not yet compiled.
+        keras_model: Keras' model, which ends in a softmax or in logits, not yet compiled.
         torch_model: torch's, which ends in logits.
         jax_model: a key to `(params, apply)`, where `apply(params, x)` returns logits.
         image: whether `x` has channels last, which torch takes first.
+        logits: whether Keras' model ends in them.
     """
 
     steps: int
@@ -45,6 +50,13 @@ class Workload:
     torch_model: Callable[[], Any] | None = None
     jax_model: Callable[[Any], Any] | None = None
     image: bool = False
+    logits: bool = False
+
+    def loss(self):
+        """Keras' loss of the model."""
+        import keras
+
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=self.logits)
 
 
 def workload(name):
