@@ -1,4 +1,4 @@
-"""`unisono doctor`."""
+"""`unisono doctor` and `unisono plan`."""
 
 import json
 import re
@@ -40,3 +40,23 @@ def test_what_is_wrong_is_found_and_nothing_secret_told(tmp_path):
     assert {name for name, finding in findings.items() if not finding["ok"]} == {"cluster", "file system"}
     assert "write 'worker'" in findings["cluster"]["text"]
     assert "secret-token" not in done.stdout
+
+
+def test_a_plan_of_a_model(tmp_path):
+    (tmp_path / "model.py").write_text(
+        "import keras\n"
+        "def make_model():\n"
+        "    model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50)])\n"
+        "    model.compile('adam', 'mse')\n"
+        "    return model\n"
+    )
+    given = ["--devices", "4", "--link", "1gbit", "--step-ms", "1", "--ps", "0", "--memory", "1mb"]
+    done = forked.run(["-m", "unisono", "plan", "model.py", *given], tmp_path, LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.endswith("yes")]
+    rows = {line[:25].strip(): line[25:] for line in lines}
+    cells = {name: re.findall(r"[\d.]+ \w+", text) for name, text in rows.items()}
+    # 5,050 weights and their two slots, of which a quarter each, and some numbers besides.
+    assert (cells["MirroredStrategy"][0], cells['state_layout="sharded"'][0]) == ("60.6 kB", "30.3 kB")
+    # 2 * 3/4 of 20.2 kB at 125 MB/s.
+    assert cells["MirroredStrategy"][3:] == ["30.3 kB", "0.242 ms", "1.24 ms"]

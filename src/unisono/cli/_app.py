@@ -372,11 +372,11 @@ def plan(
     ] = None,
 ) -> None:
     """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
-    from unisono.cli import _plan
+    from unisono.cli import _model_plan
 
-    rate, room = _plan.parse_rate(link), None if memory is None else _plan.parse_memory(memory)
+    rate, room = _model_plan.parse_rate(link), None if memory is None else _model_plan.parse_memory(memory)
     seconds = None if step_ms is None else step_ms / 1e3
-    typer.echo(_plan.main(_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds)))
+    typer.echo(_model_plan.main(_model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds)))
 
 
 @app.command(epilog=_examples("unisono migrate train.py models/"))

@@ -1,6 +1,6 @@
 """The program of one training step of a model, to look into: it is lowered, and does not run.
 
-Tests: tests/unit/cli/test_plan.py.
+Tests: tests/virtual/test_planned_sizes.py.
 """
 
 from __future__ import annotations

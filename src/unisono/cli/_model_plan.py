@@ -5,7 +5,7 @@ state in parts a replica of n keeps 1/n; what a step needs besides state hardly 
 the time of one device, and that of its exchange at the link's rate: a ring sends 2 (n-1)/n of the gradients
 (Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 
-Tests: tests/unit/cli/test_plan.py, tests/cluster/test_launch_doctor.py.
+Tests: tests/unit/cli/test_model_plan.py, tests/virtual/test_planned_sizes.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import runpy
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -23,8 +22,8 @@ from unisono._errors import InvalidArgumentError, UnisonoError
 
 #: Seconds for all: a large model compiles for minutes.
 _TIME_LIMIT = 1800.0
-#: Steps that are timed, after one that compiles; the median counts.
-_STEPS = 5
+#: Steps of a `fit` that is timed, after one that compiles and chooses its groups; the fastest of some counts.
+_STEPS, _ROUNDS = 20, 3
 #: Devices of the programs that are compiled.
 _COMPILED_FOR = 2
 _LINK_UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8, "tbit": 1e12 / 8}
@@ -112,8 +111,8 @@ class ModelSize:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """A way to train, and what it needs; bytes on each device, and seconds.
+class PlanRow:
+    """What one way to train needs: bytes on each device, and seconds.
 
     Args:
         name: the strategy.
@@ -183,9 +182,11 @@ def examine(options: PlanOptions) -> ModelSize:
     make_model, make_batch = options.load()
     given, temporary = {}, {}
     seconds, sizes = options.step_seconds, (0, 0, 0, 0)
-    for layout in ("one", *LAYOUTS):
+    # The strategies of several devices first: the first one decides how many virtual devices there are.
+    for layout in (*LAYOUTS, "one"):
         count = 1 if layout == "one" else _COMPILED_FOR
-        strategy = MirroredStrategy(jax.devices()[:count], state_layout=LAYOUTS[0] if count == 1 else layout)
+        devices = [f"cpu:{i}" for i in range(count)]
+        strategy = MirroredStrategy(devices, state_layout=LAYOUTS[0] if count == 1 else layout)
         with strategy.scope():
             model = _checked(make_model(), options.model)
         rows = options.batch * count
@@ -221,6 +222,7 @@ def _size(variable: Any) -> int:
 
 def _batch_for(model: Any, rows: int) -> tuple[Any, Any]:
     """Return a batch of zeros as a model's inputs, outputs and loss want it."""
+    import keras
     import numpy as np
 
     loss = model.loss
@@ -234,68 +236,79 @@ def _batch_for(model: Any, rows: int) -> tuple[Any, Any]:
             f"{type(model).__name__} {model.name!r}, loss {loss!r}. Write a function `make_batch(rows)` that "
             "returns `(x, y)` into the same file."
         )
-    features = [np.zeros((rows, *t.shape[1:]), str(t.dtype)) for t in inputs]
-    x = features[0] if len(features) == 1 else features
+    # As the model was given them: one, a list, or a dict.
+    given = inputs[0] if isinstance(model, keras.Sequential) else model.input
+    x = keras.tree.map_structure(lambda t: np.zeros((rows, *t.shape[1:]), str(t.dtype)), given)
     shape = (rows, *outputs[0].shape[1:])
     is_sparse = "sparse" in name.lower()
     return x, np.zeros(shape[:-1], "int32") if is_sparse else np.zeros(shape, "float32")
 
 
 def _step_seconds(model: Any, x: Any, y: Any) -> float:
-    model.train_on_batch(x, y)
+    from unisono.data._dataset import Dataset
+
+    data = Dataset.from_tensors((x, y)).repeat(_STEPS)
     seconds = []
-    for _ in range(_STEPS):
+    for _ in range(1 + _ROUNDS):
         began = perf_counter()
-        # The loss is read, so the step is over.
-        model.train_on_batch(x, y)
-        seconds.append(perf_counter() - began)
-    return statistics.median(seconds)
+        # The logs of an epoch are read, so its steps are over.
+        model.fit(data, verbose=0)
+        seconds.append((perf_counter() - began) / _STEPS)
+    return min(seconds[1:])
 
 
-def ways(size: ModelSize, options: PlanOptions) -> list[Way]:
+def plan_rows(size: ModelSize, options: PlanOptions) -> list[PlanRow]:
     """Return what each way to train needs."""
     n, compute = options.devices, options.step_seconds or size.step_seconds or 0.0
-    alone = Way("OneDeviceStrategy", size.state, size.temporary["one"] + size.batch, 0, compute)
+    alone = PlanRow("OneDeviceStrategy", size.state, size.temporary["one"] + size.batch, 0, compute)
     found = [alone]
     for layout in (name for name in size.given if name != "one"):
         # A reduce-scatter and an all-gather send together what an all-reduce does.
         sent = 2 * (n - 1) / n * size.gradients
         name = "MirroredStrategy" if layout == "mirrored" else f'  state_layout="{layout}"'
         state, temporary = size.state_of(layout, n), size.temporary[layout] + size.batch
-        found.append(Way(name, state, temporary, sent, compute + sent / options.link))
+        found.append(PlanRow(name, state, temporary, sent, compute + sent / options.link))
     if options.servers:
-        # Weights are pulled, gradients are pushed; a server's link carries those of all workers.
-        through = size.weights + size.gradients
-        seconds = max(1, n / options.servers) * max(size.weights, size.gradients) / options.link
-        worker = Way(
-            "ParameterServerStrategy", size.weights, alone.temporary, size.gradients, compute + seconds
+        # A worker pulls all weights and pushes all gradients, one after the other; a server's link carries
+        # both at once, for more workers than there are servers.
+        both = size.weights + size.gradients
+        crowd = n / options.servers * max(size.weights, size.gradients)
+        worker = PlanRow(
+            "ParameterServerStrategy",
+            size.weights,
+            alone.temporary,
+            size.gradients,
+            compute + max(both, crowd) / options.link,
         )
-        share = size.state / options.servers
-        server = Way(f"  each of {options.servers} servers", share, 0, n * through / options.servers / 2, 0)
+        server = PlanRow(
+            "  each server", size.state / options.servers, 0, n * size.weights / options.servers, 0
+        )
         found += [worker, server]
     return found
 
 
 def table(size: ModelSize, options: PlanOptions) -> str:
     """Return the plan as text."""
-    header = ("", "state", "step", "peak", "sent a step", "exchange", "step time", "fits")
-    rows: list[Sequence[str]] = [header]
+    cells_of: list[Sequence[str]] = [("", "state", "step", "peak", "sent a step", "exchange", "step time")]
+    if options.memory is not None:
+        cells_of[0] = (*cells_of[0], "fits")
     compute = options.step_seconds or size.step_seconds or 0.0
-    for way in ways(size, options):
-        fits = "" if options.memory is None else "yes" if way.peak <= options.memory else "no"
-        exchange = max(way.seconds - compute, 0.0)
-        times = (_ms(exchange), _ms(way.seconds)) if way.seconds else ("", "")
-        rows.append((way.name, *map(_mb, (way.state, way.temporary, way.peak, way.sent)), *times, fits))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in plan_rows(size, options):
+        exchange = max(row.seconds - compute, 0.0)
+        times = (_ms(exchange), _ms(row.seconds)) if row.seconds else ("", "")
+        fits = () if options.memory is None else ("yes" if row.peak <= options.memory else "no",)
+        cells_of.append((row.name, *map(_mb, (row.state, row.temporary, row.peak, row.sent)), *times, *fits))
+    widths = [max(map(len, column)) for column in zip(*cells_of, strict=True)]
     lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
+    for name, *others in cells_of:
+        cells = [name.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
         lines.append("  ".join(cells).rstrip())
+    servers = f", servers: {options.servers}" if options.servers else ""
     how = "given" if options.step_seconds is not None else "measured here"
     return "\n".join(
         [
             f"{options.devices} devices, {options.batch} rows each, links of "
-            f"{options.link * 8 / 1e9:g} Gbit/s; a step of one device takes {_ms(compute)} ({how})",
+            f"{options.link * 8 / 1e9:g} Gbit/s{servers}; a step of one device takes {_ms(compute)} ({how})",
             f"weights {_mb(size.weights)}, gradients {_mb(size.gradients)}, optimizer and metrics "
             f"{_mb(size.state - size.weights)}",
             "",

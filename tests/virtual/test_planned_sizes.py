@@ -1,0 +1,95 @@
+"""`unisono plan` beside what devices hold: its programs of two devices, scaled to eight."""
+
+import gc
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono.cli import _model_plan
+
+MODEL = """
+import keras
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([
+        keras.Input((64,)), keras.layers.Dense(96, activation="relu"),
+        keras.layers.Dense(10, activation="softmax"),
+    ])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+"""
+
+
+def options(file, devices=8):
+    return _model_plan.PlanOptions(str(file), devices, 4, 0, 1.25e9, None, 0.01)
+
+
+def test_state_of_eight_devices_is_what_they_hold(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    size = _model_plan.examine(options(file))
+    for layout in ("mirrored", "sharded"):
+        strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(8)], state_layout=layout)
+        before = held()
+        with strategy.scope():
+            model = _plan_model(file)
+        model.fit(np.zeros((32, 64), "float32"), np.zeros(32, "int32"), batch_size=32, verbose=0)
+        # Keras' generators of random numbers and the losses' scalars are of some bytes.
+        assert size.state_of(layout, 8) == pytest.approx(held() - before, rel=0.02), layout
+        del model
+    assert (size.weights, size.gradients) == (4 * 7210, 4 * 7210)
+    # At least the activations of four rows, and the gradients.
+    assert size.temporary["mirrored"] > size.gradients + 4 * 4 * 96
+
+
+def _plan_model(file):
+    return options(file).load()[0]()
+
+
+def held():
+    gc.collect()
+    shards = [s for array in jax.live_arrays() for s in array.addressable_shards]
+    return sum(s.data.nbytes for s in shards if s.device.id == 0)
+
+
+def test_a_batch_follows_from_a_functional_model():
+    inputs = {"a": keras.Input((3,), name="a"), "b": keras.Input((2,), dtype="int32", name="b")}
+    joined = keras.layers.Concatenate()([inputs["a"], keras.ops.cast(inputs["b"], "float32")])
+    model = keras.Model(inputs, keras.layers.Dense(4)(joined))
+    model.compile("sgd", "mse")
+    x, y = _model_plan._batch_for(model, 6)
+    assert [(x[k].shape, str(x[k].dtype)) for k in "ab"] == [((6, 3), "float32"), ((6, 2), "int32")]
+    assert y.shape == (6, 4)
+    np.testing.assert_array_equal(model.predict(x, verbose=0).shape, (6, 4))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("None", "must return a Keras model that is built and compiled. Received: None"),
+        ("keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])", "call `model.compile"),
+    ],
+)
+def test_a_function_that_makes_no_trainable_model(made, message, tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(f"import keras\ndef make_model(): return {made}\n")
+    with pytest.raises(unisono.InvalidArgumentError, match="(?s)" + message):
+        _model_plan.examine(options(file))
+
+
+def test_a_model_of_a_form_that_a_batch_does_not_follow_from():
+    model = keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(unisono.InvalidArgumentError, match=r"Write a function `make_batch\(rows\)`"):
+        _model_plan._batch_for(model, 6)
+
+
+def test_a_step_that_is_not_compiled_has_no_plan(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(MODEL.replace('metrics=["accuracy"]', "run_eagerly=True"))
+    with pytest.raises(unisono.InvalidArgumentError, match="Received: one with `run_eagerly`"):
+        _model_plan.examine(options(file))
