@@ -5,19 +5,17 @@ Tests: tests/cluster/test_launch_function.py.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
-from unisono.cluster_resolver._spec import ClusterSpec, Task
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.cluster_resolver._spec import ClusterSpec
 from unisono.launcher._call_folders import call_folder
-from unisono.launcher._function_call import pickle_call, raise_failure, read_results, result_path
-from unisono.launcher._launch import cores, environ, visible_gpus
-from unisono.launcher._options import LaunchOptions
-from unisono.launcher._plan import LaunchPlan, RunPaths, base_environment
+from unisono.launcher._function_call import raise_failure, read_results, time_limit, write_call
+from unisono.launcher._launch import cores, environ, job_description, visible_gpus
+from unisono.launcher._options import LaunchOptions, UserProgram
+from unisono.launcher._plan import RunPaths, base_environment
 from unisono.launcher._supervisor import Launch, Supervisor
 from unisono.launcher.engines._engine import FunctionCall, call_on
 from unisono.launcher.terminal._console import Console
@@ -107,46 +105,25 @@ def launch(
     )
     with call_folder() as root:
         paths = RunPaths(root)
-        (paths.root / "call").write_bytes(pickle_call(fn, tuple(args)))
-        outcome = Supervisor(_description(local, paths, timeout)).run()
+        program = write_call(root, fn, tuple(args))
+        outcome = Supervisor(_description(local, paths, program, timeout)).run()
         if outcome.failure is not None:
             raise_failure(outcome, paths)
         return read_results(paths, outcome.plan)
 
 
-def _description(options: LaunchOptions, paths: RunPaths, timeout: float | None) -> Launch:
+def _description(
+    options: LaunchOptions, paths: RunPaths, program: UserProgram, timeout: float | None
+) -> Launch:
     # Unisono may have set the size of XLA's thread pool for this process; the workers compute their own.
     own = {name: value for name, value in environ().items() if name != "PJRT_NPROC"}
-    deadline = None if timeout is None else time.monotonic() + timeout
-
-    def stop_requests() -> tuple[int, ...]:
-        if deadline is not None and time.monotonic() > deadline:
-            raise ClusterError(
-                f"The function must return in every worker within `timeout`. Received: timeout={timeout}, "
-                "which has passed. Pass a longer `timeout`, or None."
-            )
-        return ()
-
     gpus = visible_gpus(own)
     return Launch(
         options,
         paths,
         base_environment(own, options, options.workers, cores(), paths, len(gpus)),
-        _job,
+        lambda plan, task: job_description(plan, task, program),
         Console(None, sys.stdout),
-        stop_requests,
+        time_limit(timeout),
         gpus=gpus,
     )
-
-
-def _job(plan: LaunchPlan, task: Task) -> dict[str, object]:
-    return {
-        "environ": dict(plan.environment(task)),
-        "kind": "call",
-        "target": str(plan.paths.root / "call"),
-        "args": [],
-        "sys_path": [path or os.getcwd() for path in sys.path],
-        "log": str(plan.paths.log(task)),
-        "error": str(plan.paths.error(task, plan.generation)),
-        "result": str(result_path(plan.paths, task)),
-    }

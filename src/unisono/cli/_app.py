@@ -146,6 +146,10 @@ def launch(
     size = None if elastic is None else parse_elastic(elastic)
     what = UserProgram(script, tuple(args or ()), module)
     settings = settings_of(on, flags, print_only, dry_run)
+    everywhere: dict[str, Any] = {
+        "devices_per_worker": devices_per_worker, "max_restarts": max_restarts, "elastic": size,
+        "grace": grace, "stall_timeout": stall_timeout, "cool_down": cool_down, "interface": interface,
+    }  # fmt: skip
     if cluster is None:
         _reject_flags_of_cluster(bool(files), (wait, lease, server_timeout))
     if cluster is not None:
@@ -163,13 +167,7 @@ def launch(
             _client.ClusterRun(wait, lease, server_timeout),
             log_dir,
             files or (),
-            devices_per_worker=devices_per_worker,
-            max_restarts=max_restarts,
-            elastic=size,
-            grace=grace,
-            stall_timeout=stall_timeout,
-            cool_down=cool_down,
-            interface=interface,
+            **everywhere,
         )
         raise typer.Exit(code)
     if workers is None:
@@ -180,14 +178,8 @@ def launch(
         ps=ps,
         chief=chief,
         evaluator=evaluator,
-        devices_per_worker=devices_per_worker,
-        max_restarts=max_restarts,
         spares=parse_spares(spares),
-        elastic=size,
-        grace=grace,
-        stall_timeout=stall_timeout,
-        cool_down=cool_down,
-        interface=interface,
+        **everywhere,
     )
     if on is not None:
         text, code = launch_on(on, Submission(options, what, log_dir, settings), print_only)

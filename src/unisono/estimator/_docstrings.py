@@ -1,4 +1,4 @@
-"""Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments.
+"""Functions with the same arguments: docstrings whose sections come from tables, and signatures.
 
 Tests: tests/unit/estimator/test_docstrings.py.
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
+Result = TypeVar("Result")
+Finished = TypeVar("Finished")
 
 #: The width of lines in `help()`, which indents them by four or eight.
 _WIDTH = 100
@@ -112,3 +114,31 @@ def _wrapped(entry: str, indent: int) -> str:
     return textwrap.fill(
         entry, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * indent, break_on_hyphens=False
     )
+
+
+def with_options(
+    function: Callable[..., Result],
+    options: Mapping[str, object],
+    finish: Callable[[Result, Mapping[str, Any]], Finished],
+) -> Callable[..., Finished]:
+    """Return a function of the same arguments and, behind them, of options.
+
+    Args:
+        options: their defaults by name.
+        finish: gets what `function` returns and the options, and returns the result.
+    """
+    own = inspect.signature(function)
+    last = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in options.items()
+    ]
+    signature = own.replace(parameters=[*own.parameters.values(), *last])
+
+    @functools.wraps(function)
+    def with_more(*args: Any, **kwargs: Any) -> Finished:
+        given = signature.bind(*args, **kwargs).arguments
+        chosen = {name: given.pop(name, default) for name, default in options.items()}
+        return finish(function(**given), chosen)
+
+    with_more.__signature__ = signature  # type: ignore[attr-defined]
+    return with_more

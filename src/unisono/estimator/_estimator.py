@@ -209,13 +209,19 @@ class Estimator:
             yield_single_examples: False yields whole batches.
 
         Yields:
-            A dict of arrays by name, where `EstimatorSpec.predictions` is one; else an array.
+            A dict of arrays by name, where `EstimatorSpec.predictions` is one; else an array. The "classes"
+            of a canned Estimator are bytes.
         """
         checked_call(input_fn, "input_fn")
         given = checked_hooks(hooks, "hooks")
         task = self._evaluation(None, checkpoint_path, given, "predict")
         data = self._data(input_fn, ModeKeys.PREDICT)
-        yield from predictions(task, data, predict_keys, yield_single_examples)
+        yield from self._predictions(task, data, predict_keys, yield_single_examples)
+
+    def _predictions(
+        self, task: EvaluationTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
+    ) -> Iterator[Any]:
+        return predictions(task, data, keys, single)
 
     def _evaluation(
         self,

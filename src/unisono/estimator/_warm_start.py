@@ -13,11 +13,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from unisono._errors import CheckpointMismatchError, InvalidTypeError, UnsupportedError
+import keras
+
+from unisono._errors import InvalidTypeError, UnsupportedError
 from unisono._types import UserValue
-from unisono.checkpoint._reader import load_checkpoint
 from unisono.estimator.session._model_step import ModelVariables
-from unisono.estimator.session._saving import Initializer
+from unisono.estimator.session._saving import Initializer, assign_from
 
 _LOG = logging.getLogger("unisono")
 
@@ -75,24 +76,11 @@ def initializer_of(warm_start: object) -> Initializer | None:
 def _warm_start(settings: WarmStartSettings, variables: ModelVariables) -> None:
     given = settings.vars_to_warm_start
     patterns = [] if given is None else [given] if isinstance(given, str) else list(given)
-    reader = load_checkpoint(settings.ckpt_to_initialize_from)
     renamed = dict(settings.var_name_to_prev_var_name or {})
+    chosen: dict[str, list[keras.Variable]] = {}
     for path, variable in variables.variables.items():
-        if not variable.trainable or not any(re.search(p, path) for p in patterns):
-            continue
-        name = renamed.get(path, path)
-        if not reader.has_tensor(name):
-            raise CheckpointMismatchError(
-                f"A warm start needs a value for each variable. Received: {path!r}, which is not in "
-                f"{settings.ckpt_to_initialize_from}; it has {sorted(reader.get_variable_to_shape_map())}. "
-                "Narrow `vars_to_warm_start`, or give its name there in `var_name_to_prev_var_name`."
-            )
-        value = reader.get_tensor(name)
-        if tuple(value.shape) != tuple(variable.shape):
-            raise CheckpointMismatchError(
-                f"A warm start needs variables of equal shapes. Received: {path!r} of shape "
-                f"{tuple(variable.shape)}, which is {tuple(value.shape)} in "
-                f"{settings.ckpt_to_initialize_from}. Leave it out of `vars_to_warm_start`."
-            )
-        variable.assign(value)
-        _LOG.info("Warm-starting variable: %s; prev_var_name: %s.", path, name)
+        if variable.trainable and any(re.search(p, path) for p in patterns):
+            chosen.setdefault(renamed.get(path, path), []).append(variable)
+            _LOG.info("Warm-starting variable: %s; prev_var_name: %s.", path, renamed.get(path, path))
+    advice = " Narrow `vars_to_warm_start`, or give its name there in `var_name_to_prev_var_name`."
+    assign_from(settings.ckpt_to_initialize_from, chosen, advice)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,6 +86,21 @@ def read_results(paths: RunPaths, plan: LaunchPlan) -> list[Any]:
     tasks = [task for task in plan.tasks if task.type in ("chief", "worker")]
     served = {t for t in tasks if plan.has_servers and t != plan.shown and not result_path(paths, t).exists()}
     return [None if task in served else read_result(paths, plan, task) for task in tasks]
+
+
+def time_limit(timeout: float | None) -> Callable[[], tuple[int, ...]]:
+    """Return what a launch asks for requests to stop, and what ends it by an error after some seconds."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+
+    def stop_requests() -> tuple[int, ...]:
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"The function must return in every worker within `timeout`. Received: timeout={timeout}, "
+                "which has passed. Pass a longer `timeout`, or None."
+            )
+        return ()
+
+    return stop_requests
 
 
 class _WorkerTracebackError(Exception):

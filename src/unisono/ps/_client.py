@@ -171,18 +171,26 @@ class ServerClient:
         parts = _by_server(keys)
         if not parts:
             pulled.set_result(PulledValues([], {}))
-        left = _PullAnswers(len(parts), lambda error: self._finish_pull(pulled, keys, error))
+        left = Countdown(len(parts), lambda error: self._finish_pull(pulled, keys, error))
         answers = []
         for push in pushes:
             own = parts.pop(push.server, None)
             meta = push.meta if own is None else {**push.meta, "pull": self._asked(own)}
             answers.append(self.send(push.server, Op.PUSH, meta, push.arrays))
             if own is not None:
-                answers[-1].add_done_callback(left.part(functools.partial(self._note, own)))
+                answers[-1].add_done_callback(functools.partial(self._note_answer, own, left))
         for server, own in parts.items():
             sent = self.send(server, Op.PULL, self._asked(own))
-            sent.add_done_callback(left.part(functools.partial(self._note, own)))
+            sent.add_done_callback(functools.partial(self._note_answer, own, left))
         return answers
+
+    def _note_answer(self, keys: Sequence[Key], left: Countdown, sent: Future[Frame]) -> None:
+        error: BaseException | None = None
+        try:
+            self._note(keys, sent.result())
+        except Exception as problem:  # else who waits for the pull would wait for ever
+            error = problem
+        left.one_done(error)
 
     def _asked(self, keys: Sequence[Key]) -> dict[str, Any]:
         """Return the fields of a pull of variables of one server."""
@@ -401,25 +409,16 @@ class _Attempts:
         timer.start()
 
 
-class _PullAnswers:
-    """Calls a function when all answers of a pull are there."""
+class Countdown:
+    """Calls a function when some requests are done, with the first error among them."""
 
     def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
         self._count, self._then = count, then
         self._lock = threading.Lock()
         self._error: BaseException | None = None
 
-    def part(self, note: Callable[[Frame], None]) -> Callable[[Future[Frame]], None]:
-        """Return what counts an answer."""
-        return functools.partial(self._one_done, note)
-
-    def _one_done(self, note: Callable[[Frame], None], sent: Future[Frame]) -> None:
-        error = sent.exception()
-        if error is None:
-            try:
-                note(sent.result())
-            except Exception as problem:  # else who waits for the pull would wait for ever
-                error = problem
+    def one_done(self, error: BaseException | None) -> None:
+        """Count a request, and note its error."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error

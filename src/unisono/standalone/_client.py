@@ -13,7 +13,6 @@ import platform
 import re
 import secrets
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +23,7 @@ from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.launcher._call_folders import PREFIX as CALL_PREFIX
 from unisono.launcher._call_folders import call_folder
-from unisono.launcher._function_call import pickle_call, raise_failure, read_results, result_path
+from unisono.launcher._function_call import pickle_call, raise_failure, read_results, result_path, time_limit
 from unisono.launcher._launch import make_run_paths, report, stop_signals
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
@@ -137,31 +136,14 @@ def call_on_cluster(
         grace=_GRACE,
         stall_timeout=0.0,
     )
-    deadline = None if timeout is None else time.monotonic() + timeout
-
-    def stop_requests() -> tuple[int, ...]:
-        if deadline is not None and time.monotonic() > deadline:
-            raise ClusterError(
-                f"The function must return in every worker within `timeout`. Received: timeout={timeout}, "
-                "which has passed. Pass a longer `timeout`, or None."
-            )
-        return ()
-
     program = _function_program(fn, tuple(args))
     screen = _CallConsole(sys.stderr, sys.stdout)
     name = getattr(fn, "__qualname__", type(fn).__name__)
     with call_folder() as root:
         paths = RunPaths(root)
+        what = f"the function {name}"
         outcome = _run(
-            slots,
-            options,
-            program,
-            paths,
-            screen,
-            stop_requests,
-            ClusterRun(**run),
-            f"the function {name}",
-            access,
+            slots, options, program, paths, screen, time_limit(timeout), ClusterRun(**run), what, access
         )
         if outcome.failure is not None or outcome.code:
             raise_failure(outcome, paths)
@@ -219,19 +201,9 @@ def run_program_on_cluster(
     paths = make_run_paths(log_dir)
     screen = BackgroundConsole(Console(sys.stderr, sys.stdout))
     with closing(screen), stop_signals() as signals:
-        outcome = _run(
-            slots,
-            slots.options(**options),
-            remote,
-            paths,
-            screen,
-            lambda: tuple(signals),
-            run,
-            program.text,
-            access,
-        )
-        text = report(outcome)
-        if text:
+        what, local = program.text, slots.options(**options)
+        outcome = _run(slots, local, remote, paths, screen, lambda: tuple(signals), run, what, access)
+        if text := report(outcome):
             screen.say(text)
     return outcome.code
 

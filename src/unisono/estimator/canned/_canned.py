@@ -20,11 +20,12 @@ from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator.canned._head import Head
+from unisono.estimator.session._evaluate import EvaluationTask
+from unisono.estimator.session._input import InputFunction
 from unisono.feature_column._encode import FeatureEncoder
 from unisono.spi import batches_of
 
 if TYPE_CHECKING:
-    from unisono.estimator.hooks._hook import SessionRunHook
     from unisono.feature_column._column import FeatureColumn
 
 #: From features and a mode to logits, and a function that returns the train op of a loss.
@@ -64,31 +65,14 @@ class CannedEstimator(Estimator):
 
         super().__init__(model_fn, model_dir=model_dir, config=config, warm_start_from=warm_start_from)
 
-    def predict(
-        self,
-        input_fn: Callable[..., Any],
-        predict_keys: Sequence[str] | str | None = None,
-        hooks: Sequence[SessionRunHook] | None = None,
-        checkpoint_path: str | os.PathLike[str] | None = None,
-        yield_single_examples: bool = True,
+    def _predictions(
+        self, task: EvaluationTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
     ) -> Iterator[Any]:
-        """Yield the head's predictions; see `Estimator.predict`.
-
-        Args:
-            input_fn: returns features, or pairs of features and labels, which are left out.
-            predict_keys: which predictions; None for all.
-            hooks: `SessionRunHook`s.
-            checkpoint_path: of the checkpoint; the newest one by default.
-            yield_single_examples: False yields whole batches.
-
-        Yields:
-            A dict of arrays by key; "classes" are bytes.
-        """
-        keys = {predict_keys} if isinstance(predict_keys, str) else set(predict_keys or ())
-        computed: Any = list({_computed(key) for key in keys}) if keys else None
-        for found in super().predict(input_fn, computed, hooks, checkpoint_path, yield_single_examples):
+        wanted = {keys} if isinstance(keys, str) else set(keys or ())
+        computed: Any = list({_computed(key) for key in wanted}) if wanted else None
+        for found in super()._predictions(task, data, computed, single):
             named = self._head.host_predictions(found)
-            yield {key: value for key, value in named.items() if not keys or key in keys}
+            yield {key: value for key, value in named.items() if not wanted or key in wanted}
 
     def _input_fn(self, input_fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
         """Return an input_fn of the same arguments, whose data a step can take."""

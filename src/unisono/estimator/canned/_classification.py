@@ -27,7 +27,6 @@ from unisono.estimator.canned._class_metrics import (
 from unisono.estimator.canned._head import (
     SUM_OVER_BATCH_SIZE,
     Head,
-    broadcast,
     check_label_range,
     labels_on_host,
 )
@@ -175,12 +174,8 @@ class BinaryClassHead(SingleClassHead):
         own = {"logits": lambda: logits, "logistic": lambda: jax.nn.sigmoid(logits)}
         return chosen_predictions({**own, **self._class_predictions(logits)}, keys)
 
-    @TEXTS
-    def metrics(
-        self, regularization_losses: Sequence[jax.Array] | None = None
-    ) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name."""
-        made = {
+    def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
+        return {
             "accuracy": keras.metrics.Mean(name="accuracy"),
             "precision": keras.metrics.Precision(name="precision"),
             "recall": keras.metrics.Recall(name="recall"),
@@ -191,19 +186,8 @@ class BinaryClassHead(SingleClassHead):
             "auc_precision_recall": keras.metrics.AUC(curve="PR", name="auc_precision_recall"),
             **threshold_metrics(self._thresholds),
         }
-        return {
-            **self.common_metrics(regularization_losses),
-            **{self.key(name): metric for name, metric in made.items()},
-        }
 
-    def _update(
-        self,
-        metrics: Mapping[str, keras.metrics.Metric],
-        labels: jax.Array,
-        logits: jax.Array,
-        losses: jax.Array,
-        weights: jax.Array | None,
-    ) -> None:
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
         predictions = self.predictions(logits, ["logistic", "class_ids"])
         ids, logistic = predictions["class_ids"], predictions["logistic"]
         floats = labels.astype(jnp.float32)
@@ -213,10 +197,7 @@ class BinaryClassHead(SingleClassHead):
             "prediction/mean": (logistic,), "label/mean": (floats,), "accuracy_baseline": (floats,),
             "auc": (floats, logistic), "auc_precision_recall": (floats, logistic),
         }  # fmt: skip
-        for name in threshold_metrics(self._thresholds):
-            by_name[name] = (floats, logistic)
-        for name, values in by_name.items():
-            metrics[self.key(name)].update_state(*values, broadcast(weights, values[0]))
+        return by_name | dict.fromkeys(threshold_metrics(self._thresholds), (floats, logistic))
 
 
 @TEXTS.with_texts(
@@ -267,24 +248,12 @@ class MultiClassHead(SingleClassHead):
         logits = self._checked_logits(logits)
         return chosen_predictions({"logits": lambda: logits, **self._class_predictions(logits)}, keys)
 
-    @TEXTS
-    def metrics(
-        self, regularization_losses: Sequence[jax.Array] | None = None
-    ) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name."""
-        accuracy = {self.key("accuracy"): keras.metrics.Mean(name="accuracy")}
-        return {**self.common_metrics(regularization_losses), **accuracy}
+    def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
+        return {"accuracy": keras.metrics.Mean(name="accuracy")}
 
-    def _update(
-        self,
-        metrics: Mapping[str, keras.metrics.Metric],
-        labels: jax.Array,
-        logits: jax.Array,
-        losses: jax.Array,
-        weights: jax.Array | None,
-    ) -> None:
-        equal = (labels == self.predictions(logits, ["class_ids"])["class_ids"]).astype(jnp.float32)
-        metrics[self.key("accuracy")].update_state(equal, broadcast(weights, equal))
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+        equal = labels == self.predictions(logits, ["class_ids"])["class_ids"]
+        return {"accuracy": (equal.astype(jnp.float32),)}
 
 
 def binary_or_multi_class_head(

@@ -102,23 +102,13 @@ class Head(abc.ABC):
     def predictions(self, logits: jax.Array, keys: Sequence[str] | None = None) -> dict[str, jax.Array]:
         """Return predictions by key."""
 
-    @TEXTS
-    @abc.abstractmethod
-    def metrics(
-        self, regularization_losses: Sequence[jax.Array] | None = None
-    ) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name."""
+    def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
+        """Return new metrics besides those of every head, by their names without that of this one."""
+        return {}
 
-    @abc.abstractmethod
-    def _update(
-        self,
-        metrics: Mapping[str, keras.metrics.Metric],
-        labels: jax.Array,
-        logits: jax.Array,
-        losses: jax.Array,
-        weights: jax.Array | None,
-    ) -> None:
-        """Update the metrics with a batch."""
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+        """Return what a batch updates these metrics with, by their names."""
+        return {}
 
     @TEXTS
     def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -222,21 +212,23 @@ class Head(abc.ABC):
         """Update metrics with a batch, and return them."""
         losses, weights = self._losses_and_weights(labels, logits, features)
         logits = self._checked_logits(logits)
-        eval_metrics[self.key("average_loss")].update_state(losses, broadcast(weights, losses))
         if regularization_losses:
             eval_metrics[self.key("regularization_loss")].update_state(sum(regularization_losses))
-        self._update(eval_metrics, self.label_array(labels, logits), logits, losses, weights)
+        values = self._batch_values(self.label_array(labels, logits), logits)
+        for name, given in {"average_loss": (losses,), **values}.items():
+            shares = None if weights is None else jnp.broadcast_to(weights, jnp.shape(given[0]))
+            eval_metrics[self.key(name)].update_state(*given, shares)
         return eval_metrics
 
     @TEXTS
-    def common_metrics(
-        self, regularization_losses: Sequence[jax.Array] | None
+    def metrics(
+        self, regularization_losses: Sequence[jax.Array] | None = None
     ) -> dict[str, keras.metrics.Metric]:
-        """Return the metrics that every head has."""
-        metrics = {self.key("average_loss"): keras.metrics.Mean(name="average_loss")}
+        """Return new metrics by name."""
+        metrics = {"average_loss": keras.metrics.Mean(name="average_loss")}
         if regularization_losses:
-            metrics[self.key("regularization_loss")] = keras.metrics.Mean(name="regularization_loss")
-        return metrics
+            metrics["regularization_loss"] = keras.metrics.Mean(name="regularization_loss")
+        return {self.key(name): metric for name, metric in (metrics | self._own_metrics()).items()}
 
     def create_estimator_spec(
         self,
@@ -323,15 +315,6 @@ def _call_loss(function: Callable[..., Any], labels: jax.Array, logits: jax.Arra
         )
     more = {"features": features} if "features" in names else {}
     return function(labels=labels, logits=logits, **more)
-
-
-def broadcast(weights: jax.Array | None, values: jax.Array) -> jax.Array | None:
-    """Return weights of examples with the shape of values, or None.
-
-    Args:
-        weights: of shape `(batch, 1)`, or None.
-    """
-    return None if weights is None else jnp.broadcast_to(weights, jnp.shape(values))
 
 
 def check_label_range(labels: np.ndarray, classes: int) -> np.ndarray:

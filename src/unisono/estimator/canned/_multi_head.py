@@ -86,11 +86,6 @@ class MultiHead(Head):
         """Raise an error: each head has losses of its own."""
         raise InvalidTypeError("A MultiHead has no losses of rows. Received: a call. Call `loss`.")
 
-    def _update(
-        self, metrics: Mapping[str, Any], labels: Any, logits: Any, losses: Any, weights: Any
-    ) -> None:
-        raise InvalidTypeError("A MultiHead has no metrics of rows. Received: a call. Call `update_metrics`.")
-
     def loss(
         self,
         labels: Any,

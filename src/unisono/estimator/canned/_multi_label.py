@@ -7,7 +7,7 @@ Tests: tests/unit/estimator/test_heads.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +20,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.estimator.canned._class_metrics import checked_thresholds, sigmoid_losses, threshold_metrics
 from unisono.estimator.canned._classification import ClassHead, chosen_predictions
-from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, broadcast, check_label_range, labels_on_host
+from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, check_label_range, labels_on_host
 from unisono.estimator.canned._texts import TEXTS
 
 if TYPE_CHECKING:
@@ -110,46 +110,29 @@ class MultiLabelHead(ClassHead):
         shape = np.shape(next(iter(predictions.values())))
         return {**predictions, "classes": np.broadcast_to(self.class_names(), shape)}
 
-    def _class_metrics(self) -> dict[str, keras.metrics.Metric]:
-        made: dict[str, keras.metrics.Metric] = {}
-        for number in self._measured:
-            suffix = f"class{number}" if self._vocabulary is None else self._vocabulary[number]
-            made[f"probability_mean/{suffix}"] = keras.metrics.Mean(name=f"probability_mean_{number}")
-            made[f"auc/{suffix}"] = keras.metrics.AUC(name=f"auc_{number}")
-            made[f"auc_precision_recall/{suffix}"] = keras.metrics.AUC(curve="PR", name=f"auc_pr_{number}")
-        return made
-
-    @TEXTS
-    def metrics(
-        self, regularization_losses: Sequence[jax.Array] | None = None
-    ) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name."""
-        made = {
+    def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
+        made: dict[str, keras.metrics.Metric] = {
             "auc": keras.metrics.AUC(name="auc"),
             "auc_precision_recall": keras.metrics.AUC(curve="PR", name="auc_precision_recall"),
             **threshold_metrics(self._thresholds),
-            **self._class_metrics(),
         }
-        return {
-            **self.common_metrics(regularization_losses),
-            **{self.key(name): metric for name, metric in made.items()},
-        }
-
-    def _update(
-        self,
-        metrics: Mapping[str, keras.metrics.Metric],
-        labels: jax.Array,
-        logits: jax.Array,
-        losses: jax.Array,
-        weights: jax.Array | None,
-    ) -> None:
-        floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
-        for name in ("auc", "auc_precision_recall", *threshold_metrics(self._thresholds)):
-            metrics[self.key(name)].update_state(floats, found, broadcast(weights, floats))
-        names = iter(self._class_metrics())
         for number in self._measured:
-            one, label = found[..., number], floats[..., number]
-            weight = None if weights is None else weights[..., 0]
-            metrics[self.key(next(names))].update_state(one, weight)
-            metrics[self.key(next(names))].update_state(label, one, weight)
-            metrics[self.key(next(names))].update_state(label, one, weight)
+            mean, auc, area = self._metrics_of_class(number)
+            made[mean] = keras.metrics.Mean(name=f"probability_mean_{number}")
+            made[auc] = keras.metrics.AUC(name=f"auc_{number}")
+            made[area] = keras.metrics.AUC(curve="PR", name=f"auc_pr_{number}")
+        return made
+
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+        floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
+        names = ("auc", "auc_precision_recall", *threshold_metrics(self._thresholds))
+        values: dict[str, tuple[Any, ...]] = dict.fromkeys(names, (floats, found))
+        for number in self._measured:
+            one, label = found[..., number, None], floats[..., number, None]
+            mean, *areas = self._metrics_of_class(number)
+            values |= {mean: (one,), **dict.fromkeys(areas, (label, one))}
+        return values
+
+    def _metrics_of_class(self, number: int) -> list[str]:
+        suffix = f"class{number}" if self._vocabulary is None else self._vocabulary[number]
+        return [f"{kind}/{suffix}" for kind in ("probability_mean", "auc", "auc_precision_recall")]

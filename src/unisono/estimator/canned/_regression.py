@@ -7,7 +7,7 @@ Tests: tests/unit/estimator/test_heads.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 from unisono.estimator.canned._class_metrics import sigmoid_losses
-from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, broadcast, labels_on_host
+from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, labels_on_host
 from unisono.estimator.canned._texts import TEXTS
 
 if TYPE_CHECKING:
@@ -92,28 +92,14 @@ class RegressionHead(Head):
             found = {"predictions": jnp.asarray(self._inverse_link(logits)), "logits": logits}
         return {key: value for key, value in found.items() if not keys or key in keys}
 
-    @TEXTS
-    def metrics(
-        self, regularization_losses: Sequence[jax.Array] | None = None
-    ) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name."""
+    def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
         return {
-            **self.common_metrics(regularization_losses),
-            self.key("prediction/mean"): keras.metrics.Mean(name="prediction_mean"),
-            self.key("label/mean"): keras.metrics.Mean(name="label_mean"),
+            "prediction/mean": keras.metrics.Mean(name="prediction_mean"),
+            "label/mean": keras.metrics.Mean(name="label_mean"),
         }
 
-    def _update(
-        self,
-        metrics: Mapping[str, keras.metrics.Metric],
-        labels: jax.Array,
-        logits: jax.Array,
-        losses: jax.Array,
-        weights: jax.Array | None,
-    ) -> None:
-        found = self.predictions(logits)["predictions"]
-        metrics[self.key("prediction/mean")].update_state(found, broadcast(weights, found))
-        metrics[self.key("label/mean")].update_state(labels, broadcast(weights, labels))
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+        return {"prediction/mean": (self.predictions(logits)["predictions"],), "label/mean": (labels,)}
 
 
 @TEXTS

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.estimator._docstrings import Texts
+from unisono.estimator._docstrings import Texts, with_options
 from unisono.estimator.hooks._hook import SessionRunContext, SessionRunHook
 from unisono.estimator.hooks._timer import IntervalHook
 
@@ -115,103 +115,82 @@ _TEXTS = Texts(
 )
 
 
-@_TEXTS
-def stop_if_higher_hook(
-    estimator: Estimator,
-    metric_name: str,
-    threshold: float,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> SessionRunHook:
+class _Rule(NamedTuple):
+    """When a training ends.
+
+    Args:
+        is_better: whether the first of two values of the metric is better than the second.
+    """
+
+    estimator: Estimator
+    metric: str
+    is_better: Callable[[float, float], bool]
+    should_stop: Callable[[_Watch], bool]
+
+
+#: The last arguments of the hooks.
+_OPTIONS = {"eval_dir": None, "min_steps": 0, "run_every_secs": 60, "run_every_steps": None}
+
+
+def _early_stopping(function: Callable[..., _Rule]) -> Callable[..., SessionRunHook]:
+    def hook(rule: _Rule, options: Mapping[str, Any]) -> SessionRunHook:
+        watch = _Watch(rule, options["eval_dir"], options["min_steps"])
+        every = options["run_every_secs"], options["run_every_steps"]
+        return make_early_stopping_hook(rule.estimator, lambda: rule.should_stop(watch), *every)
+
+    return _TEXTS(with_options(function, _OPTIONS, hook))
+
+
+@_early_stopping
+def stop_if_higher_hook(estimator: Estimator, metric_name: str, threshold: float) -> _Rule:
     """Return a hook that ends the training when an evaluation's metric is higher than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_higher_hook(estimator.BaselineRegressor(), "accuracy", 0.9)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
-    )
+    return _Rule(estimator, metric_name, operator.gt, lambda watch: watch.crosses(threshold))
 
 
-@_TEXTS
-def stop_if_lower_hook(
-    estimator: Estimator,
-    metric_name: str,
-    threshold: float,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> SessionRunHook:
+@_early_stopping
+def stop_if_lower_hook(estimator: Estimator, metric_name: str, threshold: float) -> _Rule:
     """Return a hook that ends the training when an evaluation's metric is lower than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_lower_hook(estimator.BaselineRegressor(), "loss", 0.1)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
-    )
+    return _Rule(estimator, metric_name, operator.lt, lambda watch: watch.crosses(threshold))
 
 
-@_TEXTS
+@_early_stopping
 def stop_if_no_increase_hook(
-    estimator: Estimator,
-    metric_name: str,
-    max_steps_without_increase: int,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> SessionRunHook:
+    estimator: Estimator, metric_name: str, max_steps_without_increase: int
+) -> _Rule:
     """Return a hook that ends the training when an evaluation's metric has not increased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_increase_hook(estimator.BaselineRegressor(), "accuracy", 1000)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.rests(max_steps_without_increase), run_every_secs, run_every_steps
-    )
+    return _Rule(estimator, metric_name, operator.gt, lambda watch: watch.rests(max_steps_without_increase))
 
 
-@_TEXTS
+@_early_stopping
 def stop_if_no_decrease_hook(
-    estimator: Estimator,
-    metric_name: str,
-    max_steps_without_decrease: int,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
-) -> SessionRunHook:
+    estimator: Estimator, metric_name: str, max_steps_without_decrease: int
+) -> _Rule:
     """Return a hook that ends the training when an evaluation's metric has not decreased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_decrease_hook(estimator.BaselineRegressor(), "loss", 1000)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.rests(max_steps_without_decrease), run_every_secs, run_every_steps
-    )
+    return _Rule(estimator, metric_name, operator.lt, lambda watch: watch.rests(max_steps_without_decrease))
 
 
 class _Watch:
     """A metric of the evaluations so far."""
 
-    def __init__(
-        self,
-        estimator: Estimator,
-        metric: str,
-        eval_dir: str | None,
-        min_steps: int,
-        is_better: Callable[[float, float], bool],
-    ) -> None:
-        self._estimator, self._eval_dir = estimator, eval_dir
-        self._metric, self._min_steps, self._is_better = metric, min_steps, is_better
+    def __init__(self, rule: _Rule, eval_dir: str | None, min_steps: int) -> None:
+        self._estimator, self._metric, self._is_better = rule.estimator, rule.metric, rule.is_better
+        self._eval_dir, self._min_steps = eval_dir, min_steps
 
     def _values(self) -> dict[int, float]:
         eval_dir = self._estimator.eval_dir() if self._eval_dir is None else self._eval_dir

@@ -16,61 +16,45 @@ from unisono.estimator._collections import LOSSES
 from unisono.estimator.losses._weighted import (
     TEXTS,
     Reduction,
+    WeightedLosses,
     add_loss,
     check_weights,
     compute_weighted_loss,
     divide,
+    loss,
     parts,
     sum_of_part,
 )
 
 
-@TEXTS
+@loss(TEXTS)
 def absolute_difference(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0
+) -> WeightedLosses:
     """Return the mean absolute difference.
 
     >>> float(absolute_difference([1.0, 2.0], [2.0, 4.0]))
     1.5
     """
     targets, outputs = _pair(labels, predictions)
-    return compute_weighted_loss(jnp.abs(outputs - targets), weights, scope, loss_collection, reduction)
+    return WeightedLosses(jnp.abs(outputs - targets), weights)
 
 
-@TEXTS
-def mean_squared_error(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+@loss(TEXTS)
+def mean_squared_error(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0) -> WeightedLosses:
     """Return the mean squared difference.
 
     >>> float(mean_squared_error(labels=[1.0, 2.0], predictions=[2.0, 4.0]))
     2.5
     """
     targets, outputs = _pair(labels, predictions)
-    return compute_weighted_loss(jnp.square(outputs - targets), weights, scope, loss_collection, reduction)
+    return WeightedLosses(jnp.square(outputs - targets), weights)
 
 
-@TEXTS.with_texts(delta="number above 0; up to this difference the loss is a square, beyond it linear.")
+@loss(TEXTS.with_texts(delta="number above 0; up to this difference the loss is a square, beyond it linear."))
 def huber_loss(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = 1.0,
-    delta: float = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0, delta: float = 1.0
+) -> WeightedLosses:
     """Return the mean Huber loss: half the square of a difference up to `delta`, linear beyond.
 
     >>> float(huber_loss([0.0, 0.0], [1.0, 3.0]))
@@ -81,23 +65,19 @@ def huber_loss(
     inner = jnp.minimum(difference, delta)
     # Not `maximum(difference - delta, 0)`: at `delta` both parts would have a gradient.
     values = 0.5 * inner * inner + delta * (difference - inner)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return WeightedLosses(values, weights)
 
 
-@TEXTS.with_texts(
-    labels="float array of any shape; probabilities of the class 1, or 0 and 1.",
-    predictions="float array of the shape of `labels`; predicted probabilities of the class 1.",
-    epsilon="number, added to probabilities before their logarithm is taken.",
+@loss(
+    TEXTS.with_texts(
+        labels="float array of any shape; probabilities of the class 1, or 0 and 1.",
+        predictions="float array of the shape of `labels`; predicted probabilities of the class 1.",
+        epsilon="number, added to probabilities before their logarithm is taken.",
+    )
 )
 def log_loss(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = 1.0,
-    epsilon: float = 1e-7,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0, epsilon: float = 1e-7
+) -> WeightedLosses:
     """Return the mean cross-entropy of probabilities of two classes.
 
     >>> round(float(log_loss([1.0], [0.5])), 4)
@@ -105,18 +85,11 @@ def log_loss(
     """
     targets, outputs = _pair(labels, predictions)
     values = -targets * jnp.log(outputs + epsilon) - (1 - targets) * jnp.log(1 - outputs + epsilon)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return WeightedLosses(values, weights)
 
 
-@TEXTS.with_texts(labels="array of any shape; 0 or 1.")
-def hinge_loss(
-    labels: ArrayLike,
-    logits: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+@loss(TEXTS.with_texts(labels="array of any shape; 0 or 1."))
+def hinge_loss(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0) -> WeightedLosses:
     """Return the mean hinge loss.
 
     >>> float(hinge_loss([1.0, 0.0], [0.5, -3.0]))
@@ -124,7 +97,7 @@ def hinge_loss(
     """
     targets, outputs = _pair(labels, logits, "logits")
     values = jax.nn.relu(1 - (2 * targets - 1) * outputs)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return WeightedLosses(values, weights)
 
 
 @TEXTS.with_texts(
@@ -189,20 +162,16 @@ def mean_pairwise_squared_error(
     return loss
 
 
-@TEXTS.with_texts(
-    multi_class_labels="array of any shape; 0 or 1 for each class.",
-    logits="float array of the shape of `multi_class_labels`.",
-    label_smoothing="number from 0 to 1; how far labels are moved towards 1/2.",
+@loss(
+    TEXTS.with_texts(
+        multi_class_labels="array of any shape; 0 or 1 for each class.",
+        logits="float array of the shape of `multi_class_labels`.",
+        label_smoothing="number from 0 to 1; how far labels are moved towards 1/2.",
+    )
 )
 def sigmoid_cross_entropy(
-    multi_class_labels: ArrayLike,
-    logits: ArrayLike,
-    weights: ArrayLike = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+    multi_class_labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0, label_smoothing: float = 0
+) -> WeightedLosses:
     """Return the mean cross-entropy of the sigmoids of logits, class by class.
 
     >>> round(float(sigmoid_cross_entropy([[1, 0]], [[0.0, 0.0]])), 4)
@@ -212,24 +181,20 @@ def sigmoid_cross_entropy(
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + 0.5 * label_smoothing
     values = jnp.maximum(outputs, 0) - outputs * targets + jnp.log1p(jnp.exp(-jnp.abs(outputs)))
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return WeightedLosses(values, weights)
 
 
-@TEXTS.with_texts(
-    onehot_labels="array of shape `(..., classes)`; 0 or 1 for each class.",
-    logits="float array of the shape of `onehot_labels`.",
-    weights="number, or float array of the shape of `logits` without its last axis; factors of the elements.",
-    label_smoothing="number from 0 to 1; how far labels are moved towards one by the number of classes.",
+@loss(
+    TEXTS.with_texts(
+        onehot_labels="array of shape `(..., classes)`; 0 or 1 for each class.",
+        logits="float array of the shape of `onehot_labels`.",
+        weights="number, or float array like `logits` without its last axis; factors of the elements.",
+        label_smoothing="number from 0 to 1; how far labels are moved towards one by the number of classes.",
+    )
 )
 def softmax_cross_entropy(
-    onehot_labels: ArrayLike,
-    logits: ArrayLike,
-    weights: ArrayLike = 1.0,
-    label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+    onehot_labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0, label_smoothing: float = 0
+) -> WeightedLosses:
     """Return the mean cross-entropy of the softmax of logits; labels get no gradient.
 
     >>> round(float(softmax_cross_entropy([[1, 0]], [[0.0, 0.0]])), 4)
@@ -239,23 +204,20 @@ def softmax_cross_entropy(
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + label_smoothing / targets.shape[-1]
     values = -jnp.sum(jax.lax.stop_gradient(targets) * jax.nn.log_softmax(outputs), axis=-1)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return WeightedLosses(values, weights)
 
 
-@TEXTS.with_texts(
-    labels="array of whole numbers of any shape; classes, counted from 0; a last axis of size 1 is dropped.",
-    logits="float array of the shape of `labels` and one axis more, of classes.",
-    weights="number, or float array of the shape of `labels`; the factor of each label.",
-    returns=f"{TEXTS.returns} It is NaN where a label is not the number of a class.",
+@loss(
+    TEXTS.with_texts(
+        labels="array of whole numbers; classes, counted from 0; a last axis of size 1 is dropped.",
+        logits="float array of the shape of `labels` and one axis more, of classes.",
+        weights="number, or float array of the shape of `labels`; the factor of each label.",
+        returns=f"{TEXTS.returns} It is NaN where a label is not the number of a class.",
+    )
 )
 def sparse_softmax_cross_entropy(
-    labels: ArrayLike,
-    logits: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-) -> jax.Array:
+    labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0
+) -> WeightedLosses:
     """Return the mean cross-entropy of the softmax of logits, for labels that are numbers of classes.
 
     >>> round(float(sparse_softmax_cross_entropy(labels=[1], logits=[[0.0, 0.0]])), 4)
@@ -276,7 +238,7 @@ def sparse_softmax_cross_entropy(
     chosen = jax.nn.one_hot(targets, classes, dtype=outputs.dtype)
     values = -jnp.sum(chosen * jax.nn.log_softmax(outputs), axis=-1)
     values = jnp.where((targets >= 0) & (targets < classes), values, jnp.nan)
-    return compute_weighted_loss(values, given, scope, loss_collection, reduction)
+    return WeightedLosses(values, given)
 
 
 def _given(value: ArrayLike, name: str) -> ArrayLike:

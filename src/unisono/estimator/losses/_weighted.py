@@ -5,6 +5,9 @@ Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -15,7 +18,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
 from unisono.estimator._collections import LOSSES, current_collections
-from unisono.estimator._docstrings import Texts
+from unisono.estimator._docstrings import Texts, with_options
 from unisono.spi import running_step
 
 #: What the arguments of losses are.
@@ -76,6 +79,10 @@ class Reduction:
             raise InvalidArgumentError(f"`reduction` must be one of {cls.all()}. Received: {key!r}.")
 
 
+#: The last arguments of losses.
+_OPTIONS = {"scope": None, "loss_collection": LOSSES, "reduction": Reduction.SUM_BY_NONZERO_WEIGHTS}
+
+
 @TEXTS.with_texts(losses="float array of any shape; the elements.")
 def compute_weighted_loss(
     losses: ArrayLike,
@@ -110,6 +117,25 @@ def compute_weighted_loss(
     result: jax.Array = loss.astype(dtype)
     add_loss(result, loss_collection)
     return result
+
+
+class WeightedLosses(NamedTuple):
+    """The elements of a loss, and their factors."""
+
+    losses: jax.Array
+    weights: ArrayLike
+
+
+def loss(texts: Texts) -> Callable[[Callable[..., WeightedLosses]], Callable[..., jax.Array]]:
+    """Return a decorator that makes one loss of elements, with the last arguments of all."""
+
+    def decorated(function: Callable[..., WeightedLosses]) -> Callable[..., jax.Array]:
+        def one(found: WeightedLosses, given: Mapping[str, Any]) -> jax.Array:
+            return compute_weighted_loss(*found, **given)
+
+        return texts(with_options(function, _OPTIONS, one))
+
+    return decorated
 
 
 def check_weights(weights: jax.Array, values: jax.Array) -> None:

@@ -6,7 +6,7 @@ Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_tr
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -155,3 +155,30 @@ def initialize(step: ModelStep, given: Initializer | None) -> None:
 
 #: Restores variables in place of a checkpoint, where there is none: warm start.
 Initializer = Callable[[ModelVariables], None]
+
+
+def assign_from(
+    path: str | os.PathLike[str], chosen: Mapping[str, Sequence[keras.Variable]], advice: str = ""
+) -> None:
+    """Assign the values of a checkpoint to variables.
+
+    Args:
+        chosen: variables by the names that their values have there.
+        advice: what to do about an absent value, for the message.
+    """
+    reader = load_checkpoint(path)
+    for name, variables in chosen.items():
+        if not reader.has_tensor(name):
+            raise CheckpointMismatchError(
+                f"A checkpoint must hold the variables that are taken from it. Received: {name!r}, which is "
+                f"not in {os.fspath(path)}; it has {sorted(reader.get_variable_to_shape_map())}.{advice}"
+            )
+        value = reader.get_tensor(name)
+        for variable in variables:
+            if tuple(value.shape) != tuple(variable.shape):
+                raise CheckpointMismatchError(
+                    "A checkpoint must fit the variables that take its values. Received: "
+                    f"{variable.path!r} of shape {tuple(variable.shape)}, which is {tuple(value.shape)} as "
+                    f"{name!r} in {os.fspath(path)}. Leave it out."
+                )
+            variable.assign(value)

@@ -13,10 +13,11 @@ from typing import Any
 
 import keras
 
-from unisono._errors import CheckpointMismatchError, InvalidArgumentError, UnsupportedError
+from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.checkpoint._reader import load_checkpoint
 from unisono.estimator._train_op import require_call
 from unisono.estimator.hooks._hook import check_feed
+from unisono.estimator.session._saving import assign_from
 
 #: Variables, or a part of them by the names that they have in a checkpoint.
 Variables = Mapping[str, keras.Variable] | Sequence[keras.Variable]
@@ -197,23 +198,3 @@ def _assigned(
     found = [(begin + path[len(scope) :], own[path]) for path in below]
     # A scope of the checkpoint must have them all; the optimizer's and the count of steps are not asked for.
     return [(name, v) for name, v in found if name in known or v.trainable]
-
-
-def assign_from(path: str | os.PathLike[str], chosen: Mapping[str, Sequence[keras.Variable]]) -> None:
-    """Assign the values of a checkpoint to variables."""
-    reader = load_checkpoint(path)
-    for name, variables in chosen.items():
-        if not reader.has_tensor(name):
-            raise CheckpointMismatchError(
-                f"A checkpoint must hold the variables that are taken from it. Received: {name!r}, which is "
-                f"not in {os.fspath(path)}; it has {sorted(reader.get_variable_to_shape_map())}."
-            )
-        value = reader.get_tensor(name)
-        for variable in variables:
-            if tuple(value.shape) != tuple(variable.shape):
-                raise CheckpointMismatchError(
-                    f"A checkpoint must fit the variables that take its values. Received: {name!r} of shape "
-                    f"{tuple(value.shape)} in {os.fspath(path)}, for {variable.path!r} of shape "
-                    f"{tuple(variable.shape)}."
-                )
-            variable.assign(value)

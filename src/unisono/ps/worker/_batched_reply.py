@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
@@ -51,24 +49,6 @@ class BatchedReply:
         answers = [self._answers[number] for number in self._numbers]
         each = [{"op": int(a.op), "meta": a.meta, "arrays": len(a.arrays)} for a in answers]
         self._reply(self._request.answer(Op.RESULT, {"each": each}, [x for a in answers for x in a.arrays]))
-
-
-class Countdown:
-    """Calls a function when some futures are done, with the first error among them."""
-
-    def __init__(self, count: int, then: Callable[[BaseException | None], None]) -> None:
-        self._count, self._then = count, then
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None
-
-    def one_done(self, future: Future[Any]) -> None:
-        """Count a future."""
-        with self._lock:
-            self._count -= 1
-            self._error = self._error or future.exception()
-            is_last = self._count == 0
-        if is_last:
-            self._then(self._error)
 
 
 def taken_apart(answer: Frame) -> list[Frame]:

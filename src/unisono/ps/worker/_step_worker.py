@@ -31,10 +31,11 @@ import numpy as np
 from unisono._errors import ClusterError, ContextError, UnisonoError
 from unisono._system._blocks import set_for_block
 from unisono.cluster.liveness._task_events import process_events
+from unisono.ps._client import Countdown
 from unisono.ps._traffic import Traffic
 from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.worker._batch_spec import describe
-from unisono.ps.worker._batched_reply import BatchedReply, Countdown
+from unisono.ps.worker._batched_reply import BatchedReply
 from unisono.ps.worker._scheduling_policy import let_others_finish
 from unisono.ps.worker._step_plan import OWN_INDEX, StepPlan
 from unisono.ps.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
@@ -419,7 +420,7 @@ class StepWorker:
 
         left = Countdown(len(pushes), answer_chief)
         for push in pushes:
-            push.add_done_callback(left.one_done)
+            push.add_done_callback(lambda sent: left.one_done(sent.exception()))
 
     def _peek(self) -> tuple[_WorkItem | None, StepPlan | None]:
         """Return the next closure, where it has come, and the plan by which it will most likely run."""

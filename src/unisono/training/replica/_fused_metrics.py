@@ -28,29 +28,46 @@ class NeedsPeersError(Exception):
     """The step needs the other replicas' values for more than a sum of gradients."""
 
 
-class DryRunEngine:
-    """An engine without communication: `all_reduce` is the identity, and calls are counted."""
+class _EngineOnTop:
+    """An engine that does what another one does.
+
+    Args:
+        engine: the other one.
+    """
 
     is_empty = False
 
     def __init__(self, engine: ReplicaEngine) -> None:
         self._engine = engine
         self.num_replicas = engine.num_replicas
-        self.calls = 0
 
     @property
     def replica_id(self) -> int | jax.Array:
         """This replica's number."""
         return self._engine.replica_id
 
+    def total(self, size: int) -> int:
+        """Return what the engine does."""
+        return self._engine.total(size)
+
+    def all_gather(self, tree: Tree, axis: int) -> Tree:
+        """Return what the engine does."""
+        return self._engine.all_gather(tree, axis)
+
+    def exchange(self, tree: PyTree) -> PyTree:
+        """Return what the engine does."""
+        return self._engine.exchange(tree)
+
+
+class DryRunEngine(_EngineOnTop):
+    """An engine without communication: `all_reduce` is the identity, and calls are counted."""
+
+    calls = 0
+
     def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Return the replica's own values."""
         self.calls += 1
         return tree
-
-    def total(self, size: int) -> int:
-        """Return the sum of a size: it is known without communication."""
-        return self._engine.total(size)
 
     def all_gather(self, tree: object, axis: int) -> NoReturn:
         """Reject the call: the result has another shape than this replica's values.
@@ -69,26 +86,18 @@ class DryRunEngine:
         raise NeedsPeersError
 
 
-class FusingEngine:
+class FusingEngine(_EngineOnTop):
     """An engine that sums further values in the message of its first all-reduce.
 
     Args:
         piggybacked: arrays to be summed over the replicas.
     """
 
-    is_empty = False
-
     def __init__(self, engine: ReplicaEngine, piggybacked: Sequence[jax.Array]) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._piggybacked: list[jax.Array] | None = list(piggybacked)
-        self.num_replicas = engine.num_replicas
         #: The sums of the piggybacked arrays, after the first all-reduce.
         self.sums: list[jax.Array] = []
-
-    @property
-    def replica_id(self) -> int | jax.Array:
-        """This replica's number."""
-        return self._engine.replica_id
 
     def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """All-reduce `tree`; in the first call together with the piggybacked arrays."""
@@ -101,18 +110,6 @@ class FusingEngine:
             return summed
         mean: Tree = jax.tree.map(lambda x: (x / self.num_replicas).astype(x.dtype), summed)
         return mean
-
-    def total(self, size: int) -> int:
-        """Return what the engine does."""
-        return self._engine.total(size)
-
-    def all_gather(self, tree: Tree, axis: int) -> Tree:
-        """Return what the engine does."""
-        return self._engine.all_gather(tree, axis)
-
-    def exchange(self, tree: PyTree) -> PyTree:
-        """Return what the engine does."""
-        return self._engine.exchange(tree)
 
 
 def can_fuse(model: keras.Model) -> bool:

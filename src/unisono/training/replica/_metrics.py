@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._context import Context, ReplicaContext, entered
-from unisono._types import PyTree, Tree
+from unisono._context import Context, OneReplica, ReplicaContext, entered
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.training.replica._row_analysis import RowUse, row_uses
@@ -75,31 +75,16 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
     return all(use is RowUse.SUM for use in uses)
 
 
-class _PartEngine:
+class _PartEngine(OneReplica):
     """An engine for tracing, which computes nothing: the traced rows are 1 / `num_replicas` of all."""
-
-    replica_id = 0
-    is_empty = False
 
     def __init__(self, num_replicas: float) -> None:
         # A protocol's int; a ratio need not be one where replicas have unequal rows.
-        self.num_replicas: int = num_replicas  # type: ignore[assignment]
-
-    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
-        """Return the tree."""
-        return tree
+        self.num_replicas = num_replicas  # type: ignore[assignment]
 
     def total(self, size: int) -> int:
         """Return the size in all replicas."""
         return round(size * self.num_replicas)
-
-    def all_gather(self, tree: Tree, axis: int) -> Tree:
-        """Return the tree."""
-        return tree
-
-    def exchange(self, tree: Tree) -> Tree:
-        """Return the tree."""
-        return tree
 
 
 def update_with_all_rows(
