@@ -1,8 +1,9 @@
 """Several hosts on this machine, as network namespaces: names, addresses, slow, cut and one-way links.
 
 Each host has a network, a host name and an /etc/hosts of its own; files and process ids are shared. Nothing
-outside of the namespaces changes: they are held by processes that end with this one, also when it is killed,
-and the kernel then removes them. Without root they belong to a user namespace, where the system allows that.
+outside of the namespaces changes, and nothing of them has a name that another run could use, too: they are
+held by processes that end with this one, also when it is killed, together with all that runs on the hosts;
+the kernel then removes them. Without root they belong to a user namespace, where the system allows that.
 """
 
 import contextlib
@@ -21,6 +22,21 @@ import pytest
 _SECONDS = 60.0
 #: As Debian and Ubuntu install it: the host's own name is an address that no other host reaches.
 DEBIAN = "127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost ip6-loopback\n"
+#: Of a shell that holds namespaces until its input ends; with them ends what still uses the network.
+_HOLDER = """\
+echo ready
+cat >/dev/null
+while :; do
+    left=
+    find='find -L /proc/[0-9]*/ns/net -maxdepth 0 -samefile'
+    for pid in $($find /proc/$$/ns/net 2>/dev/null | cut -d/ -f3); do
+        [ $pid = $$ ] || [ ! -e /proc/$pid ] || left="$left $pid"
+    done
+    [ -n "$left" ] || exit 0
+    kill -9 $left 2>/dev/null
+    sleep 0.05
+done
+"""
 #: The kernel asks rules in this order: those that drop, then the one for the host's own addresses.
 _DROP, _LOCAL = 10, 100
 
@@ -122,7 +138,7 @@ class Hosts:
         self.close()
 
     def close(self):
-        """Remove the hosts; what still runs on one of them keeps its network until it ends."""
+        """Remove the hosts, and end what still runs on them."""
         self._stack.close()
 
     def address(self, i, switch=0, version=4):
@@ -222,8 +238,9 @@ class Hosts:
 
 def _hold(stack, *command):
     """Start a process that holds new namespaces until its input ends, at the latest with this process."""
+    # In a session of its own: Ctrl-C does not reach it.
     holder = subprocess.Popen(
-        [*command, "sh", "-c", "echo ready && exec cat"],
+        [*command, "sh", "-c", _HOLDER], start_new_session=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     stack.callback(holder.wait, _SECONDS)

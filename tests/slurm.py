@@ -106,7 +106,7 @@ class Slurm:
         self.folder.chmod(0o755)
         files = [f"--{name}={self.folder / f'munge.{name}'}" for name in ("socket",)]
         files += [f"--{name}-file={self.folder / f'munge.{name}'}" for name in ("key", "pid", "log", "seed")]
-        self._start("munged", None, "munged", "--foreground", "--force", *files)
+        self._start("munged", 0, "munged", "--foreground", "--force", *files)
         # The controller ends where it gets no answer at its start.
         ask = ("munge", "--no-input", f"--socket={self.folder / 'munge.socket'}")
         self._wait_for(
@@ -132,10 +132,7 @@ class Slurm:
     def _start(self, name, host, *words):
         with (self.folder / f"{name}.out").open("ab") as out:
             options = {"stdout": out, "stderr": out, "env": self.environ if name != "munged" else None}
-            if host is None:
-                self._daemons[name] = subprocess.Popen(words, **options)
-            else:
-                self._daemons[name] = self.hosts.start(host, *words, **options)
+            self._daemons[name] = self.hosts.start(host, *words, **options)
 
     @property
     def environ(self):

@@ -43,16 +43,18 @@ def descendants(pid):
 
 
 class RayCluster:
-    """Two nodes: the first one has two CPUs, so that it can take over the task of the second one."""
+    """Two nodes: the first one has two CPUs, so that it can take over the task of the second one.
 
-    def __init__(self):
+    Args:
+        folder: for its files.
+    """
+
+    def __init__(self, folder):
         import ray
         from ray.cluster_utils import Cluster
 
         self.ray, self._before = ray, set(descendants(os.getpid()))
-        # The names of sockets in it must be short.
-        self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        head = {**NODE, "num_cpus": 2, "_system_config": HEALTH, "temp_dir": self._folder}
+        head = {**NODE, "num_cpus": 2, "_system_config": HEALTH, "temp_dir": folder}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address = self._cluster.address
         ray.init(address=self.address, log_to_driver=False)
@@ -97,7 +99,6 @@ class RayCluster:
             time.sleep(0.05)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self._folder, ignore_errors=True)
         assert not left, "processes of Ray were left behind"
 
 
@@ -111,8 +112,17 @@ def ray_cluster():
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         root = str(Path(__file__).parents[2])
         patch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], root]))
-        cluster = RayCluster()
+        # The names of sockets in it must be short.
+        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        # Where Ray writes the address of this cluster: by default in a folder that all clusters of the machine
+        # share, and that is not there where Ray has never run.
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
         try:
-            yield cluster
+            cluster = RayCluster(folder)
+            try:
+                yield cluster
+            finally:
+                cluster.close()
         finally:
-            cluster.close()
+            shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -38,10 +39,18 @@ if task["index"] == 1 and sys.argv[1] == "kill":
 time.sleep(600)
 """
 
+
+def has_open_mpi():
+    """Whether `mpirun` is there, and is not another MPI's."""
+    if not shutil.which("mpirun"):
+        return False
+    return b"Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, check=False).stdout
+
+
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not shutil.which("mpirun"), reason="needs mpirun of Open MPI (openmpi-bin)"),
+    pytest.mark.skipif(not has_open_mpi(), reason="needs mpirun of Open MPI (openmpi-bin)"),
 ]
 
 
@@ -53,18 +62,23 @@ def hosts():
 
 
 @pytest.fixture
-def launch(hosts, tmp_path):
-    """Run `unisono launch --on mpi` on host 0, which reaches host 1 as by ssh."""
+def mpirun_flags(hosts, tmp_path):
+    """What `mpirun` needs on host 0 to reach host 1 as by ssh; the file `hosts` names both."""
     agent = tmp_path / "agent"
     inside = " ".join(f"'{word}'" for word in hosts.command(1))
     agent.write_text(f'#!/bin/bash\nshift\nexec {inside} sh -c "$*"\n')
     agent.chmod(0o755)
     (tmp_path / "hosts").write_text("h0 slots=1\nh1 slots=1\n")
+    return ("--allow-run-as-root", "--mca", "plm_rsh_agent", str(agent))
+
+
+@pytest.fixture
+def launch(hosts, tmp_path, mpirun_flags):
+    """Run `unisono launch --on mpi` on host 0."""
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def started(*words):
-        mpirun = ("--allow-run-as-root", "--mca", "plm_rsh_agent", str(agent))
-        flags = ("--hostfile", "hosts", "--log-dir", "logs", *(f"--mpirun={word}" for word in mpirun))
+        flags = ("--hostfile", "hosts", "--log-dir", "logs", *(f"--mpirun={word}" for word in mpirun_flags))
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with (tmp_path / "out").open("w") as out:
             process = hosts.start(
@@ -148,12 +162,14 @@ def test_mpirun_ends_with_a_launcher_that_is_killed(launch, tmp_path):
     until(lambda: not is_alive(int(pid)), "the end of mpirun")
 
 
+#: In one piece, which `print` does not write: `mpirun` shows the pieces of all ranks as they arrive.
+WHO = "import os; os.write(1, f\"is {os.environ['TF_CONFIG']} {os.environ['PJRT_NPROC']}\\n\".encode())"
+UNISONO_RUN = (sys.executable, "-m", "unisono", "run")
+
+
 def test_mpirun_by_hand_on_one_machine(tmp_path):
-    # In one piece, which `print` does not write: mpirun shows the pieces of all ranks as they arrive.
-    (tmp_path / "who.py").write_text(
-        "import os; os.write(1, f\"is {os.environ['TF_CONFIG']} {os.environ['PJRT_NPROC']}\\n\".encode())"
-    )
-    command = ("mpirun", "--host", "localhost:3", "-n", "3", sys.executable, "-m", "unisono", "run")
+    (tmp_path / "who.py").write_text(WHO)
+    command = ("mpirun", "--bind-to", "none", "--host", "localhost:3", "-n", "3", *UNISONO_RUN)
     environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     environ.pop("PJRT_NPROC", None)
     done = subprocess.run(
@@ -165,3 +181,14 @@ def test_mpirun_by_hand_on_one_machine(tmp_path):
     tasks = sorted(tuple(json.loads(config)["task"].values()) for config, _, _ in lines)
     assert tasks == [("ps", 0), ("worker", 0), ("worker", 1)]
     assert all(int(threads) >= 1 for _, _, threads in lines)
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="needs mpi4py (the extra `mpi`)")
+def test_mpirun_by_hand_on_two_hosts(hosts, mpirun_flags, tmp_path):
+    """The ranks tell each other their hosts through mpi4py, and end without a failure of MPI."""
+    (tmp_path / "who.py").write_text(WHO)
+    command = ("mpirun", *mpirun_flags, "--hostfile", "hosts", "-n", "2", *UNISONO_RUN, "who.py")
+    with hosts.start(0, *command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        out = process.communicate(timeout=LIMIT)[0].decode()
+    assert process.returncode == 0, out
+    assert re.findall(r'"worker": \["h0:\d+", "h1:\d+"\]', out) != [], out

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import importlib
 import platform
+import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Protocol
 
@@ -78,6 +79,17 @@ def mpi_addresses(hosts: Sequence[str], port_base: int) -> list[str]:
         addresses.append(with_port(host, port_base + used[host]))
         used[host] += 1
     return addresses
+
+
+def end_mpi() -> None:
+    """End MPI in this process, where a resolver has begun it.
+
+    `mpirun` takes it for a failure when a process ends that has begun MPI and not ended it, as a program does
+    that this process becomes.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 class MPIClusterResolver(ClusterResolver):

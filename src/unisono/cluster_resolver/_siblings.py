@@ -13,6 +13,7 @@ from unisono.cluster_resolver._spec import read_index
 #: Variables with the number of processes, and how those that a program does not find are connected.
 _SIZES = {
     "SLURM_NTASKS": "Start the program with `srun python train.py`",
+    "SLURM_NNODES": "Start the program with `srun python train.py`",
     "OMPI_COMM_WORLD_SIZE": "Start it with `mpirun`, which sets the ranks, too",
     "PMI_SIZE": "Start it with `mpirun`, which sets the ranks, too",
     "MV2_COMM_WORLD_SIZE": "Start it with `mpirun`, which sets the ranks, too",

@@ -15,7 +15,7 @@ from unisono.cluster_resolver import (
     MPIClusterResolver,
 )
 from unisono.cluster_resolver._jax import read_cluster
-from unisono.cluster_resolver._mpi import read_rank
+from unisono.cluster_resolver._mpi import end_mpi, read_rank
 from unisono.cluster_resolver._spec import Task
 
 OMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}
@@ -62,6 +62,18 @@ def test_ranks_tell_each_other_their_hosts(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", installed)
     resolver = MPIClusterResolver(port_base=5, environ=OMPI)
     assert (resolver.cluster_spec(), resolver.task_id) == (ClusterSpec(expected), 1)
+
+
+@pytest.mark.parametrize(("begun", "ended", "calls"), [(True, False, 1), (False, False, 0), (True, True, 0)])
+def test_mpi_is_ended_where_it_was_begun(monkeypatch, begun, ended, calls):
+    end_mpi()
+    said = []
+    mpi = ModuleType("mpi4py.MPI")
+    mpi.Is_initialized, mpi.Is_finalized = (lambda: begun), (lambda: ended)
+    mpi.Finalize = lambda: said.append("ended")
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    end_mpi()
+    assert len(said) == calls
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from unisono.cluster_resolver._siblings import find_siblings
     ("environ", "sign", "remedy"),
     [
         ({"SLURM_NTASKS": "2"}, "SLURM_NTASKS=2", "srun"),
+        # A batch script of `sbatch -N 2`: only `-n` sets the number of tasks.
+        ({"SLURM_NNODES": "2", "SLURM_PROCID": "0"}, "SLURM_NNODES=2", "srun"),
         ({"WORLD_SIZE": "4", "RANK": "1"}, "WORLD_SIZE=4", "JAX_PROCESS_ID=$RANK"),
         ({"PMI_SIZE": "2"}, "PMI_SIZE=2", "mpirun"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2", "mpirun"),
@@ -33,7 +35,7 @@ def test_the_variables_of_launchers(environ, sign, remedy):
     "environ",
     [
         {},
-        {"SLURM_NTASKS": "1", "WORLD_SIZE": "1"},
+        {"SLURM_NTASKS": "1", "SLURM_NNODES": "1", "WORLD_SIZE": "1"},
         {"WORLD_SIZE": "many"},
         {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-7d4b9"},
         {"JOB_COMPLETION_INDEX": "0"},
@@ -44,7 +46,7 @@ def test_one_process_alone(environ):
 
 
 def test_the_strategy_says_that_it_is_alone(monkeypatch, caplog):
-    for name in ("SLURM_NTASKS", "WORLD_SIZE"):
+    for name in ("SLURM_NTASKS", "SLURM_NNODES", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     caplog.set_level(logging.INFO, "unisono")
     unisono.MultiWorkerMirroredStrategy()

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._base import ClusterResolver
-from unisono.cluster_resolver._mpi import MPIClusterResolver, is_mpi_rank
+from unisono.cluster_resolver._mpi import MPIClusterResolver, end_mpi, is_mpi_rank
 from unisono.cluster_resolver._slurm import SlurmClusterResolver, started_by_mpirun
 from unisono.cluster_resolver._spec import Task, read_index, split_address
 from unisono.launcher import _task
@@ -83,6 +83,7 @@ def run_task(
     check_program(program)
     variables = environ()
     addresses, rank = place(variables, hosts)
+    end_mpi()
     plan = task_plan(options, addresses, variables, log_dir)
     task = plan.tasks[rank]
     job = task_job(plan, task, program, variables)

@@ -78,8 +78,27 @@ def test_without_mpirun(tmp_path, monkeypatch):
     assert not (tmp_path / "logs").exists()
 
 
-def test_the_rank_that_ended_first():
-    log = "The first process to do so was:\n\n  Process name: [[1760,1],1]\n  Exit code:    7\n"
+def test_an_mpirun_that_is_not_of_open_mpi(tmp_path, monkeypatch):
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho HYDRA build details:\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(InvalidArgumentError, match=r"mpirun, which says 'HYDRA build details:'"):
+        run(submission(tmp_path))
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        ("to do so was:\n\n  Process name: [[1760,1],1]\n  Exit code:    7\n", 7),
+        ("to do so was:\n\n   Process name: [prterun-vm-24563@1,1]\n   Exit code:    7\n", 7),
+        ("mpirun noticed that process rank 1 with PID 0 on node h1 exited on signal 9 (Killed).\n", 137),
+        ("prterun noticed that process rank 1 with PID 2 on node vm exited on\nsignal 9 (Killed).\n", 137),
+    ],
+)
+def test_the_rank_that_ended_first(log, code):
+    """As Open MPI 4.1 and 5.0 write it."""
     (failure,) = first_ended(log, LaunchOptions(workers=1, ps=1))
-    assert (failure.task, failure.code) == (Task("ps", 0), 7)
+    assert (failure.task, failure.code) == (Task("ps", 0), code)
     assert first_ended("mpirun was unable to launch", LaunchOptions()) == []
