@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 
 from unisono._errors import BackendError
+from unisono._tracebacks import EXPLAINERS, add_advice
 
 
 def select_jax() -> None:
@@ -52,6 +53,20 @@ def _wrong_backend(received: str) -> BackendError:
         f"Keras must run on the JAX backend. Received: {received}. Set KERAS_BACKEND=jax in the environment, "
         "or write `import unisono` before `import keras`."
     )
+
+
+def _explain_missing_package(error: BaseException) -> None:
+    """Say what to write where Keras has not found the package of the backend that the environment chooses."""
+    chosen = os.environ.get("KERAS_BACKEND", "jax")
+    if isinstance(error, ModuleNotFoundError) and chosen != "jax" and error.name == chosen:
+        add_advice(
+            error,
+            f"KERAS_BACKEND={chosen!r} chooses a backend whose package is not installed, and Unisono runs on "
+            "JAX. Set KERAS_BACKEND=jax in the environment, or leave it out.",
+        )
+
+
+EXPLAINERS.append(_explain_missing_package)
 
 
 def wants_own_lowering(switch: str) -> bool:

@@ -357,8 +357,8 @@ class ReplicaContext:
         if not takes_arguments(merge_fn, 1 + len(args), *(kwargs or {})):
             raise InvalidTypeError(
                 "`merge_fn` receives the strategy, and then the arguments of `merge_call`. Received: "
-                f"{getattr(merge_fn, '__qualname__', merge_fn)}, which does not take 1 + {len(args)} of "
-                "them. Write `merge_call(lambda strategy, ...: ..., args=(...,))`."
+                f"{getattr(merge_fn, '__qualname__', merge_fn)}, which cannot be called with the strategy "
+                f"and {len(args)} arguments. Write `merge_call(lambda strategy, ...: ..., args=(...,))`."
             )
         every_args, every_kwargs = self._engine.exchange((tuple(args), dict(kwargs or {})))
         # Without a replica: `merge_fn` may call what only cross-replica context allows, such as `update`.

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from unisono._tracebacks import mark_explained
+
 _KERAS = "is Keras' own. In Unisono write `import keras`"
 _RPC = "is TensorFlow's generic gRPC server, which is not part of Unisono. Use the package `grpcio`"
 
@@ -112,8 +114,13 @@ def no_attribute(module: str, name: str, known: Iterable[str]) -> AttributeError
         text += f": it {hint}."
     elif alike:
         text += f". Did you mean `{module}.{alike[0]}`?"
+    return missing_name(text, name)
+
+
+def missing_name(text: str, name: str) -> AttributeError:
+    """Return the error for a name that an object does not have, whose text says what to write instead."""
     # Without an object, in whose names Python would look for a second suggestion.
-    return AttributeError(text, name=name, obj=None)
+    return mark_explained(AttributeError(text, name=name, obj=None))
 
 
 def lazy_names(

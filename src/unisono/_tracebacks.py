@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono._errors import UnisonoError
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 _VARIABLE = "UNISONO_TRACEBACK"
 
@@ -33,7 +35,7 @@ def is_user_code(filename: str) -> bool:
     """Return whether the code of a file is the user's, and not that of the libraries below."""
     if filename in _BETWEEN or filename.startswith("<frozen "):
         return False
-    return not filename.startswith(tuple(_folders()))
+    return not filename.startswith(_folders())
 
 
 def is_program(filename: str) -> bool:
@@ -41,11 +43,11 @@ def is_program(filename: str) -> bool:
     return is_user_code(filename) and "site-packages" not in filename and not filename.startswith(_STANDARD)
 
 
-def _folders() -> Iterator[str]:
-    for name in _PACKAGES:
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            yield os.path.dirname(file) + os.sep
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    # Not from `sys.modules`: a package whose import has failed is not there.
+    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    return tuple(os.path.dirname(spec.origin) + os.sep for spec in specs if spec is not None and spec.origin)
 
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -80,21 +82,43 @@ def _without_libraries_between(trace: TracebackType | None) -> TracebackType | N
     return _linked([f for f, hide in zip(frames, hidden + [False] * len(frames), strict=False) if not hide])
 
 
-def shorten(error: BaseException) -> None:
-    """Reduce the traceback of a `UnisonoError` to the user's frames, and add a note.
+_EXPLAINED = "_unisono_is_explained"
 
-    Another error keeps the frames below the user's last one, where it was raised.
+
+def mark_explained(error: _Error) -> _Error:
+    """Note that an error, or its notes, say what to write: the frames below the user's do not help then."""
+    setattr(error, _EXPLAINED, True)
+    return error
+
+
+def is_explained(error: BaseException) -> bool:
+    """Return whether an error was marked by `mark_explained`."""
+    return getattr(error, _EXPLAINED, False)
+
+
+def add_advice(error: BaseException, note: str) -> None:
+    """Add a note that says what to write to another library's error, above the notes of others."""
+    error.__notes__ = [note, *getattr(error, "__notes__", ())]
+    mark_explained(error)
+
+
+def shorten(error: BaseException) -> None:
+    """Reduce the traceback of an error that is explained to the user's frames, and add a note.
+
+    Explained are `UnisonoError`s and what `mark_explained` marks. Another error keeps the frames below the
+    user's last one, where it was raised.
 
     Args:
         error: any error; its causes and contexts are shortened, too.
     """
     if os.environ.get(_VARIABLE, "").lower() == "full":
         return
-    keep = user_frames if isinstance(error, UnisonoError) else _without_libraries_between
+    has_advice = isinstance(error, UnisonoError) or is_explained(error)
+    keep = user_frames if has_advice else _without_libraries_between
     # Causes and contexts may form a circle.
     seen: set[int] = set()
     at: BaseException | None = error
-    is_shorter = isinstance(error, UnisonoError)
+    is_shorter = has_advice
     while at is not None and id(at) not in seen:
         seen.add(id(at))
         kept = keep(at.__traceback__)
@@ -132,9 +156,9 @@ class _Hook:
         self._before = before
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        shorten(error)
         for add_notes in EXPLAINERS:
             add_notes(error)
+        shorten(error)
         # An error that was not raised has no traceback of its own.
         self._before(kind, error, error.__traceback__ or trace)
 

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.cluster.launch_support import LIMIT, WHO, is_alive, launched, until
 
 FAILS_ONCE = """
@@ -74,6 +76,22 @@ def test_with_servers_an_error_at_each_start_ends_the_launch_soon(tmp_path):
         assert "worker:1 failed twice with the same error and is not started again" in run.err
         assert run.err.rstrip().endswith("ModuleNotFoundError: No module named 'no_such_module'")
         assert len(run.history("started", task="worker:1")) == 2
+
+
+@pytest.mark.exhaustive
+def test_with_servers_that_the_program_does_not_use_the_first_failure_ends_the_launch(tmp_path):
+    script = """
+if me == "ps:0":
+    time.sleep(600)
+import unisono, jax.numpy
+unisono.MirroredStrategy(["cpu:0"]).run(lambda: jax.numpy.ones(()))
+raise KeyError("a column")
+"""
+    with launched(tmp_path, script, "-n", "1", "--ps", "1", "--grace", "0.2", forks=True) as run:
+        assert run.end() == 1
+        assert "failed, and its program has no ParameterServerStrategy: no task is started" in run.err
+        assert run.err.rstrip().endswith("KeyError: 'a column'")
+        assert len(run.history("started", task="worker:0")) == 1
 
 
 def test_the_first_error_is_raised_when_restarts_are_used_up(tmp_path):

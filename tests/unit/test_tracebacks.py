@@ -1,15 +1,18 @@
 """What a user sees of an error that the library raises on purpose."""
 
 import inspect
+import os
 import pickle
+import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import unisono
-from unisono import _errors, _tracebacks
+from unisono import _errors, _tracebacks, tf
 
 ERRORS = [c for _, c in inspect.getmembers(_errors, inspect.isclass) if issubclass(c, _errors.UnisonoError)]
 
@@ -103,18 +106,71 @@ def test_an_array_without_numpy_is_explained_where_it_ends_the_program(capsys):
         raise AttributeError("'ArrayImpl' object has no attribute 'numpy'", name="numpy", obj=jnp.ones(()))
 
     text = shown(capsys, raises)
-    assert text.rstrip().endswith("arrays that `from unisono import tf` makes have `numpy()`.")
+    assert "arrays that `from unisono import tf` makes have `numpy()`." in text
 
 
 def test_a_value_kept_from_a_step_is_explained_where_it_ends_the_program(capsys):
     kept = []
     unisono.OneDeviceStrategy("cpu:0").run(lambda: kept.append(jnp.ones(()) + 1))
-    assert "Write `return value` in the step" in shown(capsys, lambda: float(kept[0]))
+    text = shown(capsys, lambda: float(kept[0]))
+    assert "Write `return value` in the step" in text
+    # Frames of JAX would stand between the user's line and the advice.
+    assert "jax/_src" not in text
+
+
+def test_advice_stands_above_the_notes_of_others(capsys):
+    error = ValueError("text")
+    error.add_note("of another library")
+    _tracebacks.add_advice(error, "Write x.")
+    assert error.__notes__ == ["Write x.", "of another library"]
+
+
+def test_a_backend_that_is_not_installed_is_explained_without_keras_frames(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text("import unisono\nimport keras\n")
+    # As where TensorFlow and torch are not installed.
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No torch', name='torch')\n")
+    done = subprocess.run(
+        [sys.executable, program], env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert "Set KERAS_BACKEND=jax in the environment, or leave it out." in done.stderr
+    assert os.path.join("keras", "src") not in done.stderr
+
+
+def test_fit_without_targets_is_explained_where_it_ends_the_program(capsys):
+    import keras
+
+    with unisono.OneDeviceStrategy("cpu:0").scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["accuracy"])
+    text = shown(capsys, lambda: model.fit(np.ones((4, 2)), verbose=0))
+    assert "Write `model.fit(x, y)`" in text
+    assert os.path.join("keras", "src") not in text
+
+
+def test_gradients_and_variables_in_the_wrong_order_are_explained(capsys):
+    import keras
+
+    strategy = unisono.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        optimizer, weight = keras.optimizers.SGD(), unisono.Variable(1.0)
+
+    def step():
+        optimizer.apply_gradients([(weight, jnp.ones(()) * weight)])
+
+    text = shown(capsys, lambda: strategy.run(step))
+    assert "Write `apply_gradients(zip(gradients, variables))` in this order" in text
 
 
 def test_python_suggests_no_second_name(capsys):
     text = shown(capsys, lambda: unisono.MirroredStrategi)
-    assert text.endswith("has no attribute 'MirroredStrategi'. Did you mean `unisono.MirroredStrategy`?\n")
+    (line,) = [line for line in text.splitlines() if line.startswith("AttributeError: ")]
+    assert line.endswith("has no attribute 'MirroredStrategi'. Did you mean `unisono.MirroredStrategy`?")
+    assert "_names.py" not in text
+    text = shown(capsys, lambda: tf.Session)
+    (line,) = [line for line in text.splitlines() if line.startswith("AttributeError: ")]
+    assert line.endswith("Write: a `tf.function` of arguments, called with arrays")
 
 
 def test_no_replica_context_is_explained_where_it_ends_the_program(capsys):

@@ -371,18 +371,21 @@ def plan(
     typer.echo(_model_plan.main(_model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds)))
 
 
-@app.command(epilog=_examples("unisono migrate train.py models/"))
+@app.command(epilog=_examples("unisono migrate train.py models/", "unisono migrate --json models/"))
 def migrate(
     programs: Annotated[
         list[Path], typer.Argument(help="Programs that were written for TensorFlow, and folders of them.")
     ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a list with an object for each program.")
+    ] = False,
 ) -> None:
     """Print the lines of programs for TensorFlow that need a change, and why."""
     from unisono.tf import _migrate
 
-    text, can_run = _migrate.report(programs)
-    typer.echo(text)
-    raise typer.Exit(0 if can_run else 1)
+    found = _migrate.examine(programs)
+    typer.echo(_migrate.as_json(found) if as_json else _migrate.as_text(found))
+    raise typer.Exit(1 if any(program.errors for program in found) else 0)
 
 
 @app.callback(invoke_without_command=True)

@@ -98,6 +98,8 @@ class TaskGroup:
         self._monitor = ProgressMonitor({t: plan.paths.progress(t, plan.generation) for t in plan.tasks})
         self._ending: decide.Ending | None = None
         self._raised: set[Task] = set()
+        #: Of these, those whose program does not use the parameter servers.
+        self._apart: set[Task] = set()
         #: A failure up to this time, in seconds since the epoch, is a possible root cause; a later one is the
         #: consequence of the SIGTERM that the launcher sent.
         self._until = math.inf
@@ -199,7 +201,12 @@ class TaskGroup:
         if waits:
             return decide.TaskState(task, restarted=restarted)
         return decide.TaskState(
-            task, self._codes.get(task), self._failures.get(task), task in self._raised, restarted
+            task,
+            self._codes.get(task),
+            self._failures.get(task),
+            task in self._raised,
+            restarted,
+            task in self._apart,
         )
 
     def _note_error(self, task: Task, process: TaskProcess, is_written: bool) -> None:
@@ -210,6 +217,8 @@ class TaskGroup:
         if record is None:
             return
         self._raised.add(task)
+        if record.get("apart"):
+            self._apart.add(task)
         if record["at"] <= self._until:
             failure = decide.Failure(task, record["at"], record["code"], record["summary"])
             self._fail(failure, process.pid)

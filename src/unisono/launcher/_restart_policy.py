@@ -74,6 +74,7 @@ class TaskState:
         failure: how it failed; None for failures after the launcher had asked it to end.
         raised: whether its program has raised an exception; the process may still run.
         restarted: whether it was started again alone, while the others went on.
+        apart: whether its program has failed and does not use the parameter servers.
     """
 
     task: Task
@@ -81,6 +82,7 @@ class TaskState:
     failure: Failure | None = None
     raised: bool = False
     restarted: bool = False
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,8 +347,8 @@ def task_restart(
 ) -> TaskRestart | Quit:
     """Decide whether a task is started again alone.
 
-    A program that uses the library wrongly, or raises the same exception twice, would do so at each start:
-    then the launch ends.
+    A program that uses the library wrongly, raises the same exception twice, or does not use the servers
+    for which it was started, would do so at each start: then the launch ends.
 
     Args:
         record: the history of the launch, without this failure.
@@ -357,6 +359,11 @@ def task_restart(
     known = [(task, text) for at, task, text in record.errors if now - at <= options.window]
     if failed.raised and _MISUSE.match(detail):
         return Quit(code, f"{failed.task} would fail again in the same way and is not started again")
+    if failed.apart:
+        return Quit(
+            code,
+            f"{failed.task} failed, and its program has no ParameterServerStrategy: no task is started again",
+        )
     if failed.raised and (failed.task, detail) in known:
         return Quit(code, f"{failed.task} failed twice with the same error and is not started again")
     count = len(_recent(record, options, now)) + 1

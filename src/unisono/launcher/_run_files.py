@@ -139,6 +139,7 @@ class ErrorRecord(TypedDict):
         at: when, in seconds since the epoch.
         summary: one line for the terminal.
         pickle: the exception, by `cloudpickle` and in base64; None where it cannot be pickled.
+        apart: whether the program does not use the parameter servers that were started for it.
     """
 
     at: float
@@ -146,6 +147,7 @@ class ErrorRecord(TypedDict):
     summary: str
     traceback: str
     pickle: NotRequired[str | None]
+    apart: NotRequired[bool]
 
 
 def names_in(folder: Path) -> set[str]:

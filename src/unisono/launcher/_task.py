@@ -290,7 +290,7 @@ def run(job: dict[str, Any]) -> None:
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             if os.getpid() == own:
-                _report(error, job["error"], at, pickled=job["kind"] == "call")
+                _report(error, job["error"], at, pickled=job["kind"] == "call", apart=_computes_apart())
         sys.exit(1)
 
 
@@ -343,6 +343,12 @@ def _warn_alone() -> None:
     except ImportError:  # the program has changed `sys.path`
         return
     warn_alone()
+
+
+def _computes_apart() -> bool:
+    """Return whether the program does not use the parameter servers that were started for it."""
+    warnings: Any = sys.modules.get("unisono.training._scope_warnings")
+    return warnings is not None and bool(warnings.computes_apart_from_servers())
 
 
 def exit_code(error: SystemExit) -> int:
@@ -398,11 +404,12 @@ def without_own_frames(seen: TracebackType | None) -> TracebackType | None:
     return seen
 
 
-def _report(error: Exception, path: str | None, at: float, pickled: bool) -> None:
+def _report(error: Exception, path: str | None, at: float, pickled: bool, apart: bool) -> None:
     record: dict[str, Any] = {
         "code": 1,
         "summary": "failed: " + _first_line(error),
         "traceback": "".join(traceback.format_exception(error)),
+        "apart": apart,
     }
     if pickled:
         record["pickle"] = _pickle(error)

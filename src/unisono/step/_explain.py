@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 import jax
 
 from unisono._context import ReplicaContext
-from unisono._tracebacks import EXPLAINERS, is_program
+from unisono._tracebacks import EXPLAINERS, add_advice, is_explained, is_program
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
@@ -62,6 +62,14 @@ _NUMPY = (
     "`return` it from the step, and `np.asarray(value)` outside",
 )
 
+_VARIABLE_METHODS = tuple(
+    f"DynamicJaxprTracer has no attribute {name}" for name in ("assign", "assign_add", "assign_sub")
+)
+_NO_VARIABLE = (
+    "it cannot be assigned: only a variable can",
+    "`apply_gradients(zip(gradients, variables))` in this order, or `unisono.Variable` for what is assigned",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
@@ -90,22 +98,21 @@ def explain(error: BaseException, step: Callable[..., object], called_by: str) -
     Args:
         called_by: what compiled it, such as `strategy.run`.
     """
-    if getattr(error, "_unisono_is_explained", False):
+    if is_explained(error):
         return
     for cause in _causes(error):
         note = _note_on(cause, error, step, called_by)
         if note is not None:
-            error.add_note(note)
-            # Of a function in a function each has an edge.
-            error._unisono_is_explained = True  # type: ignore[attr-defined]
+            # Once: of a function in a function each has an edge.
+            add_advice(error, note)
             return
 
 
 def _explain_at_end(error: BaseException) -> None:
     """Add a note to an error that ends the program, where it is about a value of a step or of `reduce`."""
-    note = _note_at_end(error)
+    note = None if is_explained(error) else _note_at_end(error)
     if note is not None:
-        error.add_note(note)
+        add_advice(error, note)
 
 
 def _note_at_end(error: BaseException) -> str | None:
@@ -129,18 +136,29 @@ def _note_at_end(error: BaseException) -> str | None:
             "`strategy.run` compiles the step itself, and cannot be called in a function of `jax.jit`. Write "
             "`@unisono.function` in place of `@jax.jit`."
         )
-    if isinstance(error, ValueError) and text.startswith("None is not a valid value for jnp.array"):
+    is_none = isinstance(error, ValueError) and text.startswith("None is not a valid value for jnp.array")
+    if is_none or (isinstance(error, AttributeError) and _has_no_targets(error.__traceback__)):
         return (
             "Something that is None was used as an array, as targets are in `model.fit(x)`. Write "
             "`model.fit(x, y)`, or give each batch its targets."
         )
-    if isinstance(error, _OF_TRACED) and not getattr(error, "_unisono_is_explained", False):
+    if isinstance(error, _OF_TRACED):
         return (
             "A value of a step has no number outside of its trace: it was kept in a list, an attribute or a "
             "global variable.\nWrite `return value` in the step, and read what `strategy.run` returns; or "
             "keep it in a `unisono.Variable` with `assign`."
         )
     return None
+
+
+def _has_no_targets(trace: TracebackType | None) -> bool:
+    """Return whether Keras computes a loss or metrics of targets that are None."""
+    while trace is not None:
+        code, values = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        if code.co_name.strip("_") in ("compute_loss", "compute_metrics") and values.get("y", values) is None:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 EXPLAINERS.append(_explain_at_end)
@@ -188,6 +206,8 @@ def _note_on(cause: BaseException, error: BaseException, step: Callable[..., obj
 def _advice_on(error: BaseException) -> tuple[str, str] | None:
     if isinstance(error, AttributeError) and error.name == "numpy" and isinstance(error.obj, jax.core.Tracer):
         return _NUMPY
+    if isinstance(error, AttributeError) and str(error) in _VARIABLE_METHODS:
+        return _NO_VARIABLE
     return next(((why, write) for kind, why, write in _ADVICE if isinstance(error, kind)), None)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from unisono._names import missing_name
+
 #: Methods that Keras 3 does not have, by names that nothing else has.
 METHODS = {
     "fit_generator": "is gone in Keras 3. Write: `fit`.",
@@ -34,7 +36,7 @@ class RemovedName:
         self._name = name
 
     def __get__(self, instance: Any, owner: type) -> NoReturn:
-        raise AttributeError(f"`{owner.__name__}.{self._name}` {METHODS[self._name]}")
+        raise missing_name(f"`{owner.__name__}.{self._name}` {METHODS[self._name]}", self._name)
 
 
 def add_errors(kind: Any, names: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -180,21 +181,62 @@ def _path_of(node: ast.expr, aliases: dict[str, str]) -> str | None:
     return ".".join([start, *parts] if start else parts)
 
 
-def report(paths: Sequence[Path]) -> tuple[str, bool]:
-    """Return what `unisono migrate` prints of programs, and whether all of them can run.
+@dataclasses.dataclass(frozen=True)
+class ExaminedProgram:
+    """What `unisono migrate` found in a program.
+
+    Args:
+        file: where it is.
+        remarks: its lines that need a change, or that mean something else here.
+        unreadable: why it could not be read as Python; None if it could.
+    """
+
+    file: Path
+    remarks: tuple[Remark, ...] = ()
+    unreadable: str | None = None
+
+    @property
+    def errors(self) -> int:
+        """The number of lines that need a change."""
+        return sum(remark.is_error for remark in self.remarks) + (self.unreadable is not None)
+
+
+def examine(paths: Sequence[Path]) -> list[ExaminedProgram]:
+    """Return what is found in programs, and in those below folders.
 
     Raises:
         InvalidArgumentError: a program cannot be read, or is no Python; a folder holds none.
     """
     programs = [program for path in paths for program in _programs(path)]
-    reports = [_report(program, len(programs) > 1) for program in programs]
-    texts, errors = [text for text, _ in reports], [count for _, count in reports if count]
+    return [_examine(program, len(programs) > 1) for program in programs]
+
+
+def as_text(programs: Sequence[ExaminedProgram]) -> str:
+    """Return what `unisono migrate` prints for people."""
+    texts = [_text_of(program) for program in programs]
     if len(programs) > 1:
+        errors = [program.errors for program in programs if program.errors]
         texts.append(
             f"{len(programs)} programs: {len(programs) - len(errors)} run as far as their names tell, "
             f"{len(errors)} need a change, in {sum(errors)} {'line' if sum(errors) == 1 else 'lines'}."
         )
-    return "\n".join(texts), not errors
+    return "\n".join(texts)
+
+
+def as_json(programs: Sequence[ExaminedProgram]) -> str:
+    """Return what `unisono migrate --json` prints for other tools: a list with an object for each program."""
+    return json.dumps(
+        [
+            {
+                "file": str(program.file),
+                "needs_change": program.errors > 0,
+                "unreadable": program.unreadable,
+                "remarks": [dataclasses.asdict(remark) for remark in program.remarks],
+            }
+            for program in programs
+        ],
+        indent=2,
+    )
 
 
 def _programs(path: Path) -> list[Path]:
@@ -211,24 +253,28 @@ def _programs(path: Path) -> list[Path]:
     return found
 
 
-def _report(path: Path, is_one_of_several: bool) -> tuple[str, int]:
-    """Return what is printed of a program, and the number of lines that need a change."""
+def _examine(path: Path, is_one_of_several: bool) -> ExaminedProgram:
     try:
-        found = findings(path.read_text(encoding="utf-8"), str(path))
+        return ExaminedProgram(path, tuple(findings(path.read_text(encoding="utf-8"), str(path))))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"A program is a text file. Received: {path} ({error}).") from None
     except InvalidArgumentError as error:
         # One of Python 2 in a folder.
         if not is_one_of_several:
             raise
-        return f"{path}: error: {error}", 1
+        return ExaminedProgram(path, unreadable=str(error))
+
+
+def _text_of(program: ExaminedProgram) -> str:
+    path, errors = program.file, program.errors
+    if program.unreadable is not None:
+        return f"{path}: error: {program.unreadable}"
     lines = [
-        f"{path}:{f.line}: {'error' if f.is_error else 'note'}: `{f.name}` {f.text.replace('?.', '?')}"
-        for f in found
+        f"{path}:{r.line}: {'error' if r.is_error else 'note'}: `{r.name}` {r.text.replace('?.', '?')}"
+        for r in program.remarks
     ]
-    errors = sum(f.is_error for f in found)
     if not errors:
         lines.append(f"{path}: runs by `python -m unisono.tf {path}` as far as its names tell.")
     else:
         lines.append(f"{path}: {errors} {'line needs' if errors == 1 else 'lines need'} a change.")
-    return "\n".join(lines), errors
+    return "\n".join(lines)

@@ -14,6 +14,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from unisono._names import missing_name
 from unisono.tf._entries import Entry, Missing, object_at, taking_variables
 
 #: Modules of TensorFlow that are other packages' as wholes: names that the table lacks are looked up there.
@@ -87,7 +88,7 @@ class NameTable:
         """
         entry = self.entry(path)
         if isinstance(entry, Missing):
-            raise AttributeError(f"`{shown}.{path}` {entry.why}. Write: {entry.write}")
+            raise missing_name(f"`{shown}.{path}` {entry.why}. Write: {entry.write}", path)
         if entry is not None:
             return entry.load()
         for other in self.falls_to(path):
@@ -96,7 +97,7 @@ class NameTable:
                 return taking_variables(found) if other.startswith("jax.numpy.") else found
             except (AttributeError, ModuleNotFoundError):
                 continue
-        raise AttributeError(self._unknown(shown, path))
+        raise missing_name(self._unknown(shown, path), path)
 
     def _unknown(self, shown: str, path: str) -> str:
         module, _, name = path.rpartition(".")

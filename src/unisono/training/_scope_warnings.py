@@ -75,7 +75,7 @@ def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them")
             "    strategy = unisono.MultiWorkerMirroredStrategy()\n"
             "    with strategy.scope():\n        model = ...\n        model.compile(...)",
         )
-    elif "servers" not in _joined and not _said and jax_runs() and servers_named():
+    elif not _said and computes_apart_from_servers():
         _say(
             "servers",
             f"{what} in this process alone, and TF_CONFIG names {servers_named()} parameter servers: each "
@@ -83,6 +83,11 @@ def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them")
             "    strategy = unisono.ParameterServerStrategy()\n"
             "    with strategy.scope():\n        model = ...\n        model.compile(...)",
         )
+
+
+def computes_apart_from_servers() -> bool:
+    """Return whether JAX computes here, and no strategy uses the parameter servers that TF_CONFIG names."""
+    return "servers" not in _joined and jax_runs() and servers_named() > 0
 
 
 def servers_named(environ: Mapping[str, str] | None = None) -> int:

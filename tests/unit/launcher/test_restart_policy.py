@@ -1,5 +1,6 @@
 """Tables of what is decided, with a clock that is an argument."""
 
+import dataclasses
 import signal
 
 import pytest
@@ -362,6 +363,16 @@ def test_a_task_that_uses_the_library_wrongly_is_not_started_again():
     failed = killed(PS[1], 1, "failed: unisono.InvalidArgumentError: no 'ps' tasks", raised=True)
     action = task_restart(GenerationRecord(), failed, WITH_SERVERS, 10.0)
     assert action == Quit(1, "worker:0 would fail again in the same way and is not started again")
+
+
+def test_a_program_that_does_not_use_the_servers_is_not_started_again():
+    failed = killed(PS[1], 1, "failed: KeyError: 'x'", raised=True)
+    assert isinstance(task_restart(GenerationRecord(), failed, WITH_SERVERS, 10.0), TaskRestart)
+    action = task_restart(GenerationRecord(), dataclasses.replace(failed, apart=True), WITH_SERVERS, 10.0)
+    assert action == Quit(
+        1,
+        "worker:0 failed, and its program has no ParameterServerStrategy: no task is started again",
+    )
 
 
 def test_a_task_that_raises_the_same_error_again_is_not_started_a_third_time():

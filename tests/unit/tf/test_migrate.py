@@ -1,9 +1,16 @@
 """What `unisono migrate` says of programs."""
 
+import json
+
 import pytest
 
 from unisono import UnisonoError
-from unisono.tf._migrate import findings, report
+from unisono.tf._migrate import as_json, as_text, examine, findings
+
+
+def report(programs):
+    found = examine(programs)
+    return as_text(found), not any(program.errors for program in found)
 
 
 def said(source):
@@ -123,3 +130,17 @@ def test_folders_of_programs_end_with_a_count(tmp_path):
     text, can_run = report([tmp_path / "one.py"] * 2)
     assert can_run
     assert text.endswith("2 programs: 2 run as far as their names tell, 0 need a change, in 0 lines.")
+
+
+def test_json_has_an_object_for_each_program(tmp_path):
+    bad, old = tmp_path / "bad.py", tmp_path / "old.py"
+    bad.write_text("import tensorflow as tf\ntf.SparseTensor(1)\n")
+    old.write_text("print 'x'\n")
+    first, second = json.loads(as_json(examine([tmp_path])))
+    assert (first["file"], first["needs_change"], first["unreadable"]) == (str(bad), True, None)
+    assert [(r["line"], r["name"], r["is_error"]) for r in first["remarks"]] == [
+        (1, "import tensorflow as tf", False),
+        (2, "tf.SparseTensor", True),
+    ]
+    assert second["needs_change"]
+    assert "line 1" in second["unreadable"]

@@ -95,6 +95,7 @@ def test_a_chief_that_trains_without_its_servers_is_one_warning(caplog, monkeypa
     (text,) = warnings(caplog)
     assert "TF_CONFIG names 2 parameter servers: each task runs the whole program by itself" in text
     assert "unisono.ParameterServerStrategy()" in text
+    assert _scope_warnings.computes_apart_from_servers()
 
 
 def test_a_strategy_with_servers_is_no_warning(caplog, monkeypatch):
@@ -104,4 +105,5 @@ def test_a_strategy_with_servers_is_no_warning(caplog, monkeypatch):
         with strategy.scope():
             fit(1)
         _scope_warnings.warn_alone()
+        assert not _scope_warnings.computes_apart_from_servers()
     assert warnings(caplog) == []
