@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._pickling import pickle_by_value
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
@@ -29,10 +30,8 @@ _LOG = logging.getLogger("unisono")
 
 def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Return a function, its arguments and the level of this process' messages as bytes."""
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps((fn, args, _LOG.getEffectiveLevel())))
+        return pickle_by_value((fn, args, _LOG.getEffectiveLevel()))
     except Exception as error:
         raise InvalidArgumentError(
             "`fn` and `args` must be picklable, so that they can be sent to another process. "

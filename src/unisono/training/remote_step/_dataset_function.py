@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidTypeError
+from unisono._system._pickling import pickle_by_value
 from unisono.data._sharding import DatasetCreator, InputContext
 from unisono.step.functions._function import Function
 
@@ -56,10 +57,8 @@ def pickled(make: Callable[[InputContext], Any]) -> bytes:
     Raises:
         InvalidTypeError: it cannot be pickled.
     """
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps(make))
+        return pickle_by_value(make)
     except Exception as error:
         raise InvalidTypeError(
             "What makes a per-worker dataset must be pickled to reach the workers. "

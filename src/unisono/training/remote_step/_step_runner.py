@@ -25,6 +25,7 @@ import numpy as np
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
 from unisono._errors import InvalidTypeError
+from unisono._system._pickling import pickle_by_value
 from unisono._types import PyTree
 from unisono.data._batches import as_array, check_values
 from unisono.data._sharding import InputContext
@@ -95,10 +96,8 @@ class WorkerElements:
 
 def _pickled(source: ElementSource) -> bytes:
     """Return what makes the elements of a worker as bytes, which take the worker's context."""
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps(functools.partial(WorkerElements, source)))
+        return pickle_by_value(functools.partial(WorkerElements, source))
     except Exception as error:
         raise InvalidTypeError(
             "On a cluster with parameter servers the input_fn runs on the workers, and must be pickled for "
