@@ -28,25 +28,23 @@ def _write(what: str) -> str:
     return f"has another name. In Unisono write `{what}`"
 
 
+def _moved(module: str, names: str) -> dict[str, str]:
+    """Return the hints for names that a module here has, with spaces between them."""
+    return {name: _write(f"unisono.{module}.{name}") for name in names.split()}
+
+
 #: From a name below `unisono` to the rest of a sentence that begins with that name.
 HINTS: dict[str, str] = {
     # parameter servers
-    "ClusterCoordinator": _write("unisono.coordinator.ClusterCoordinator"),
     "ParameterServerStrategyV2": _write("unisono.ParameterServerStrategy"),
-    "PerWorkerValue": _write("unisono.coordinator.PerWorkerValue"),
-    "PerWorkerValues": _write("unisono.coordinator.PerWorkerValues"),
-    "RemoteValue": _write("unisono.coordinator.RemoteValue"),
     "experimental_get_current_worker_index": _write("unisono.coordinator.get_current_worker_index"),
     "run_standard_tensorflow_server": _write("unisono.run_standard_server"),
     # the Estimator, and what tf.contrib.distribute had for it
     "CoordinatorMode": _write("unisono.estimator.DistributeConfig(remote_cluster=...)"),
-    **{
-        name: _write(f"unisono.estimator.{name}")
-        for name in (
-            "DistributeConfig", "Estimator", "EstimatorSpec", "EvalSpec", "ModeKeys", "RunConfig",
-            "TrainSpec", "train_and_evaluate",
-        )
-    },
+    **_moved(
+        "estimator",
+        "DistributeConfig Estimator EstimatorSpec EvalSpec ModeKeys RunConfig TrainSpec train_and_evaluate",
+    ),
     **dict.fromkeys(["compat", "contrib"], _write("from unisono import tf")),
     "experimental.rpc": _RPC,
     # old names
@@ -72,27 +70,22 @@ HINTS: dict[str, str] = {
     "has_distribution_strategy": _write("unisono.has_strategy"),
     "require_tower_context": _write("unisono.get_replica_context"),
     # names that are in another module here
-    "AutoShardPolicy": _write("unisono.data.AutoShardPolicy"),
+    **_moved("coordinator", "ClusterCoordinator PerWorkerValue PerWorkerValues RemoteValue"),
+    **_moved("data", "AutoShardPolicy Dataset"),
+    **_moved(
+        "checkpoint",
+        "Checkpoint CheckpointManager PreemptionCheckpointHandler PreemptionWatcher TerminationConfig",
+    ),
+    **_moved("partitioners", "FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner"),
+    **_moved("nn", "compute_average_loss scale_regularization_loss"),
     "BackupAndRestore": _write("unisono.callbacks.BackupAndRestore"),
-    "Checkpoint": _write("unisono.checkpoint.Checkpoint"),
-    "CheckpointManager": _write("unisono.checkpoint.CheckpointManager"),
     "ClusterSpec": _write("unisono.cluster_resolver.ClusterSpec"),
     "CollectiveCommunication": _write("unisono.CommunicationImplementation"),
     "CollectiveHints": _write("unisono.CommunicationOptions"),
-    "Dataset": _write("unisono.data.Dataset"),
-    "FixedShardsPartitioner": _write("unisono.partitioners.FixedShardsPartitioner"),
-    "MaxSizePartitioner": _write("unisono.partitioners.MaxSizePartitioner"),
-    "MinSizePartitioner": _write("unisono.partitioners.MinSizePartitioner"),
-    "Partitioner": _write("unisono.partitioners.Partitioner"),
-    "PreemptionCheckpointHandler": _write("unisono.checkpoint.PreemptionCheckpointHandler"),
-    "PreemptionWatcher": _write("unisono.checkpoint.PreemptionWatcher"),
-    "TerminationConfig": _write("unisono.checkpoint.TerminationConfig"),
-    "compute_average_loss": _write("unisono.nn.compute_average_loss"),
     "distribute": _write("unisono.MirroredStrategy"),
     "experimental_connect_to_cluster": _write("unisono.tpu.experimental_connect_to_cluster"),
     "experimental_run_v2": _write("strategy.run"),
     "initialize_tpu_system": _write("unisono.tpu.experimental.initialize_tpu_system"),
-    "scale_regularization_loss": _write("unisono.nn.scale_regularization_loss"),
     "train": _write("unisono.checkpoint"),
     "tpu.experimental.embedding": "has no counterpart. In Unisono write `keras.layers.Embedding`",
     # Keras

@@ -116,29 +116,22 @@ def _wrapped(entry: str, indent: int) -> str:
     )
 
 
-def with_options(
-    function: Callable[..., Result],
-    options: Mapping[str, object],
-    finish: Callable[[Result, Mapping[str, Any]], Finished],
-) -> Callable[..., Finished]:
+def with_options(function: Callable[..., Result], finish: Callable[..., Finished]) -> Callable[..., Finished]:
     """Return a function of the same arguments and, behind them, of options.
 
     Args:
-        options: their defaults by name.
-        finish: gets what `function` returns and the options, and returns the result.
+        finish: gets what `function` returns and, by their names, the options, and returns the result.
     """
-    own = inspect.signature(function)
-    last = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-        for name, default in options.items()
-    ]
-    signature = own.replace(parameters=[*own.parameters.values(), *last])
+    own, (_, *last) = inspect.signature(function), inspect.signature(finish).parameters.values()
+    options = [option.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in last]
+    result = inspect.signature(finish).return_annotation
+    signature = inspect.Signature([*own.parameters.values(), *options], return_annotation=result)
 
     @functools.wraps(function)
     def with_more(*args: Any, **kwargs: Any) -> Finished:
         given = signature.bind(*args, **kwargs).arguments
-        chosen = {name: given.pop(name, default) for name, default in options.items()}
-        return finish(function(**given), chosen)
+        chosen = {option.name: given.pop(option.name) for option in options if option.name in given}
+        return finish(function(**given), **chosen)
 
     with_more.__signature__ = signature  # type: ignore[attr-defined]
     return with_more

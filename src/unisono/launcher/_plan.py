@@ -169,10 +169,7 @@ class LaunchPlan:
 
         They are divided, because JAX preallocates memory on every GPU that it sees.
         """
-        if not self.gpus:
-            return ()
-        computing = [each for each in self.tasks if each.type != "ps"]
-        return gpu_share(self.gpus, computing.index(task), len(computing)) if task in computing else ()
+        return gpus_of(task, self.gpus, self.tasks)
 
 
 def tasks_of(options: LaunchOptions, workers: int) -> tuple[Task, ...]:
@@ -186,15 +183,21 @@ def tasks_of(options: LaunchOptions, workers: int) -> tuple[Task, ...]:
     return tuple(Task(job, index) for job, count in counts.items() for index in range(count))
 
 
-def gpu_share(gpus: Sequence[str], index: int, tasks: int) -> tuple[str, ...]:
-    """Return the GPUs of one of `tasks` tasks: an even share, or a shared GPU where there are too few.
+def gpus_of(task: Task, gpus: Sequence[str], beside: Sequence[Task]) -> tuple[str, ...]:
+    """Return the GPUs of a task: an even share, or a shared GPU where there are too few; none for servers.
 
-    >>> gpu_share("0123", 1, 2), gpu_share("01", 2, 3), gpu_share("", 0, 2)
-    (('2', '3'), ('0',), ())
+    Args:
+        gpus: of the machine.
+        beside: all tasks of the machine.
+
+    >>> tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
+    >>> [gpus_of(task, "0123", tasks) for task in tasks], gpus_of(tasks[1], "0", tasks)
+    ([('0', '1'), ('2', '3'), ()], ('0',))
     """
-    if not gpus:
+    computing = [each for each in beside if each.type != "ps"]
+    if not gpus or task not in computing:
         return ()
-    part = len(gpus) // tasks
+    index, part = computing.index(task), len(gpus) // len(computing)
     return tuple(gpus[index * part : (index + 1) * part]) if part else (gpus[index % len(gpus)],)
 
 

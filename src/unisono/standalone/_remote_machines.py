@@ -17,12 +17,12 @@ from unisono.cluster_resolver._spec import Task
 from unisono.launcher._function_call import result_path
 from unisono.launcher._generation import ProcessSource
 from unisono.launcher._options import LaunchOptions
-from unisono.launcher._plan import LaunchPlan, RunPaths, gpu_share, tasks_of
+from unisono.launcher._plan import LaunchPlan, RunPaths, gpus_of, tasks_of
 from unisono.launcher._restart_policy import Failure
 from unisono.launcher._run_files import BestEffort
 from unisono.rpc._calls import PeerLostError, RequestClient
 from unisono.standalone._lease_book import ServerBusyError
-from unisono.standalone._link import RequestRefusedError, ServerInfo, ServerLink
+from unisono.standalone._link import RequestRefusedError, ServerLink
 from unisono.standalone._remote_process import LocalCopies, RemoteProcess
 from unisono.standalone._slots import Slots, task_address
 
@@ -215,17 +215,15 @@ class RemoteMachines:
         beside = [each for each, other in self._placed.items() if other == server]
         options = self._options
         shape = {"tasks": len(beside), "devices": options.devices_per_worker, "ps": options.ps > 0}
-        fields = {
-            "generation": plan.generation,
-            "shape": shape,
-            "description": {},
-        }
+        fields = {"generation": plan.generation, "shape": shape, "description": {}}
         link = self._links[server]
         if not link.is_live:
             return fields
         info = link.info
         there = dataclasses.replace(plan, paths=RunPaths(Path(info.root)))
-        environ = there.environment(task) | _gpus(info, task, beside)
+        environ = there.environment(task)
+        if info.gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(task, info.gpus, beside))
         description: dict[str, Any] = {"environ": environ, "sys_path": None, "args": []}
         return {**fields, "description": description | self._program.describe(there.paths, task)}
 
@@ -301,12 +299,3 @@ class RemoteMachines:
         """End the job on all servers."""
         for link in self._links.values():
             link.close()
-
-
-def _gpus(info: ServerInfo, task: Task, beside: list[Task]) -> dict[str, str]:
-    """Return the variable for a task's share of its machine's GPUs; parameter servers have none."""
-    if not info.gpus:
-        return {}
-    computing = [each for each in beside if each.type != "ps"]
-    share = gpu_share(info.gpus, computing.index(task), len(computing)) if task in computing else ()
-    return {"CUDA_VISIBLE_DEVICES": ",".join(share)}

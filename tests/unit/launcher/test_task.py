@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from unisono._system._signals import RESTART_WANTED
 from unisono.launcher import _task
 from unisono.launcher._function_call import pickle_call
 
@@ -136,3 +137,7 @@ print(open("/proc/self/stat").read().split()[3] == str(os.getppid()), open("/pro
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\0")[0].strip() == "True unisono worker:1 train.py", done.stdout
+
+
+def test_the_exit_code_that_wants_a_restart_is_that_of_the_library():
+    assert _task._RESTART_WANTED == RESTART_WANTED

@@ -187,12 +187,12 @@ class BinaryClassHead(SingleClassHead):
             **threshold_metrics(self._thresholds),
         }
 
-    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         predictions = self.predictions(logits, ["logistic", "class_ids"])
         ids, logistic = predictions["class_ids"], predictions["logistic"]
         floats = labels.astype(jnp.float32)
         equal = (labels == ids).astype(jnp.float32)
-        by_name: dict[str, tuple[Any, ...]] = {
+        by_name: dict[str, tuple[jax.Array, ...]] = {
             "accuracy": (equal,), "precision": (floats, ids), "recall": (floats, ids),
             "prediction/mean": (logistic,), "label/mean": (floats,), "accuracy_baseline": (floats,),
             "auc": (floats, logistic), "auc_precision_recall": (floats, logistic),
@@ -251,7 +251,7 @@ class MultiClassHead(SingleClassHead):
     def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
         return {"accuracy": keras.metrics.Mean(name="accuracy")}
 
-    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         equal = labels == self.predictions(logits, ["class_ids"])["class_ids"]
         return {"accuracy": (equal.astype(jnp.float32),)}
 

@@ -106,7 +106,7 @@ class Head(abc.ABC):
         """Return new metrics besides those of every head, by their names without that of this one."""
         return {}
 
-    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         """Return what a batch updates these metrics with, by their names."""
         return {}
 

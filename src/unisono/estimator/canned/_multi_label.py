@@ -123,10 +123,10 @@ class MultiLabelHead(ClassHead):
             made[area] = keras.metrics.AUC(curve="PR", name=f"auc_pr_{number}")
         return made
 
-    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
         names = ("auc", "auc_precision_recall", *threshold_metrics(self._thresholds))
-        values: dict[str, tuple[Any, ...]] = dict.fromkeys(names, (floats, found))
+        values: dict[str, tuple[jax.Array, ...]] = dict.fromkeys(names, (floats, found))
         for number in self._measured:
             one, label = found[..., number, None], floats[..., number, None]
             mean, *areas = self._metrics_of_class(number)

@@ -98,7 +98,7 @@ class RegressionHead(Head):
             "label/mean": keras.metrics.Mean(name="label_mean"),
         }
 
-    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[Any, ...]]:
+    def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         return {"prediction/mean": (self.predictions(logits)["predictions"],), "label/mean": (labels,)}
 
 

@@ -8,10 +8,11 @@ Tests: tests/unit/estimator/test_early_stopping.py.
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.estimator._docstrings import Texts, with_options
@@ -128,17 +129,20 @@ class _Rule(NamedTuple):
     should_stop: Callable[[_Watch], bool]
 
 
-#: The last arguments of the hooks.
-_OPTIONS = {"eval_dir": None, "min_steps": 0, "run_every_secs": 60, "run_every_steps": None}
-
-
 def _early_stopping(function: Callable[..., _Rule]) -> Callable[..., SessionRunHook]:
-    def hook(rule: _Rule, options: Mapping[str, Any]) -> SessionRunHook:
-        watch = _Watch(rule, options["eval_dir"], options["min_steps"])
-        every = options["run_every_secs"], options["run_every_steps"]
-        return make_early_stopping_hook(rule.estimator, lambda: rule.should_stop(watch), *every)
+    def hook(
+        rule: _Rule,
+        *,
+        eval_dir: str | None = None,
+        min_steps: int = 0,
+        run_every_secs: float | None = 60,
+        run_every_steps: int | None = None,
+    ) -> SessionRunHook:
+        watch = _Watch(rule, eval_dir, min_steps)
+        stops = functools.partial(rule.should_stop, watch)
+        return make_early_stopping_hook(rule.estimator, stops, run_every_secs, run_every_steps)
 
-    return _TEXTS(with_options(function, _OPTIONS, hook))
+    return _TEXTS(with_options(function, hook))
 
 
 @_early_stopping

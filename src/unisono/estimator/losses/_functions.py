@@ -13,6 +13,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator._collections import LOSSES
+from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.losses._weighted import (
     TEXTS,
     Reduction,
@@ -180,8 +181,7 @@ def sigmoid_cross_entropy(
     targets, outputs = _pair(multi_class_labels, logits, "logits", to_float32=False)
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + 0.5 * label_smoothing
-    values = jnp.maximum(outputs, 0) - outputs * targets + jnp.log1p(jnp.exp(-jnp.abs(outputs)))
-    return WeightedLosses(values, weights)
+    return WeightedLosses(sigmoid_losses(targets, outputs), weights)
 
 
 @loss(

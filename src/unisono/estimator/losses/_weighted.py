@@ -5,8 +5,8 @@ Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,10 +79,6 @@ class Reduction:
             raise InvalidArgumentError(f"`reduction` must be one of {cls.all()}. Received: {key!r}.")
 
 
-#: The last arguments of losses.
-_OPTIONS = {"scope": None, "loss_collection": LOSSES, "reduction": Reduction.SUM_BY_NONZERO_WEIGHTS}
-
-
 @TEXTS.with_texts(losses="float array of any shape; the elements.")
 def compute_weighted_loss(
     losses: ArrayLike,
@@ -130,10 +126,16 @@ def loss(texts: Texts) -> Callable[[Callable[..., WeightedLosses]], Callable[...
     """Return a decorator that makes one loss of elements, with the last arguments of all."""
 
     def decorated(function: Callable[..., WeightedLosses]) -> Callable[..., jax.Array]:
-        def one(found: WeightedLosses, given: Mapping[str, Any]) -> jax.Array:
-            return compute_weighted_loss(*found, **given)
+        def one(
+            found: WeightedLosses,
+            *,
+            scope: str | None = None,
+            loss_collection: str | None = LOSSES,
+            reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+        ) -> jax.Array:
+            return compute_weighted_loss(*found, scope, loss_collection, reduction)
 
-        return texts(with_options(function, _OPTIONS, one))
+        return texts(with_options(function, one))
 
     return decorated
 

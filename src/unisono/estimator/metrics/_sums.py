@@ -164,11 +164,16 @@ def metric(texts: Texts) -> Callable[[Callable[..., BatchSums]], Callable[..., M
     """Return a decorator that makes a metric of the sums of a batch, with the last arguments of all."""
 
     def decorated(function: Callable[..., BatchSums]) -> Callable[..., MetricPair]:
-        def pair(sums: BatchSums, options: Mapping[str, Any]) -> MetricPair:
-            return sums.pair(options["name"] or sums.name or function.__name__)
+        def pair(
+            sums: BatchSums,
+            *,
+            metrics_collections: object = None,
+            updates_collections: object = None,
+            name: str | None = None,
+        ) -> MetricPair:
+            return sums.pair(name or sums.name or function.__name__)
 
-        options = dict.fromkeys(("metrics_collections", "updates_collections", "name"))
-        return texts(with_options(function, options, pair))
+        return texts(with_options(function, pair))
 
     return decorated
 

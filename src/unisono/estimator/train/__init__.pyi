@@ -1,32 +1,24 @@
 """The public names of `unisono.estimator.train`; they are loaded when they are first used."""
 
-from unisono.estimator.hooks._checkpoints import (
+from unisono.estimator.hooks import (
     CheckpointSaverHook as CheckpointSaverHook,
     CheckpointSaverListener as CheckpointSaverListener,
-)
-from unisono.estimator.hooks._hook import (
+    FeedFnHook as FeedFnHook,
+    FinalOpsHook as FinalOpsHook,
+    GlobalStepWaiterHook as GlobalStepWaiterHook,
+    LoggingTensorHook as LoggingTensorHook,
+    NanLossDuringTrainingError as NanLossDuringTrainingError,
+    NanTensorHook as NanTensorHook,
+    ProfilerHook as ProfilerHook,
+    SecondOrStepTimer as SecondOrStepTimer,
     SessionRunArgs as SessionRunArgs,
     SessionRunContext as SessionRunContext,
     SessionRunHook as SessionRunHook,
     SessionRunValues as SessionRunValues,
-)
-from unisono.estimator.hooks._logging import (
-    LoggingTensorHook as LoggingTensorHook,
-    NanLossDuringTrainingError as NanLossDuringTrainingError,
-    NanTensorHook as NanTensorHook,
     StepCounterHook as StepCounterHook,
-)
-from unisono.estimator.hooks._stopping import (
-    FeedFnHook as FeedFnHook,
-    FinalOpsHook as FinalOpsHook,
-    GlobalStepWaiterHook as GlobalStepWaiterHook,
     StopAtStepHook as StopAtStepHook,
-)
-from unisono.estimator.hooks._summaries import (
-    ProfilerHook as ProfilerHook,
     SummarySaverHook as SummarySaverHook,
 )
-from unisono.estimator.hooks._timer import SecondOrStepTimer as SecondOrStepTimer
 from unisono.estimator.train._averages import ExponentialMovingAverage as ExponentialMovingAverage
 from unisono.estimator.train._decay import (
     cosine_decay as cosine_decay,

@@ -26,7 +26,7 @@ from unisono.launcher._plan import (
     LaunchPlan,
     RunPaths,
     base_environment,
-    gpu_share,
+    gpus_of,
     tasks_of,
 )
 from unisono.rpc._ports import ports_to_choose_from
@@ -174,11 +174,8 @@ def task_job(
         del own[FILE_VARIABLE]
         own |= {name: variables[name] for name in (VARIABLE, FILE_VARIABLE) if name in variables}
     here = [t for t, a in plan.addresses.items() if _host(a) == _host(plan.addresses[task])]
-    computing = [each for each in here if each.type != "ps"]
-    gpus = _shared_gpus(variables)
-    if gpus:
-        share = gpu_share(gpus, computing.index(task), len(computing)) if task in computing else ()
-        own["CUDA_VISIBLE_DEVICES"] = ",".join(share)
+    if gpus := _shared_gpus(variables):
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(task, gpus, here))
     return job | {"environ": own}
 
 
