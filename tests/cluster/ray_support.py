@@ -114,8 +114,8 @@ def ray_cluster():
         patch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], root]))
         # The names of sockets in it must be short.
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        # Where Ray writes the address of this cluster: by default in a folder that all clusters of a machine
-        # share, and that is not there where Ray has never run.
+        # Where Ray writes the address of this cluster: by default in a folder that all clusters of the
+        # machine share, and that is not there where Ray has never run.
         patch.setenv("RAY_TMPDIR", folder)
         Path(folder, "ray").mkdir()
         try:
