@@ -15,7 +15,7 @@ import pytest
 
 import unisono
 from tests.cluster.launch_support import LIMIT, check_evaluated, is_alive, until
-from tests.cluster.programs.ray_training import served, train_and_save, trained
+from tests.cluster.programs.ray_training import served, train_and_save, train_with_a_kill, trained
 from tests.cluster.ray_support import ray_cluster
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -211,6 +211,30 @@ def test_ray_train_finds_the_workers(undisturbed):
     assert (folder / "storage" / "run").is_dir()
     # One batch of all rows: their order does not count.
     np.testing.assert_allclose(np.load(folder / "shard_loss.npy"), alone(x, 8), rtol=1e-5)
+
+
+def test_ray_train_starts_its_workers_again_after_a_kill(undisturbed, tmp_path):
+    """They continue from the backup in the folder of the run.
+
+    More often than once, as Ray takes a node for lost that is silent for two seconds (`ray_support.HEALTH`).
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.jax import JaxTrainer
+
+    JaxTrainer(
+        train_with_a_kill,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=str(tmp_path / "storage"), name="run", failure_config=FailureConfig(max_failures=4)
+        ),
+    ).fit()
+    assert (tmp_path / "killed").exists()
+    # Of 32 steps 9 were taken before the kill, and a backup is written in each.
+    assert 32 <= len((tmp_path / "steps-1").read_text().split()) < 32 + 9
+    expected, weights = np.load(undisturbed[0] / "weights.npz"), np.load(tmp_path / "weights.npz")
+    for name in expected.files:
+        np.testing.assert_array_equal(expected[name], weights[name])
 
 
 def test_a_killed_node_changes_no_bit(cluster, undisturbed, tmp_path):

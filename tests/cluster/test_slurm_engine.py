@@ -118,6 +118,27 @@ def test_a_parameter_server_and_an_evaluator(slurm, tmp_path):
     check_evaluated(run.logs)
 
 
+ELASTIC = """\
+import json, os, time
+workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+print(workers, "workers in generation", os.environ["UNISONO_GENERATION"], flush=True)
+time.sleep(600 if workers == 3 else 0)
+"""
+
+
+def test_an_elastic_job_goes_on_without_a_node(slurm, tmp_path):
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    run = Launched(slurm, tmp_path, "--elastic", "1:3", tmp_path / "elastic.py")
+    run.wait_for("3 workers in generation 0")
+    # Not the first node, on which the batch script and worker 0 run.
+    slurm.kill_node(3)
+    try:
+        assert run.end()[0] == 0, run.everything()
+        assert "2 workers in generation 1" in run.out
+    finally:
+        slurm.start_node(3)
+
+
 CALL = """\
 import json, os, socket, unisono
 def task(letter):

@@ -156,8 +156,13 @@ def configured_client(location: KubernetesExecutableLocation) -> Any:
         # https://github.com/tensorflow/tensorflow/issues/70581
         config.load_incluster_config() if within else config.load_kube_config()
     except config.ConfigException as error:
+        remedy = (
+            "WITHIN_CLUSTER is for pods: write `KubernetesExecutableLocation.OFF_CLUSTER` elsewhere."
+            if within
+            else "Make `kubectl get pods` work: it reads the file of KUBECONFIG, or ~/.kube/config. In a pod "
+            "a resolver takes `KubernetesExecutableLocation.WITHIN_CLUSTER`."
+        )
         raise BackendError(
-            f"Kubernetes must have a configuration. Received: {error} (for {location.name}). WITHIN_CLUSTER "
-            "is for pods, `KubernetesExecutableLocation.OFF_CLUSTER` for machines on which `kubectl` works."
+            f"Kubernetes must have a configuration. Received: {error} (for {location.name}). {remedy}"
         ) from error
     return client

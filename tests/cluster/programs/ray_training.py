@@ -57,6 +57,31 @@ def train_and_save(config):
         np.save(Path(config["folder"]) / "shard_loss.npy", shard_loss)
 
 
+def train_with_a_kill(config):
+    """Train in a worker of Ray Train; the second one is killed in its ninth step, once."""
+    import os
+    import signal
+
+    import keras
+    import numpy as np
+    import ray.train
+
+    import unisono
+
+    rank, killed = ray.train.get_context().get_world_rank(), Path(config["folder"]) / "killed"
+
+    def kill(batch, logs):
+        steps = len((Path(config["folder"]) / "steps-1").read_text().split())
+        if rank == 1 and steps == 9 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=kill)
+    weights = trained(config["folder"], backup=unisono.ray.storage_path("backup"), callbacks=[callback])
+    if rank == 0:
+        np.savez(Path(config["folder"]) / "weights.npz", *weights)
+
+
 def loss_of_shards(shard):
     """Return the loss of each of two epochs over Ray's data, of which each worker has a part."""
     import keras
