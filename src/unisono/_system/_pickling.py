@@ -34,9 +34,7 @@ def pickle_by_value(value: object) -> bytes:
     own = {types.CodeType: with_its_file}
 
     class Pickler(cloudpickle.Pickler):
-        dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
-            {types.CodeType: with_its_file}, cloudpickle.Pickler.dispatch_table
-        )
+        dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(own, cloudpickle.Pickler.dispatch_table)
 
     file = io.BytesIO()
     Pickler(file).dump(value)

@@ -116,7 +116,7 @@ _TEXTS = Texts(
 )
 
 
-class _Rule(NamedTuple):
+class _StoppingRule(NamedTuple):
     """When a training ends.
 
     Args:
@@ -129,9 +129,9 @@ class _Rule(NamedTuple):
     should_stop: Callable[[_Watch], bool]
 
 
-def _early_stopping(function: Callable[..., _Rule]) -> Callable[..., SessionRunHook]:
+def _early_stopping(function: Callable[..., _StoppingRule]) -> Callable[..., SessionRunHook]:
     def hook(
-        rule: _Rule,
+        rule: _StoppingRule,
         *,
         eval_dir: str | None = None,
         min_steps: int = 0,
@@ -146,53 +146,57 @@ def _early_stopping(function: Callable[..., _Rule]) -> Callable[..., SessionRunH
 
 
 @_early_stopping
-def stop_if_higher_hook(estimator: Estimator, metric_name: str, threshold: float) -> _Rule:
+def stop_if_higher_hook(estimator: Estimator, metric_name: str, threshold: float) -> _StoppingRule:
     """Return a hook that ends the training when an evaluation's metric is higher than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_higher_hook(estimator.BaselineRegressor(), "accuracy", 0.9)
     """
-    return _Rule(estimator, metric_name, operator.gt, lambda watch: watch.crosses(threshold))
+    return _StoppingRule(estimator, metric_name, operator.gt, lambda watch: watch.crosses(threshold))
 
 
 @_early_stopping
-def stop_if_lower_hook(estimator: Estimator, metric_name: str, threshold: float) -> _Rule:
+def stop_if_lower_hook(estimator: Estimator, metric_name: str, threshold: float) -> _StoppingRule:
     """Return a hook that ends the training when an evaluation's metric is lower than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_lower_hook(estimator.BaselineRegressor(), "loss", 0.1)
     """
-    return _Rule(estimator, metric_name, operator.lt, lambda watch: watch.crosses(threshold))
+    return _StoppingRule(estimator, metric_name, operator.lt, lambda watch: watch.crosses(threshold))
 
 
 @_early_stopping
 def stop_if_no_increase_hook(
     estimator: Estimator, metric_name: str, max_steps_without_increase: int
-) -> _Rule:
+) -> _StoppingRule:
     """Return a hook that ends the training when an evaluation's metric has not increased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_increase_hook(estimator.BaselineRegressor(), "accuracy", 1000)
     """
-    return _Rule(estimator, metric_name, operator.gt, lambda watch: watch.rests(max_steps_without_increase))
+    return _StoppingRule(
+        estimator, metric_name, operator.gt, lambda watch: watch.rests(max_steps_without_increase)
+    )
 
 
 @_early_stopping
 def stop_if_no_decrease_hook(
     estimator: Estimator, metric_name: str, max_steps_without_decrease: int
-) -> _Rule:
+) -> _StoppingRule:
     """Return a hook that ends the training when an evaluation's metric has not decreased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_decrease_hook(estimator.BaselineRegressor(), "loss", 1000)
     """
-    return _Rule(estimator, metric_name, operator.lt, lambda watch: watch.rests(max_steps_without_decrease))
+    return _StoppingRule(
+        estimator, metric_name, operator.lt, lambda watch: watch.rests(max_steps_without_decrease)
+    )
 
 
 class _Watch:
     """A metric of the evaluations so far."""
 
-    def __init__(self, rule: _Rule, eval_dir: str | None, min_steps: int) -> None:
+    def __init__(self, rule: _StoppingRule, eval_dir: str | None, min_steps: int) -> None:
         self._estimator, self._metric, self._is_better = rule.estimator, rule.metric, rule.is_better
         self._eval_dir, self._min_steps = eval_dir, min_steps
 
