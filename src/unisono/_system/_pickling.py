@@ -31,7 +31,7 @@ def pickle_by_value(value: object) -> bytes:
         make, args, *others = reduce_code(code)
         return make, tuple(code.co_filename if arg == _NO_FILE else arg for arg in args), *others
 
-    own = {types.CodeType: with_its_file}
+    own: dict[type, Any] = {types.CodeType: with_its_file}
 
     class Pickler(cloudpickle.Pickler):
         dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(own, cloudpickle.Pickler.dispatch_table)

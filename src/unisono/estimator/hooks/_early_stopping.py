@@ -116,7 +116,7 @@ _TEXTS = Texts(
 )
 
 
-class _StoppingRule(NamedTuple):
+class _EndRule(NamedTuple):
     """When a training ends.
 
     Args:
@@ -129,9 +129,9 @@ class _StoppingRule(NamedTuple):
     should_stop: Callable[[_Watch], bool]
 
 
-def _early_stopping(function: Callable[..., _StoppingRule]) -> Callable[..., SessionRunHook]:
+def _early_stopping(function: Callable[..., _EndRule]) -> Callable[..., SessionRunHook]:
     def hook(
-        rule: _StoppingRule,
+        rule: _EndRule,
         *,
         eval_dir: str | None = None,
         min_steps: int = 0,
@@ -146,35 +146,35 @@ def _early_stopping(function: Callable[..., _StoppingRule]) -> Callable[..., Ses
 
 
 @_early_stopping
-def stop_if_higher_hook(estimator: Estimator, metric_name: str, threshold: float) -> _StoppingRule:
+def stop_if_higher_hook(estimator: Estimator, metric_name: str, threshold: float) -> _EndRule:
     """Return a hook that ends the training when an evaluation's metric is higher than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_higher_hook(estimator.BaselineRegressor(), "accuracy", 0.9)
     """
-    return _StoppingRule(estimator, metric_name, operator.gt, lambda watch: watch.crosses(threshold))
+    return _EndRule(estimator, metric_name, operator.gt, lambda watch: watch.crosses(threshold))
 
 
 @_early_stopping
-def stop_if_lower_hook(estimator: Estimator, metric_name: str, threshold: float) -> _StoppingRule:
+def stop_if_lower_hook(estimator: Estimator, metric_name: str, threshold: float) -> _EndRule:
     """Return a hook that ends the training when an evaluation's metric is lower than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_lower_hook(estimator.BaselineRegressor(), "loss", 0.1)
     """
-    return _StoppingRule(estimator, metric_name, operator.lt, lambda watch: watch.crosses(threshold))
+    return _EndRule(estimator, metric_name, operator.lt, lambda watch: watch.crosses(threshold))
 
 
 @_early_stopping
 def stop_if_no_increase_hook(
     estimator: Estimator, metric_name: str, max_steps_without_increase: int
-) -> _StoppingRule:
+) -> _EndRule:
     """Return a hook that ends the training when an evaluation's metric has not increased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_increase_hook(estimator.BaselineRegressor(), "accuracy", 1000)
     """
-    return _StoppingRule(
+    return _EndRule(
         estimator, metric_name, operator.gt, lambda watch: watch.rests(max_steps_without_increase)
     )
 
@@ -182,13 +182,13 @@ def stop_if_no_increase_hook(
 @_early_stopping
 def stop_if_no_decrease_hook(
     estimator: Estimator, metric_name: str, max_steps_without_decrease: int
-) -> _StoppingRule:
+) -> _EndRule:
     """Return a hook that ends the training when an evaluation's metric has not decreased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_decrease_hook(estimator.BaselineRegressor(), "loss", 1000)
     """
-    return _StoppingRule(
+    return _EndRule(
         estimator, metric_name, operator.lt, lambda watch: watch.rests(max_steps_without_decrease)
     )
 
@@ -196,7 +196,7 @@ def stop_if_no_decrease_hook(
 class _Watch:
     """A metric of the evaluations so far."""
 
-    def __init__(self, rule: _StoppingRule, eval_dir: str | None, min_steps: int) -> None:
+    def __init__(self, rule: _EndRule, eval_dir: str | None, min_steps: int) -> None:
         self._estimator, self._metric, self._is_better = rule.estimator, rule.metric, rule.is_better
         self._eval_dir, self._min_steps = eval_dir, min_steps
 
