@@ -1,4 +1,4 @@
-"""Functions with the same arguments: docstrings whose sections come from tables, and signatures.
+"""Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments.
 
 Tests: tests/unit/estimator/test_docstrings.py.
 """
@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
-Result = TypeVar("Result")
-Finished = TypeVar("Finished")
 
 #: The width of lines in `help()`, which indents them by four or eight.
 _WIDTH = 100
@@ -114,24 +112,3 @@ def _wrapped(entry: str, indent: int) -> str:
     return textwrap.fill(
         entry, _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * indent, break_on_hyphens=False
     )
-
-
-def with_options(function: Callable[..., Result], finish: Callable[..., Finished]) -> Callable[..., Finished]:
-    """Return a function of the same arguments and, behind them, of options.
-
-    Args:
-        finish: gets what `function` returns and, by their names, the options, and returns the result.
-    """
-    own, (_, *last) = inspect.signature(function), inspect.signature(finish).parameters.values()
-    options = [option.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in last]
-    result = inspect.signature(finish).return_annotation
-    signature = inspect.Signature([*own.parameters.values(), *options], return_annotation=result)
-
-    @functools.wraps(function)
-    def with_more(*args: Any, **kwargs: Any) -> Finished:
-        given = signature.bind(*args, **kwargs).arguments
-        chosen = {option.name: given.pop(option.name) for option in options if option.name in given}
-        return finish(function(**given), **chosen)
-
-    with_more.__signature__ = signature  # type: ignore[attr-defined]
-    return with_more

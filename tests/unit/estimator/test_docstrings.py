@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from unisono.estimator._docstrings import Texts, with_options
+from unisono.estimator._docstrings import Texts
 
 
 def public(folder):
@@ -71,17 +71,3 @@ def test_without_docstrings_nothing_is_filled_in():
         pass
 
     assert Texts({})(function).__doc__ is None
-
-
-def test_options_stand_behind_the_arguments_of_a_function():
-    def double(x: int) -> tuple[int]:
-        return (2 * x,)
-
-    def finish(found: tuple[int], *, sign: int = 1, name: str | None = None) -> str:
-        return f"{name}: {sign * found[0]}"
-
-    made = with_options(double, finish)
-    assert str(inspect.signature(made)) == "(x: int, sign: int = 1, name: str | None = None) -> str"
-    assert [made(2), made(2, -1), made(x=2, name="a")] == ["None: 4", "None: -4", "a: 4"]
-    with pytest.raises(TypeError, match="other"):
-        made(2, other=1)

@@ -8,14 +8,13 @@ Tests: tests/unit/estimator/test_early_stopping.py.
 
 from __future__ import annotations
 
-import functools
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.estimator._docstrings import Texts, with_options
+from unisono.estimator._docstrings import Texts
 from unisono.estimator.hooks._hook import SessionRunContext, SessionRunHook
 from unisono.estimator.hooks._timer import IntervalHook
 
@@ -116,89 +115,103 @@ _TEXTS = Texts(
 )
 
 
-class _EndRule(NamedTuple):
-    """When a training ends.
-
-    Args:
-        is_better: whether the first of two values of the metric is better than the second.
-    """
-
-    estimator: Estimator
-    metric: str
-    is_better: Callable[[float, float], bool]
-    should_stop: Callable[[_Watch], bool]
-
-
-def _early_stopping(function: Callable[..., _EndRule]) -> Callable[..., SessionRunHook]:
-    def hook(
-        rule: _EndRule,
-        *,
-        eval_dir: str | None = None,
-        min_steps: int = 0,
-        run_every_secs: float | None = 60,
-        run_every_steps: int | None = None,
-    ) -> SessionRunHook:
-        watch = _Watch(rule, eval_dir, min_steps)
-        stops = functools.partial(rule.should_stop, watch)
-        return make_early_stopping_hook(rule.estimator, stops, run_every_secs, run_every_steps)
-
-    return _TEXTS(with_options(function, hook))
-
-
-@_early_stopping
-def stop_if_higher_hook(estimator: Estimator, metric_name: str, threshold: float) -> _EndRule:
+@_TEXTS
+def stop_if_higher_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric is higher than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_higher_hook(estimator.BaselineRegressor(), "accuracy", 0.9)
     """
-    return _EndRule(estimator, metric_name, operator.gt, lambda watch: watch.crosses(threshold))
+    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
+    return make_early_stopping_hook(
+        estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
+    )
 
 
-@_early_stopping
-def stop_if_lower_hook(estimator: Estimator, metric_name: str, threshold: float) -> _EndRule:
+@_TEXTS
+def stop_if_lower_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric is lower than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_lower_hook(estimator.BaselineRegressor(), "loss", 0.1)
     """
-    return _EndRule(estimator, metric_name, operator.lt, lambda watch: watch.crosses(threshold))
+    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
+    return make_early_stopping_hook(
+        estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
+    )
 
 
-@_early_stopping
+@_TEXTS
 def stop_if_no_increase_hook(
-    estimator: Estimator, metric_name: str, max_steps_without_increase: int
-) -> _EndRule:
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric has not increased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_increase_hook(estimator.BaselineRegressor(), "accuracy", 1000)
     """
-    return _EndRule(
-        estimator, metric_name, operator.gt, lambda watch: watch.rests(max_steps_without_increase)
+    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
+    return make_early_stopping_hook(
+        estimator, lambda: watch.rests(max_steps_without_increase), run_every_secs, run_every_steps
     )
 
 
-@_early_stopping
+@_TEXTS
 def stop_if_no_decrease_hook(
-    estimator: Estimator, metric_name: str, max_steps_without_decrease: int
-) -> _EndRule:
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric has not decreased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_decrease_hook(estimator.BaselineRegressor(), "loss", 1000)
     """
-    return _EndRule(
-        estimator, metric_name, operator.lt, lambda watch: watch.rests(max_steps_without_decrease)
+    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
+    return make_early_stopping_hook(
+        estimator, lambda: watch.rests(max_steps_without_decrease), run_every_secs, run_every_steps
     )
 
 
 class _Watch:
     """A metric of the evaluations so far."""
 
-    def __init__(self, rule: _EndRule, eval_dir: str | None, min_steps: int) -> None:
-        self._estimator, self._metric, self._is_better = rule.estimator, rule.metric, rule.is_better
-        self._eval_dir, self._min_steps = eval_dir, min_steps
+    def __init__(
+        self,
+        estimator: Estimator,
+        metric: str,
+        eval_dir: str | None,
+        min_steps: int,
+        is_better: Callable[[float, float], bool],
+    ) -> None:
+        self._estimator, self._eval_dir = estimator, eval_dir
+        self._metric, self._min_steps, self._is_better = metric, min_steps, is_better
 
     def _values(self) -> dict[int, float]:
         eval_dir = self._estimator.eval_dir() if self._eval_dir is None else self._eval_dir

@@ -17,45 +17,61 @@ from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.losses._weighted import (
     TEXTS,
     Reduction,
-    WeightedLosses,
     add_loss,
     check_weights,
     compute_weighted_loss,
     divide,
-    loss,
     parts,
     sum_of_part,
 )
 
 
-@loss(TEXTS)
+@TEXTS
 def absolute_difference(
-    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0
-) -> WeightedLosses:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean absolute difference.
 
     >>> float(absolute_difference([1.0, 2.0], [2.0, 4.0]))
     1.5
     """
     targets, outputs = _pair(labels, predictions)
-    return WeightedLosses(jnp.abs(outputs - targets), weights)
+    return compute_weighted_loss(jnp.abs(outputs - targets), weights, scope, loss_collection, reduction)
 
 
-@loss(TEXTS)
-def mean_squared_error(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0) -> WeightedLosses:
+@TEXTS
+def mean_squared_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean squared difference.
 
     >>> float(mean_squared_error(labels=[1.0, 2.0], predictions=[2.0, 4.0]))
     2.5
     """
     targets, outputs = _pair(labels, predictions)
-    return WeightedLosses(jnp.square(outputs - targets), weights)
+    return compute_weighted_loss(jnp.square(outputs - targets), weights, scope, loss_collection, reduction)
 
 
-@loss(TEXTS.with_texts(delta="number above 0; up to this difference the loss is a square, beyond it linear."))
+@TEXTS.with_texts(delta="number above 0; up to this difference the loss is a square, beyond it linear.")
 def huber_loss(
-    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0, delta: float = 1.0
-) -> WeightedLosses:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    delta: float = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean Huber loss: half the square of a difference up to `delta`, linear beyond.
 
     >>> float(huber_loss([0.0, 0.0], [1.0, 3.0]))
@@ -66,19 +82,23 @@ def huber_loss(
     inner = jnp.minimum(difference, delta)
     # Not `maximum(difference - delta, 0)`: at `delta` both parts would have a gradient.
     values = 0.5 * inner * inner + delta * (difference - inner)
-    return WeightedLosses(values, weights)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
-@loss(
-    TEXTS.with_texts(
-        labels="float array of any shape; probabilities of the class 1, or 0 and 1.",
-        predictions="float array of the shape of `labels`; predicted probabilities of the class 1.",
-        epsilon="number, added to probabilities before their logarithm is taken.",
-    )
+@TEXTS.with_texts(
+    labels="float array of any shape; probabilities of the class 1, or 0 and 1.",
+    predictions="float array of the shape of `labels`; predicted probabilities of the class 1.",
+    epsilon="number, added to probabilities before their logarithm is taken.",
 )
 def log_loss(
-    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0, epsilon: float = 1e-7
-) -> WeightedLosses:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    epsilon: float = 1e-7,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean cross-entropy of probabilities of two classes.
 
     >>> round(float(log_loss([1.0], [0.5])), 4)
@@ -86,11 +106,18 @@ def log_loss(
     """
     targets, outputs = _pair(labels, predictions)
     values = -targets * jnp.log(outputs + epsilon) - (1 - targets) * jnp.log(1 - outputs + epsilon)
-    return WeightedLosses(values, weights)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
-@loss(TEXTS.with_texts(labels="array of any shape; 0 or 1."))
-def hinge_loss(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0) -> WeightedLosses:
+@TEXTS.with_texts(labels="array of any shape; 0 or 1.")
+def hinge_loss(
+    labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean hinge loss.
 
     >>> float(hinge_loss([1.0, 0.0], [0.5, -3.0]))
@@ -98,7 +125,7 @@ def hinge_loss(labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0) -
     """
     targets, outputs = _pair(labels, logits, "logits")
     values = jax.nn.relu(1 - (2 * targets - 1) * outputs)
-    return WeightedLosses(values, weights)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(
@@ -163,16 +190,20 @@ def mean_pairwise_squared_error(
     return loss
 
 
-@loss(
-    TEXTS.with_texts(
-        multi_class_labels="array of any shape; 0 or 1 for each class.",
-        logits="float array of the shape of `multi_class_labels`.",
-        label_smoothing="number from 0 to 1; how far labels are moved towards 1/2.",
-    )
+@TEXTS.with_texts(
+    multi_class_labels="array of any shape; 0 or 1 for each class.",
+    logits="float array of the shape of `multi_class_labels`.",
+    label_smoothing="number from 0 to 1; how far labels are moved towards 1/2.",
 )
 def sigmoid_cross_entropy(
-    multi_class_labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0, label_smoothing: float = 0
-) -> WeightedLosses:
+    multi_class_labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    label_smoothing: float = 0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean cross-entropy of the sigmoids of logits, class by class.
 
     >>> round(float(sigmoid_cross_entropy([[1, 0]], [[0.0, 0.0]])), 4)
@@ -181,20 +212,25 @@ def sigmoid_cross_entropy(
     targets, outputs = _pair(multi_class_labels, logits, "logits", to_float32=False)
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + 0.5 * label_smoothing
-    return WeightedLosses(sigmoid_losses(targets, outputs), weights)
+    values = sigmoid_losses(targets, outputs)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
-@loss(
-    TEXTS.with_texts(
-        onehot_labels="array of shape `(..., classes)`; 0 or 1 for each class.",
-        logits="float array of the shape of `onehot_labels`.",
-        weights="number, or float array like `logits` without its last axis; factors of the elements.",
-        label_smoothing="number from 0 to 1; how far labels are moved towards one by the number of classes.",
-    )
+@TEXTS.with_texts(
+    onehot_labels="array of shape `(..., classes)`; 0 or 1 for each class.",
+    logits="float array of the shape of `onehot_labels`.",
+    weights="number, or float array of the shape of `logits` without its last axis; factors of the elements.",
+    label_smoothing="number from 0 to 1; how far labels are moved towards one by the number of classes.",
 )
 def softmax_cross_entropy(
-    onehot_labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0, label_smoothing: float = 0
-) -> WeightedLosses:
+    onehot_labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    label_smoothing: float = 0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean cross-entropy of the softmax of logits; labels get no gradient.
 
     >>> round(float(softmax_cross_entropy([[1, 0]], [[0.0, 0.0]])), 4)
@@ -204,20 +240,23 @@ def softmax_cross_entropy(
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + label_smoothing / targets.shape[-1]
     values = -jnp.sum(jax.lax.stop_gradient(targets) * jax.nn.log_softmax(outputs), axis=-1)
-    return WeightedLosses(values, weights)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
-@loss(
-    TEXTS.with_texts(
-        labels="array of whole numbers; classes, counted from 0; a last axis of size 1 is dropped.",
-        logits="float array of the shape of `labels` and one axis more, of classes.",
-        weights="number, or float array of the shape of `labels`; the factor of each label.",
-        returns=f"{TEXTS.returns} It is NaN where a label is not the number of a class.",
-    )
+@TEXTS.with_texts(
+    labels="array of whole numbers of any shape; classes, counted from 0; a last axis of size 1 is dropped.",
+    logits="float array of the shape of `labels` and one axis more, of classes.",
+    weights="number, or float array of the shape of `labels`; the factor of each label.",
+    returns=f"{TEXTS.returns} It is NaN where a label is not the number of a class.",
 )
 def sparse_softmax_cross_entropy(
-    labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0
-) -> WeightedLosses:
+    labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean cross-entropy of the softmax of logits, for labels that are numbers of classes.
 
     >>> round(float(sparse_softmax_cross_entropy(labels=[1], logits=[[0.0, 0.0]])), 4)
@@ -238,7 +277,7 @@ def sparse_softmax_cross_entropy(
     chosen = jax.nn.one_hot(targets, classes, dtype=outputs.dtype)
     values = -jnp.sum(chosen * jax.nn.log_softmax(outputs), axis=-1)
     values = jnp.where((targets >= 0) & (targets < classes), values, jnp.nan)
-    return WeightedLosses(values, given)
+    return compute_weighted_loss(values, given, scope, loss_collection, reduction)
 
 
 def _given(value: ArrayLike, name: str) -> ArrayLike:

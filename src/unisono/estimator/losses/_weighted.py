@@ -5,9 +5,6 @@ Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import keras
@@ -18,7 +15,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
 from unisono.estimator._collections import LOSSES, current_collections
-from unisono.estimator._docstrings import Texts, with_options
+from unisono.estimator._docstrings import Texts
 from unisono.spi import running_step
 
 #: What the arguments of losses are.
@@ -113,31 +110,6 @@ def compute_weighted_loss(
     result: jax.Array = loss.astype(dtype)
     add_loss(result, loss_collection)
     return result
-
-
-class WeightedLosses(NamedTuple):
-    """The elements of a loss, and their factors."""
-
-    losses: jax.Array
-    weights: ArrayLike
-
-
-def loss(texts: Texts) -> Callable[[Callable[..., WeightedLosses]], Callable[..., jax.Array]]:
-    """Return a decorator that makes one loss of elements, with the last arguments of all."""
-
-    def decorated(function: Callable[..., WeightedLosses]) -> Callable[..., jax.Array]:
-        def one(
-            found: WeightedLosses,
-            *,
-            scope: str | None = None,
-            loss_collection: str | None = LOSSES,
-            reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
-        ) -> jax.Array:
-            return compute_weighted_loss(*found, scope, loss_collection, reduction)
-
-        return texts(with_options(function, one))
-
-    return decorated
 
 
 def check_weights(weights: jax.Array, values: jax.Array) -> None:

@@ -1,4 +1,4 @@
-"""Right and wrong answers about two classes, at one threshold or at many; precision and recall.
+"""Right and wrong answers about two classes, counted at one threshold or at many.
 
 Tests: tests/unit/estimator/test_metrics.py.
 """
@@ -12,10 +12,7 @@ import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.estimator.metrics._sums import TEXTS, BatchSums, MetricPair, aligned, metric, pair_of, quotient
-
-#: Added to divisors.
-_EDGE = 1e-7
+from unisono.estimator.metrics._sums import TEXTS, MetricPair, aligned, pair_of, pair_of_sums
 
 #: What the arguments are of metrics whose predictions are truth values.
 ANSWERS = TEXTS.with_texts(
@@ -80,14 +77,29 @@ def _metrics_of(
         example: the value of the first metric in its docstring; `examples` are those of the second.
     """
 
-    def of_answers(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
-        return BatchSums(chosen(counts(labels, predictions, weights), key), lambda sums: sums[count])
+    def pair(found: Mapping[str, jax.Array], name: str) -> MetricPair:
+        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count])
+
+    def of_answers(
+        labels: ArrayLike,
+        predictions: ArrayLike,
+        weights: ArrayLike = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> MetricPair:
+        return pair(counts(labels, predictions, weights), name or count)
 
     def of_probabilities(
-        labels: ArrayLike, predictions: ArrayLike, thresholds: Sequence[float], weights: ArrayLike = None
-    ) -> BatchSums:
-        found = counts_at(labels, predictions, thresholds, weights)
-        return BatchSums(chosen(found, key), lambda sums: sums[count])
+        labels: ArrayLike,
+        predictions: ArrayLike,
+        thresholds: Sequence[float],
+        weights: ArrayLike = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> MetricPair:
+        return pair(counts_at(labels, predictions, thresholds, weights), name or at_thresholds)
 
     at_thresholds = f"{count}_at_thresholds"
     of_answers.__name__ = of_answers.__qualname__ = count
@@ -100,7 +112,7 @@ def _metrics_of(
         f"Return the weight of {what}, at each threshold.\n\n"
         f">>> {at_thresholds}([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()\n{examples}\n"
     )
-    return metric(ANSWERS)(of_answers), metric(AT_THRESHOLDS)(of_probabilities)
+    return ANSWERS(of_answers), AT_THRESHOLDS(of_probabilities)
 
 
 true_positives, true_positives_at_thresholds = _metrics_of(
@@ -115,54 +127,3 @@ true_negatives, true_negatives_at_thresholds = _metrics_of(
 false_negatives, false_negatives_at_thresholds = _metrics_of(
     "false_negatives", "fn", "negative predictions that are wrong", 0.0, [0.0, 1.0]
 )
-
-
-def _share(found: Mapping[str, jax.Array], other: str, edge: float = 0.0) -> BatchSums:
-    """Return the sums for right positive answers by them and others; 0 where there is none."""
-    parts = chosen(found, f"tp {other}")
-    right, others = parts
-    return BatchSums(parts, lambda s: quotient(s[right], edge + s[right] + s[others]))
-
-
-@metric(ANSWERS)
-def precision(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
-    """Return how many of the positive predictions are right; 0 where there is none.
-
-    >>> float(precision([1, 1, 0, 0], [1, 0, 1, 0])[1])
-    0.5
-    """
-    return _share(counts(labels, predictions, weights), "fp")
-
-
-@metric(ANSWERS)
-def recall(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
-    """Return how many of the positive labels are predicted; 0 where there is none.
-
-    >>> float(recall([1, 1, 1, 0], [1, 1, 0, 0])[1] * 3)
-    2.0
-    """
-    return _share(counts(labels, predictions, weights), "fn")
-
-
-@metric(AT_THRESHOLDS)
-def precision_at_thresholds(
-    labels: ArrayLike, predictions: ArrayLike, thresholds: Sequence[float], weights: ArrayLike = None
-) -> BatchSums:
-    """Return the precision where probabilities above each threshold are positive.
-
-    >>> precision_at_thresholds([1, 0], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
-    [0.5, 1.0]
-    """
-    return _share(counts_at(labels, predictions, thresholds, weights), "fp", edge=_EDGE)
-
-
-@metric(AT_THRESHOLDS)
-def recall_at_thresholds(
-    labels: ArrayLike, predictions: ArrayLike, thresholds: Sequence[float], weights: ArrayLike = None
-) -> BatchSums:
-    """Return the recall where probabilities above each threshold are positive.
-
-    >>> recall_at_thresholds([1, 1], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
-    [1.0, 0.5]
-    """
-    return _share(counts_at(labels, predictions, thresholds, weights), "fn", edge=_EDGE)

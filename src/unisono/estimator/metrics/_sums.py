@@ -8,7 +8,7 @@ Tests: tests/unit/estimator/test_metrics.py, tests/virtual/estimator/test_replic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import keras
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator._collections import unique_name
-from unisono.estimator._docstrings import Texts, with_options
+from unisono.estimator._docstrings import Texts
 from unisono.estimator._train_op import current_call, expose
 from unisono.estimator.losses._weighted import check_weights
 from unisono.spi import running_step
@@ -139,43 +139,17 @@ class MetricPair:
         return result
 
 
-class BatchSums(NamedTuple):
-    """What a batch adds to the sums of a metric.
+def pair_of_sums(
+    name: str, parts: Mapping[str, ArrayLike], compute: Callable[[Sums], jax.Array]
+) -> MetricPair:
+    """Return a metric of sums.
 
     Args:
-        parts: one for each sum, by name.
-        compute: the metric of the sums.
-        name: the automatic name of the metric; empty for that of its function.
+        name: of the metric; a second one of the same name gets a number.
     """
-
-    parts: Mapping[str, ArrayLike]
-    compute: Callable[[Sums], jax.Array]
-    name: str = ""
-
-    def pair(self, name: str) -> MetricPair:
-        """Return the metric; a second one of the same name gets a number."""
-        arrays = {key: jnp.asarray(part) for key, part in self.parts.items()}
-        shapes = {key: a.shape for key, a in arrays.items()}
-        metric = SumsMetric(shapes, self.compute, unique_name(name))
-        return MetricPair(metric, lambda: metric.update_state(**arrays))
-
-
-def metric(texts: Texts) -> Callable[[Callable[..., BatchSums]], Callable[..., MetricPair]]:
-    """Return a decorator that makes a metric of the sums of a batch, with the last arguments of all."""
-
-    def decorated(function: Callable[..., BatchSums]) -> Callable[..., MetricPair]:
-        def pair(
-            sums: BatchSums,
-            *,
-            metrics_collections: object = None,
-            updates_collections: object = None,
-            name: str | None = None,
-        ) -> MetricPair:
-            return sums.pair(name or sums.name or function.__name__)
-
-        return texts(with_options(function, pair))
-
-    return decorated
+    arrays = {key: jnp.asarray(part) for key, part in parts.items()}
+    metric = SumsMetric({key: a.shape for key, a in arrays.items()}, compute, unique_name(name))
+    return MetricPair(metric, lambda: metric.update_state(**arrays))
 
 
 def quotient(value: jax.Array, number: jax.Array) -> jax.Array:
