@@ -21,7 +21,7 @@ if _backend.devices_asked_for() > 1 and not (
     _backend.reserve_threads(_backend.devices_asked_for())
 _tracebacks.install()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Names whose use needs the default strategy, so that code outside every scope works.
 _NEEDS_DEFAULT = {"get_strategy", "get_replica_context", "function", "value_and_grad", "GradientTape"}

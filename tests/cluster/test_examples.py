@@ -1,5 +1,6 @@
 """The examples of several workers print the numbers of one process: by the launcher, and by TF_CONFIG."""
 
+import json
 import re
 from pathlib import Path
 
@@ -100,6 +101,19 @@ def test_a_table_on_two_servers(tmp_path):
     # Of 3.2 MB a step moves some 200 rows of 64 bytes; the small table of 0.2 MB travels whole.
     moved = [float(re.findall(rf"{name}_mb: ([0-9.]+)", output)[-1]) / 30 for name in ("pulled", "pushed")]
     assert all(0.2 < megabytes < 0.26 for megabytes in moved), moved
+
+
+@pytest.mark.exhaustive
+def test_the_notebook(tmp_path):
+    """Its cells, one after the other, in a process of their own."""
+    cells = json.loads((EXAMPLES / "launch.ipynb").read_text())["cells"]
+    assert all(cell["source"] for cell in cells)
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (tmp_path / "cells.py").write_text("\n\n".join(code) + "\n")
+    output = run(tmp_path, "cells.py")
+    first, second = re.findall(r"worker (\d): accuracy (0\.9\d+)", output)
+    assert (first[0], second[0], first[1]) == ("0", "1", second[1])
+    assert "the first digits: [0, 1, 2, 3, 4]" in output
 
 
 def test_parameter_servers_by_hand_without_a_chief(tmp_path):

@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 import unisono
 
@@ -39,3 +43,44 @@ def test_the_wheel_is_whole_and_runs(tmp_path):
     assert run("-c", code, cwd=tmp_path / "site").strip() == str(
         tmp_path / "site" / "unisono" / "__init__.py"
     )
+
+
+@pytest.mark.exhaustive
+def test_the_source_distribution_makes_a_wheel_that_a_clean_environment_installs(tmp_path):
+    run("-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / f"unisono-{unisono.__version__}"
+    # What runs and builds leave beside the sources is not sent to others.
+    left = {"run", "logs", "site", "dist", "build", ".git", ".venv"}
+    assert not left & {path.name for path in unpacked.iterdir()}
+    for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE", "pyproject.toml"):
+        assert (unpacked / name).read_bytes() == (ROOT / name).read_bytes()
+    run("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=unpacked)
+    (wheel,) = tmp_path.glob("*.whl")
+    run("-m", "venv", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel]
+    subprocess.run(install, check=True, timeout=300)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # Its dependencies are those of this environment; a path in such a file brings no editable package.
+    (packages / "dependencies.pth").write_text(str(Path(np.__file__).parents[1]))
+    shown = subprocess.run(
+        [tmp_path / "venv" / "bin" / "unisono", "--version"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert shown.stdout.strip() == unisono.__version__
+    code = "import unisono; unisono.MirroredStrategy(['cpu:0']); print(unisono.__file__)"
+    found = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert found.stdout.strip() == str(packages / "unisono" / "__init__.py")
+
+
+def test_the_version_stands_in_one_place():
+    """The heading of the changelog names it, and no other file of the release has one of its own."""
+    headings = [line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings[0] == f"## {unisono.__version__}"
+    for name in ("pyproject.toml", "CITATION.cff"):
+        assert f'"{unisono.__version__}"' not in (ROOT / name).read_text()

@@ -49,8 +49,32 @@ CASES = {
         ["--steps", "300"],
         [r"^accuracy: 0\.7[3-9]", "global_step: 300", r"Person 2 earns [<>]=?50K", "Weights of"],
     ),
+    "lora.py": (
+        [],
+        ["weights that learn: 4613 of", r"0\.[0-3]\d before, 0\.9\d after", "kernels are as they were: True"],
+    ),
     "pure_jax.py": ([], [r"Optax: loss 0\.0", r"Flax NNX: loss 0\.0"]),
 }  # fmt: skip
+
+
+#: The same, of those that need another package, or more time.
+COSTLY = {
+    "character_transformer.py": (
+        None,
+        ["--epochs", "1", "--length", "32"],
+        [r"loss of unseen text: (1\.\d+|2\.[0-4]\d), by frequency 2\.9", "sample: "],
+    ),
+    "gan_loop.py": (
+        None,
+        [],
+        [r"before: 0\.[4-9]", r"step 600: discriminator \d", r"after: 0\.[01]"],
+    ),
+    "optuna_search.py": (
+        "optuna",
+        ["--trials", "2", "--epochs", "2"],
+        [r"trials: 2, best accuracy 0\.\d+ with"],
+    ),
+}
 
 
 def run(name, arguments, folder):
@@ -78,6 +102,23 @@ def test_example(name, tmp_path):
     output = run(name, arguments, tmp_path)
     for pattern in expected:
         assert re.search(pattern, output), f"{pattern!r} is not in:\n{output[-4000:]}"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", COSTLY)
+def test_costly_example(name, tmp_path):
+    package, arguments, expected = COSTLY[name]
+    if package is not None:
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    output = run(name, arguments, tmp_path)
+    for pattern in expected:
+        assert re.search(pattern, output), f"{pattern!r} is not in:\n{output[-4000:]}"
+
+
+def test_new_examples_say_what_they_need_and_how_long_they_take():
+    for name in (*COSTLY, "lora.py"):
+        text = (EXAMPLES / name).read_text().partition('"""')[2].partition('"""')[0]
+        assert re.search(r"^Needs .*; (half )?(a|two) minutes? on two cores\.", text, re.MULTILINE), name
 
 
 def test_the_custom_loop_prints_the_losses_of_one_device(tmp_path):
@@ -110,4 +151,4 @@ def test_every_example_is_run():
     own_tests |= {"multi_worker_evaluator.py"}
     # Needs a cluster of Ray; tests/cluster/test_ray_cluster.py runs what it calls.
     own_tests |= {"ray_tune.py"}
-    assert set(CASES) | own_tests == {p.name for p in EXAMPLES.glob("[!_]*.py")}
+    assert set(CASES) | set(COSTLY) | own_tests == {p.name for p in EXAMPLES.glob("[!_]*.py")}

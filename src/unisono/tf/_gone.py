@@ -21,6 +21,9 @@ METHODS = {
     "to_yaml": "is gone in Keras 3. Write: `to_json`.",
 }
 
+#: Arguments of `fit`, `evaluate` and `predict` that Keras 3 does not have.
+ARGUMENTS = ("max_queue_size", "use_multiprocessing", "workers")
+ARGUMENTS_TEXT = "is gone in Keras 3. Leave it out, or give it to a `keras.utils.PyDataset`."
 
 #: Those of Keras' models, and of `tf.function`s.
 OF_MODELS = (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
 from unisono.tf._autograph import statements
-from unisono.tf._entries import Missing, Value
-from unisono.tf._gone import METHODS
+from unisono.tf._entries import Missing, Value, object_at
+from unisono.tf._gone import ARGUMENTS, ARGUMENTS_TEXT, METHODS
 from unisono.tf._module import NameTable
 from unisono.tf._objects import objects
 from unisono.tf._table import TABLE
@@ -71,6 +71,8 @@ def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> 
             found.add(Remark(node.lineno, ".device.endswith", _DEVICE))
         elif node.attr in METHODS:
             found.add(Remark(node.lineno, f".{node.attr}", METHODS[node.attr]))
+    found.update(_of_keras(tree, table))
+    found.update(_of_arguments(tree))
     for line, name, text, is_error in statements(tree, lambda node: _path_of(node, aliases)):
         found.add(Remark(line, name, text, is_error))
     for line, name, text in objects(tree, lambda node: _path_of(node, aliases)):
@@ -134,6 +136,59 @@ def _of_name(path: str, line: int, table: NameTable) -> Iterator[Remark]:
             return
 
 
+def _of_keras(tree: ast.AST, table: NameTable) -> Iterator[Remark]:
+    """Yield the names of plain `keras` that Keras 3 does not have."""
+    for path, line in _keras_names(tree):
+        if _exists(path):
+            continue
+        try:
+            table.find("tf", path)
+        except AttributeError as error:
+            said = str(error).removeprefix(f"`tf.{path}` ").rstrip(".")
+            yield Remark(line, path, said if said.endswith("?") else f"{said}.")
+        else:
+            yield Remark(line, path, f"is not in Keras 3. Write: `from unisono import tf`, and `tf.{path}`.")
+
+
+def _keras_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "keras":
+                    aliases[alias.asname or "keras"] = alias.name if alias.asname else "keras"
+                    yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "keras":
+            # Not those of a module of the program's own, `from .keras import x`.
+            names = [] if node.level else [alias.name for alias in node.names if alias.name != "*"]
+            yield from ((f"{node.module}.{name}", node.lineno) for name in names)
+    for name in _outermost_names(tree):
+        path = _path_of(name, aliases)
+        if path:
+            yield path, name.lineno
+
+
+def _exists(path: str) -> bool:
+    try:
+        object_at(path)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def _of_arguments(tree: ast.AST) -> Iterator[Remark]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("fit", "evaluate", "predict")
+        ):
+            for keyword in node.keywords:
+                if keyword.arg in ARGUMENTS:
+                    name = f".{node.func.attr}({keyword.arg}=)"
+                    yield Remark(keyword.value.lineno, name, ARGUMENTS_TEXT)
+
+
 def _aliases(tree: ast.AST) -> dict[str, str]:
     """Return what the program's names stand for below `tf`: "" is TensorFlow itself."""
     aliases: dict[str, str] = {}
@@ -189,11 +244,13 @@ class ExaminedProgram:
         file: where it is.
         remarks: its lines that need a change, or that mean something else here.
         unreadable: why it could not be read as Python; None if it could.
+        uses_tensorflow: whether it imports TensorFlow, or `tf` of this library.
     """
 
     file: Path
     remarks: tuple[Remark, ...] = ()
     unreadable: str | None = None
+    uses_tensorflow: bool = True
 
     @property
     def errors(self) -> int:
@@ -230,6 +287,7 @@ def as_json(programs: Sequence[ExaminedProgram]) -> str:
             {
                 "file": str(program.file),
                 "needs_change": program.errors > 0,
+                "uses_tensorflow": program.uses_tensorflow,
                 "unreadable": program.unreadable,
                 "remarks": [dataclasses.asdict(remark) for remark in program.remarks],
             }
@@ -254,8 +312,15 @@ def _programs(path: Path) -> list[Path]:
 
 
 def _examine(path: Path, is_one_of_several: bool) -> ExaminedProgram:
+    if path.suffix == ".ipynb":
+        raise InvalidArgumentError(
+            f"A program must be a file of Python. Received: {path}, a notebook. Write its code into one by "
+            f"`jupyter nbconvert --to script {path}`."
+        )
     try:
-        return ExaminedProgram(path, tuple(findings(path.read_text(encoding="utf-8"), str(path))))
+        source = path.read_text(encoding="utf-8")
+        found = tuple(findings(source, str(path)))
+        return ExaminedProgram(path, found, uses_tensorflow=bool(_aliases(ast.parse(source))))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"A program is a text file. Received: {path} ({error}).") from None
     except InvalidArgumentError as error:
@@ -273,7 +338,9 @@ def _text_of(program: ExaminedProgram) -> str:
         f"{path}:{r.line}: {'error' if r.is_error else 'note'}: `{r.name}` {r.text.replace('?.', '?')}"
         for r in program.remarks
     ]
-    if not errors:
+    if not errors and not program.uses_tensorflow:
+        lines.append(f"{path}: does not import TensorFlow; nothing was found to change.")
+    elif not errors:
         lines.append(f"{path}: runs by `python -m unisono.tf {path}` as far as its names tell.")
     else:
         lines.append(f"{path}: {errors} {'line needs' if errors == 1 else 'lines need'} a change.")

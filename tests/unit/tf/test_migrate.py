@@ -2,9 +2,12 @@
 
 import json
 
+import keras
+import numpy as np
 import pytest
 
 from unisono import UnisonoError
+from unisono.tf._gone import ARGUMENTS
 from unisono.tf._migrate import as_json, as_text, examine, findings
 
 
@@ -82,6 +85,46 @@ def test_tapes_run_in_eager_code():
 
 def test_names_of_other_modules_are_nothing():
     assert said("import numpy as np\nnp.SparseTensor\ntf.SparseTensor\nself.tf.ragged\n") == []
+
+
+def test_names_of_plain_keras_are_those_of_keras_3():
+    source = """
+import keras
+from keras.layers import Dense, CuDNNLSTM
+from keras.wrappers.scikit_learn import KerasClassifier
+keras.layers.Dens(1)
+keras.preprocessing.image.ImageDataGenerator
+keras.ops.add
+"""
+    assert [(f.line, f.name) for f in findings(source) if f.is_error] == [
+        (3, "keras.layers.CuDNNLSTM"),
+        (4, "keras.wrappers.scikit_learn.KerasClassifier"),
+        (5, "keras.layers.Dens"),
+        (6, "keras.preprocessing.image.ImageDataGenerator"),
+    ]
+
+
+def test_arguments_of_fit_that_are_gone_are_errors_here_and_there():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for name in ARGUMENTS:
+        (found,) = findings(f"model.fit(x, y, {name}=1)")
+        assert (found.name, found.is_error) == (f".fit({name}=)", True)
+        with pytest.raises(TypeError, match=name):
+            model.fit(np.ones((2, 2)), np.ones(2), **{name: 1})
+
+
+def test_a_notebook_is_not_taken_for_a_program(tmp_path):
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text('{"cells": []}')
+    with pytest.raises(UnisonoError, match="a notebook"):
+        examine([notebook])
+
+
+def test_a_program_without_tensorflow_is_not_said_to_run(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text("import torch\n")
+    assert report([program]) == (f"{program}: does not import TensorFlow; nothing was found to change.", True)
 
 
 def test_a_report(tmp_path):
