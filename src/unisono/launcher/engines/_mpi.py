@@ -70,8 +70,7 @@ def _check_is_open_mpi() -> None:
         said = f"{found}, which says {(version.stdout or version.stderr).strip().partition(chr(10))[0]!r}"
     raise InvalidArgumentError(
         f"`--on mpi` starts the tasks with `mpirun` of Open MPI. Received: {said}. Install it (Debian: "
-        "`apt-get install openmpi-bin`), or load its module; `mpirun -n 4 unisono run train.py` works with "
-        "MPICH, too."
+        "`apt-get install openmpi-bin`), or load its module. MPICH runs `mpirun -n 4 python train.py`."
     )
 
 
