@@ -58,6 +58,7 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, Shar
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
 from unisono.training.stateful._form import optimizers_of
+from unisono.training.trainer._local_training import end_local_phase
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -305,6 +306,7 @@ class FitBackup:
         done = watched.batches - self._saved_at
         if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False, False):
             return
+        end_local_phase(self._model)
         variables = variables_of(self._model, TrainerTask.TRAIN)
         # While Keras trains, the model's variables are empty, and the running state has their values; but a
         # callback that has read or changed them since has filled them.

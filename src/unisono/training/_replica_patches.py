@@ -35,10 +35,11 @@ from unisono.step._keras_internals import (
     replaced_losses,
     trained_variables,
 )
-from unisono.step._layout import GradientReducer, StateLayout
+from unisono.step._layout import GradientReducer, StateLayout, is_added
 from unisono.step._program import current_frame
 from unisono.step._sharded_layout import in_parts
 from unisono.step.variables._compressed_layout import is_of_compression
+from unisono.step.variables._local_layout import fitted_rows, value_for_file
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses, check_own_loss
@@ -67,6 +68,7 @@ def wraps() -> list[KerasWrap]:
         (keras.metrics.Mean, "update_state", _mean_update_state),
         (keras.Loss, "__call__", _loss_call),
         (keras.Optimizer, "build", _build_optimizer),
+        (keras.Optimizer, "add_variable", _add_variable),
         (keras.Optimizer, "save_own_variables", _save_own_variables),
         (keras.Optimizer, "load_own_variables", _load_own_variables),
         (keras.Optimizer, "apply_gradients", _apply_gradients),
@@ -433,8 +435,20 @@ def _build_optimizer(
         replicated.state_layout.extend(self, trained_variables(self))
 
 
+def _add_variable(
+    original: Callable[..., keras.Variable], self: keras.Optimizer, *args: object, **kwargs: object
+) -> keras.Variable:
+    """Make an optimizer's variable, and let its strategy's state layout see it."""
+    variable = original(self, *args, **kwargs)
+    context = current()
+    replicated = None if context is None else context.strategy.replicated
+    if replicated is not None:
+        replicated.state_layout.note_slot(variable)
+    return variable
+
+
 def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    return [v for v in optimizer.variables if not is_of_compression(v)]
+    return [v for v in optimizer.variables if not is_added(v)]
 
 
 def _save_own_variables(
@@ -445,7 +459,7 @@ def _save_own_variables(
     if len(own) == len(self.variables):
         return original(self, store)
     for i, variable in enumerate(own):
-        store[str(i)] = variable.numpy()
+        store[str(i)] = value_for_file(variable)
     return None
 
 
@@ -458,7 +472,7 @@ def _load_own_variables(
     if len(own) == len(self.variables) or len(store.keys()) != len(own):
         return original(self, store)
     for i, variable in enumerate(own):
-        variable.assign(store[str(i)])
+        variable.assign(fitted_rows(variable, np.asarray(store[str(i)])))
     return None
 
 

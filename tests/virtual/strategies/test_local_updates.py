@@ -1,0 +1,359 @@
+"""Replicas that train apart between exchanges: what a phase is, who sees what, and that nothing is sent."""
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.support import devices
+from tests.virtual.training._digits import crossentropy, digits
+from unisono import LocalUpdates
+from unisono.callbacks import BackupAndRestore
+from unisono.checkpoint import Checkpoint
+from unisono.step._keras_internals import stored_value
+from unisono.step._sharded_layout import Shards
+
+pytestmark = pytest.mark.numbers
+
+K = keras.optimizers
+
+
+def outer():
+    return K.SGD(0.7, momentum=0.9, nesterov=True)
+
+
+def strategy_with(sync, replicas=2, **options):
+    return unisono.MirroredStrategy(devices(replicas), sync=sync, **options)
+
+
+def compiled(sync, optimizer=None, replicas=2, middle=(), **options):
+    keras.utils.set_random_seed(3)
+    with strategy_with(sync, replicas, **options).scope():
+        layers = [
+            keras.Input((64,)),
+            keras.layers.Dense(16, activation="relu"),
+            *middle,
+            keras.layers.Dense(10),
+        ]
+        model = keras.Sequential(layers)
+        model.compile(optimizer or K.Adam(0.005), crossentropy(), metrics=["accuracy"])
+    return model
+
+
+def fitted(model, epochs=1, rows=512, batch_size=32, **options):
+    x, y = digits()
+    given = {"batch_size": batch_size, "epochs": epochs, "shuffle": False, "verbose": 0, **options}
+    return model.fit(x[:rows], y[:rows], **given).history
+
+
+def by_hand(model, phases, rows=512, batch_size=32, replicas=2, outer_of=None):
+    """Phases of plain Keras models, one for each replica, and the outer weights after the last one.
+
+    Args:
+        phases: how many steps each has.
+        outer_of: makes the outer optimizer; None for the mean.
+    """
+    x, y = digits()
+    shared, part = model.get_weights(), batch_size // replicas
+    models = []
+    for _ in range(replicas):
+        own = keras.models.clone_model(model)
+        own.compile(type(model.optimizer).from_config(model.optimizer.get_config()), crossentropy())
+        models.append(own)
+    weights = [keras.Variable(w) for w in shared]
+    optimizer = None if outer_of is None else outer_of()
+    first = 0
+    for steps in phases:
+        for replica, own in enumerate(models):
+            own.set_weights(shared)
+            for step in range(first, first + steps):
+                begin = step * batch_size + replica * part
+                own.train_on_batch(x[begin : begin + part], y[begin : begin + part])
+        first += steps
+        means = [np.mean(each, axis=0) for each in zip(*(m.get_weights() for m in models), strict=True)]
+        if optimizer is not None:
+            optimizer.apply([a - b for a, b in zip(shared, means, strict=True)], weights)
+            means = [w.numpy() for w in weights]
+        shared = means
+    return shared
+
+
+def assert_same_weights(found, wanted, **tolerance):
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 2e-4, "atol": 2e-6}))
+
+
+# --- what a phase is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outer_of", [None, outer], ids=["mean", "outer optimizer"])
+def test_phases_are_those_of_one_keras_model_for_each_replica(outer_of):
+    """Of 16 steps: two phases of six, and one of four, which the epoch's end ends. Slots stay apart."""
+    model = compiled(LocalUpdates(6, outer_of))
+    wanted = by_hand(model, [6, 6, 4], outer_of=outer_of)
+    history = fitted(model)
+    assert_same_weights(model.get_weights(), wanted)
+    slots = [v for v in model.optimizer.variables if v.name.endswith("momentum") and "kernel" in v.name]
+    assert len(slots) == 2
+    for slot in slots:
+        assert isinstance(stored_value(slot), Shards)
+        first, second = np.asarray(slot)
+        assert np.abs(first - second).max() > 1e-4
+    assert int(model.optimizer.iterations) == 16
+    # Metrics are those of all rows.
+    assert 0 < history["accuracy"][0] < 1
+
+
+def test_one_step_and_no_outer_optimizer_is_synchronous_training():
+    """Bit for bit, for any optimizer: it takes the same path."""
+    found, wanted = compiled(LocalUpdates(1)), compiled(None)
+    assert fitted(found) == fitted(wanted)
+    assert_same_weights(found.get_weights(), wanted.get_weights(), rtol=0, atol=0)
+
+
+def test_phases_of_one_step_of_descent_are_synchronous_up_to_rounding():
+    """The mean of weights after a step is a step by the mean of gradients, also with momentum."""
+    found = compiled(LocalUpdates(1, lambda: K.SGD(1.0)), K.SGD(0.1, momentum=0.9))
+    wanted = compiled(None, K.SGD(0.1, momentum=0.9))
+    history, exact = fitted(found, 2), fitted(wanted, 2)
+    assert_same_weights(found.get_weights(), wanted.get_weights(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(history["loss"], exact["loss"], rtol=1e-5)
+    # Predictions are those of the same weights, and counted in the same way.
+    assert history["accuracy"] == exact["accuracy"]
+
+
+def test_a_learning_rate_of_the_outer_optimizer_may_follow_a_schedule():
+    """It counts phases, each of which has as many steps as an epoch here."""
+    schedule = lambda: K.SGD(K.schedules.PiecewiseConstantDecay([1], [1.0, 0.0]))  # noqa: E731
+    model = compiled(LocalUpdates(16, schedule))
+    fitted(model)
+    before = model.get_weights()
+    # Phase 1 still has the first rate; from phase 2 on it is zero, and nothing is learned.
+    fitted(model)
+    middle = model.get_weights()
+    fitted(model)
+    assert np.abs(before[0] - middle[0]).max() > 0
+    assert_same_weights(model.get_weights(), middle, rtol=0, atol=0)
+
+
+def collectives(jaxpr, is_in_branch=False):
+    """Names of primitives that exchange something, and whether they are in a branch."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in (
+            "psum",
+            "psum2",
+            "ppermute",
+            "all_gather",
+            "all_to_all",
+            "reduce_scatter",
+            "pmin",
+            "pmax",
+        ):
+            yield name, is_in_branch
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from collectives(inner, is_in_branch or name == "cond")
+
+
+def test_steps_exchange_nothing_but_where_a_phase_ends():
+    """All that a program of training exchanges is in the branch for the end of a phase."""
+    kinds = {}
+    for name, sync in (("local", LocalUpdates(8, outer)), ("synchronous", None)):
+        model = compiled(sync, middle=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)])
+        found = []
+        original = jax.stages.Traced
+        function = model.make_train_function()
+        programs = function._programs
+        compile_program = programs.compile
+
+        def noted(key, compile_program=compile_program, found=found):
+            program = compile_program(key)
+            traced = program.jaxpr
+
+            def jaxpr(state, data):
+                made = traced(state, data)
+                found.extend(collectives(made.jaxpr))
+                return made
+
+            program.jaxpr = jaxpr
+            return program
+
+        programs.compile = noted
+        fitted(model)
+        assert original is jax.stages.Traced
+        kinds[name] = {is_in_branch for _, is_in_branch in found}
+    assert kinds == {"local": {True}, "synchronous": {False}}
+
+
+# --- what is seen outside of the steps ----------------------------------------------------------------
+
+
+class Seen(keras.callbacks.Callback):
+    """Notes weights at the ends of batches, and what validation, the epoch's end and a file see."""
+
+    def __init__(self, path=None):
+        super().__init__()
+        self.weights, self.path = [], path
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.weights.append(self.model.get_weights()[0])
+        if batch == 9 and self.path:
+            self.model.save(self.path)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.at_end = self.model.get_weights()[0]
+
+
+def test_callbacks_files_and_validation_see_the_outer_weights(tmp_path):
+    path = str(tmp_path / "model.keras")
+    seen, x = Seen(path), digits()
+    model = compiled(LocalUpdates(6, outer))
+    start = model.get_weights()[0]
+    validated = [each[512:640] for each in x]
+    history = fitted(model, callbacks=[seen], validation_data=tuple(validated))
+    expected = [start] * 5 + [seen.weights[5]] * 6 + [seen.weights[11]] * 5
+    for found, wanted in zip(seen.weights, expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert np.abs(seen.weights[5] - start).max() > 1e-3
+    # The epoch's end ends the phase before validation.
+    assert np.abs(seen.at_end - seen.weights[-1]).max() > 1e-3
+    np.testing.assert_array_equal(seen.at_end, model.get_weights()[0])
+    exact = model.evaluate(*validated, verbose=0, return_dict=True, batch_size=32)
+    assert history["val_loss"][0] == pytest.approx(exact["loss"], rel=1e-6)
+    # Reading did not change what was trained, and the file holds a plain model, with the first replica's slots.
+    wanted = compiled(LocalUpdates(6, outer))
+    fitted(wanted)
+    assert_same_weights(model.get_weights(), wanted.get_weights(), rtol=0, atol=0)
+    loaded = keras.models.load_model(path, custom_objects={})
+    np.testing.assert_array_equal(loaded.get_weights()[0], seen.weights[5])
+    assert [v.shape for v in loaded.optimizer.variables[2:4]] == [(64, 16)] * 2
+    assert np.abs(np.asarray(loaded.optimizer.variables[2])).max() > 0
+
+
+def test_metrics_and_moving_statistics_are_those_of_all_replicas():
+    """Zero learning rates: every number is that of synchronous training, whatever a phase is."""
+    normal = lambda: [keras.layers.BatchNormalization(momentum=0.5)]  # noqa: E731
+    found = compiled(LocalUpdates(7), K.SGD(0.0), middle=normal())
+    wanted = compiled(None, K.SGD(0.0), middle=normal())
+    # The last batch has 3 rows, which all replicas compute, and which count once.
+    history, exact = fitted(found, 2, 515), fitted(wanted, 2, 515)
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(history[name], exact[name], rtol=1e-5)
+    assert_same_weights(found.get_weights(), wanted.get_weights(), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_never_divide_are_computed_by_all(caplog):
+    model = compiled(LocalUpdates(4), K.SGD(0.1))
+    found = fitted(model, rows=90, batch_size=15)
+    exact = fitted(compiled(None, K.SGD(0.1), replicas=1), rows=90, batch_size=15)
+    np.testing.assert_allclose(found["loss"], exact["loss"], rtol=1e-5)
+    assert "15 rows does not divide over 2 replicas, which train apart" in caplog.text
+
+
+# --- checkpoints --------------------------------------------------------------------------------------
+
+
+def state_of(model):
+    return [np.asarray(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def assert_same_bits(one, other):
+    for a, b in zip(state_of(one), state_of(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_checkpoint_holds_slots_of_all_replicas_and_the_outer_optimizer(tmp_path):
+    model, other = compiled(LocalUpdates(6, outer)), compiled(LocalUpdates(6, outer))
+    fitted(model)
+    path = Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    Checkpoint(model=other).restore(path)
+    assert fitted(model) == fitted(other)
+    assert_same_bits(model, other)
+    # With more replicas each new one continues from the slots of an old one.
+    more = compiled(LocalUpdates(6, outer), replicas=4)
+    Checkpoint(model=more).restore(path)
+    slot = next(v for v in more.optimizer.variables if v.name.endswith("momentum"))
+    rows = np.asarray(slot)
+    assert rows.shape == (4, 64, 16)
+    np.testing.assert_array_equal(rows[:2], rows[2:])
+    assert np.abs(rows[0] - rows[1]).max() > 0
+    assert np.isfinite(fitted(more)["loss"][0])
+
+
+class Stop(Exception):
+    """Raised in place of a failure."""
+
+
+class Fails(keras.callbacks.Callback):
+    """Fails within a phase."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 27:
+            raise Stop
+
+
+def test_a_run_that_resumes_has_the_same_bits(tmp_path):
+    """Backups after each tenth step end the phase there, whether or not the run fails afterwards."""
+    sync, trained = LocalUpdates(4, outer), []
+    for name in ("whole", "killed"):
+        folder = str(tmp_path / name)
+        model = compiled(sync, middle=[keras.layers.BatchNormalization()])
+        backup = lambda folder=folder: BackupAndRestore(folder, save_freq=10)  # noqa: E731
+        if name == "killed":
+            with pytest.raises(Stop):
+                fitted(model, 3, callbacks=[backup(), Fails()])
+            model = compiled(sync, middle=[keras.layers.BatchNormalization()])
+        history = fitted(model, 3, callbacks=[backup()])
+        trained.append((model, history))
+    (whole, history), (resumed, found) = trained
+    assert found == history
+    assert_same_bits(whole, resumed)
+
+
+# --- what does not go together ------------------------------------------------------------------------
+
+
+def test_arguments_are_checked():
+    with pytest.raises(unisono.InvalidArgumentError, match=r"`every` must be a number of steps.*every=0"):
+        LocalUpdates(0)
+    with pytest.raises(unisono.InvalidTypeError, match=r"`outer_optimizer` must be .*'sgd'"):
+        LocalUpdates(2, "sgd")
+    with pytest.raises(unisono.InvalidTypeError, match=r"`sync` must be a `LocalUpdates`. Received: sync=8"):
+        strategy_with(8)
+    for options in ({"state_layout": "sharded"}, {"cross_device_ops": unisono.CompressedAllReduce()}):
+        with pytest.raises(
+            unisono.InvalidArgumentError, match=r"must hold its whole state.*LocalUpdates\(2\)"
+        ):
+            strategy_with(LocalUpdates(2), **options)
+    assert repr(LocalUpdates(3, outer)) == "LocalUpdates(3, outer_optimizer=...)"
+
+
+def test_what_cannot_train_apart_is_rejected():
+    for change, text in (
+        ({"optimizer": K.Adam(use_ema=True)}, "use_ema"),
+        ({"optimizer": K.LossScaleOptimizer(K.SGD())}, "mixed_bfloat16"),
+    ):
+        with pytest.raises(unisono.InvalidArgumentError, match=text):
+            fitted(compiled(LocalUpdates(2), **change))
+    model = compiled(LocalUpdates(2))
+    model.run_eagerly = True
+    with pytest.raises(unisono.InvalidArgumentError, match="must be compiled"):
+        fitted(model)
+
+
+def test_a_custom_loop_is_told_what_to_do():
+    strategy = strategy_with(LocalUpdates(2))
+    with strategy.scope():
+        weight, optimizer = keras.Variable(1.0), K.Adam()
+
+    def step():
+        with unisono.GradientTape() as tape:
+            loss = weight**2
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    with pytest.raises(unisono.ContextError, match=r"must be trained by `fit`.*strategy.run"):
+        strategy.run(step)
