@@ -1,6 +1,5 @@
 """Replicas that train apart between exchanges: what a phase is, who sees what, and that nothing is sent."""
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from tests.virtual.training._digits import crossentropy, digits
 from unisono import LocalUpdates
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
+from unisono.step._dispatch import CompiledStep
 from unisono.step._keras_internals import stored_value
 from unisono.step._sharded_layout import Shards
 
@@ -27,18 +27,22 @@ def strategy_with(sync, replicas=2, **options):
     return unisono.MirroredStrategy(devices(replicas), sync=sync, **options)
 
 
-def compiled(sync, optimizer=None, replicas=2, middle=(), **options):
+def compiled(sync, optimizer=None, replicas=2, middle=list, **options):
     keras.utils.set_random_seed(3)
     with strategy_with(sync, replicas, **options).scope():
         layers = [
             keras.Input((64,)),
             keras.layers.Dense(16, activation="relu"),
-            *middle,
+            *middle(),
             keras.layers.Dense(10),
         ]
         model = keras.Sequential(layers)
         model.compile(optimizer or K.Adam(0.005), crossentropy(), metrics=["accuracy"])
     return model
+
+
+def normal():
+    return [keras.layers.BatchNormalization(momentum=0.5)]
 
 
 def fitted(model, epochs=1, rows=512, batch_size=32, **options):
@@ -153,40 +157,28 @@ def collectives(jaxpr, is_in_branch=False):
         ):
             yield name, is_in_branch
         for value in equation.params.values():
-            for inner in value if isinstance(value, (tuple, list)) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
+            for given in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(given, "jaxpr", given)
                 if hasattr(inner, "eqns"):
                     yield from collectives(inner, is_in_branch or name == "cond")
 
 
-def test_steps_exchange_nothing_but_where_a_phase_ends():
+def test_steps_exchange_nothing_but_where_a_phase_ends(monkeypatch):
     """All that a program of training exchanges is in the branch for the end of a phase."""
-    kinds = {}
-    for name, sync in (("local", LocalUpdates(8, outer)), ("synchronous", None)):
-        model = compiled(sync, middle=[keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)])
-        found = []
-        original = jax.stages.Traced
-        function = model.make_train_function()
-        programs = function._programs
-        compile_program = programs.compile
+    found, jaxpr_of = set(), CompiledStep.jaxpr
 
-        def noted(key, compile_program=compile_program, found=found):
-            program = compile_program(key)
-            traced = program.jaxpr
+    def noted(self, *arguments):
+        made = jaxpr_of(self, *arguments)
+        found.update(collectives(made.jaxpr))
+        return made
 
-            def jaxpr(state, data):
-                made = traced(state, data)
-                found.extend(collectives(made.jaxpr))
-                return made
-
-            program.jaxpr = jaxpr
-            return program
-
-        programs.compile = noted
-        fitted(model)
-        assert original is jax.stages.Traced
-        kinds[name] = {is_in_branch for _, is_in_branch in found}
-    assert kinds == {"local": {True}, "synchronous": {False}}
+    monkeypatch.setattr(CompiledStep, "jaxpr", noted)
+    layers = lambda: [*normal(), keras.layers.Dropout(0.1)]  # noqa: E731
+    fitted(compiled(LocalUpdates(8, outer), middle=layers), rows=128)
+    assert {is_in_branch for _, is_in_branch in found} == {True}
+    found.clear()
+    fitted(compiled(None, middle=layers), rows=128)
+    assert {is_in_branch for _, is_in_branch in found} == {False}
 
 
 # --- what is seen outside of the steps ----------------------------------------------------------------
@@ -224,7 +216,7 @@ def test_callbacks_files_and_validation_see_the_outer_weights(tmp_path):
     np.testing.assert_array_equal(seen.at_end, model.get_weights()[0])
     exact = model.evaluate(*validated, verbose=0, return_dict=True, batch_size=32)
     assert history["val_loss"][0] == pytest.approx(exact["loss"], rel=1e-6)
-    # Reading did not change what was trained, and the file holds a plain model, with the first replica's slots.
+    # Reading did not change what was trained. The file holds a plain model, with the first replica's slots.
     wanted = compiled(LocalUpdates(6, outer))
     fitted(wanted)
     assert_same_weights(model.get_weights(), wanted.get_weights(), rtol=0, atol=0)
@@ -236,9 +228,8 @@ def test_callbacks_files_and_validation_see_the_outer_weights(tmp_path):
 
 def test_metrics_and_moving_statistics_are_those_of_all_replicas():
     """Zero learning rates: every number is that of synchronous training, whatever a phase is."""
-    normal = lambda: [keras.layers.BatchNormalization(momentum=0.5)]  # noqa: E731
-    found = compiled(LocalUpdates(7), K.SGD(0.0), middle=normal())
-    wanted = compiled(None, K.SGD(0.0), middle=normal())
+    found = compiled(LocalUpdates(7), K.SGD(0.0), middle=normal)
+    wanted = compiled(None, K.SGD(0.0), middle=normal)
     # The last batch has 3 rows, which all replicas compute, and which count once.
     history, exact = fitted(found, 2, 515), fitted(wanted, 2, 515)
     for name in ("loss", "accuracy"):
@@ -297,21 +288,20 @@ class Fails(keras.callbacks.Callback):
 
 
 def test_a_run_that_resumes_has_the_same_bits(tmp_path):
-    """Backups after each tenth step end the phase there, whether or not the run fails afterwards."""
-    sync, trained = LocalUpdates(4, outer), []
+    """Backups wait for the end of a phase, and change nothing of what is trained."""
+    models, histories = [], []
     for name in ("whole", "killed"):
-        folder = str(tmp_path / name)
-        model = compiled(sync, middle=[keras.layers.BatchNormalization()])
-        backup = lambda folder=folder: BackupAndRestore(folder, save_freq=10)  # noqa: E731
+        backup = lambda name=name: BackupAndRestore(str(tmp_path / name), save_freq=3)  # noqa: E731
         if name == "killed":
             with pytest.raises(Stop):
-                fitted(model, 3, callbacks=[backup(), Fails()])
-            model = compiled(sync, middle=[keras.layers.BatchNormalization()])
-        history = fitted(model, 3, callbacks=[backup()])
-        trained.append((model, history))
-    (whole, history), (resumed, found) = trained
-    assert found == history
-    assert_same_bits(whole, resumed)
+                fitted(compiled(LocalUpdates(5, outer), middle=normal), 3, callbacks=[backup(), Fails()])
+        models.append(compiled(LocalUpdates(5, outer), middle=normal))
+        histories.append(fitted(models[-1], 3, callbacks=[backup()]))
+    assert histories[0] == histories[1]
+    assert_same_bits(*models)
+    plain = compiled(LocalUpdates(5, outer), middle=normal)
+    fitted(plain, 3)
+    assert_same_bits(plain, models[0])
 
 
 # --- what does not go together ------------------------------------------------------------------------

@@ -47,8 +47,8 @@ from unisono.step._layout import (
 from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
 from unisono.step.variables._merge_rules import Merge, localize
 
-#: The attribute of an inner optimizer's variable that has a row for each replica.
-_ROWS = "_unisono_rows"
+#: The attribute of an inner optimizer's variable that has a row for each replica, and of the number of steps.
+_ROWS, _STEPS = "_unisono_rows", "_unisono_local_steps"
 
 #: A variable in a program: its shared value, and rows, of which a replica has its own.
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -82,11 +82,15 @@ def local_layout(
 def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
     """Return saved rows for the variable's number of replicas; anything else as it is.
 
+    A phase begins with what is restored, whether or not one was running when it was saved.
+
     Args:
         variable: any.
         saved: its value in a checkpoint, or in a file of Keras, which has one row.
     """
     shape = tuple(variable.shape)
+    if hasattr(variable, _STEPS):
+        return np.zeros_like(saved)
     if not hasattr(variable, _ROWS) or saved.shape == shape:
         return saved
     if saved.shape == shape[1:]:
@@ -191,6 +195,7 @@ class LocalLayout(PartsLayout):
                 # Not by a name in which Keras counts the models of the program.
                 name = f"outer_{number}"
                 added.append(optimizer.add_variable(variable.shape, initial, variable.dtype, name=name))
+        object.__setattr__(added[0], _STEPS, True)
         for variable in added:
             mark_added(variable)
         places = range(first + 1, len(optimizer.variables))

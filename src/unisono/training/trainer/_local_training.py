@@ -2,14 +2,16 @@
 
 A replica runs Keras' own step on its rows, as one device would, and no message is sent. The program counts
 the steps of a phase, and ends it after the last. `end_local_phase` ends one that has fewer: where an epoch
-ends, and where `BackupAndRestore` saves. Between two phases all replicas hold the same weights, moving
-statistics and metrics; during one, everything outside of the steps sees those of the last end.
+ends, and where a preempted task saves. Between two phases all replicas hold the same weights, moving
+statistics and metrics; during one, everything outside of the steps sees those of the last end. Backups are
+written between two phases, so that they do not change what is trained.
 
 Tests: tests/virtual/strategies/test_local_updates.py.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from unisono.step._layout import VariableLayout
 from unisono.step.variables._local_layout import LocalLayout, PairLayout
 from unisono.step.variables._merge_rules import Merge, localize, merge_all
 from unisono.training._model_state import release_state
+from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.stateful._form import is_stateful
@@ -41,6 +44,19 @@ _MERGED = (Merge.MEAN, Merge.SUM, Merge.FIRST)
 
 #: The lists of a training step's state: their places.
 _TRAINABLE, _NON_TRAINABLE, _OPTIMIZER, _METRICS = range(4)
+
+
+def is_in_phase(model: keras.Model) -> bool:
+    """Return whether replicas of a model hold what the others have not got yet: it trains apart, in `fit`."""
+    function = plain_function_of(getattr(model, "train_function", None))
+    return isinstance(function, LocalTrainFunction) and function.steps_in_phase > 0
+
+
+def steps_to_end_of_phase(function: Callable[..., object]) -> int:
+    """Return after how many steps of a train function a phase ends; a large number without phases."""
+    if not isinstance(function, LocalTrainFunction):
+        return sys.maxsize
+    return function.every - function.steps_in_phase
 
 
 def end_local_phase(model: keras.Model) -> None:
@@ -222,6 +238,10 @@ class LocalTrainFunction(TrainerFunction):
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         super().__init__(model, strategy, task)
         self._model = model
+        layout = strategy.state_layout
+        #: How many steps a phase has, and how many of the running one are done, where steps do not run again.
+        self.every = layout.sync.every if isinstance(layout, LocalLayout) else 1
+        self.steps_in_phase = 0
         #: How many steps were done when the last phase was ended by `end_phase`.
         self._ended_at = 0
         self._end: CompiledStep[State, PyTree, PyTree] | None = None
@@ -246,11 +266,17 @@ class LocalTrainFunction(TrainerFunction):
             )
         return super().run(source, state, iterator)
 
+    def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
+        """Start a group's program; see `TrainerFunction.start`."""
+        started = super().start(group)
+        self.steps_in_phase = (self.steps_in_phase + group.count) % self.every
+        return started
+
     def end_phase(self) -> None:
         """End a phase that has fewer steps than others, between two steps; all workers must call it."""
         if self.num_steps == self._ended_at:
             return
-        self._ended_at = self.num_steps
+        self._ended_at, self.steps_in_phase = self.num_steps, 0
         self._model.jax_state_sync()
         parts = variables_of(self._model, TrainerTask.TRAIN)
         held: Any = tuple([stored_value(v) for v in part] for part in parts)
