@@ -17,13 +17,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TypeAlias
 
 import jax
 import keras
-import numpy as np
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
 from unisono._system._blocks import set_for_block
@@ -35,11 +34,10 @@ from unisono.step._keras_internals import (
     replaced_losses,
     trained_variables,
 )
-from unisono.step._layout import GradientReducer, StateLayout, is_added
+from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
 from unisono.step._sharded_layout import in_parts
 from unisono.step.variables._compressed_layout import is_of_compression
-from unisono.step.variables._local_layout import fitted_rows, value_for_file
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses, check_own_loss
@@ -67,10 +65,6 @@ def wraps() -> list[KerasWrap]:
         (keras.metrics.Metric, "stateless_result", _stateless_result),
         (keras.metrics.Mean, "update_state", _mean_update_state),
         (keras.Loss, "__call__", _loss_call),
-        (keras.Optimizer, "build", _build_optimizer),
-        (keras.Optimizer, "add_variable", _add_variable),
-        (keras.Optimizer, "save_own_variables", _save_own_variables),
-        (keras.Optimizer, "load_own_variables", _load_own_variables),
         (keras.Optimizer, "apply_gradients", _apply_gradients),
         (keras.Optimizer, "stateless_apply", _stateless_apply),
         (keras.Optimizer, "scale_loss", _scale_loss),
@@ -421,59 +415,6 @@ def _apply_gradients(
         with _aggregated(synced=False):
             return original(self, pairs)
     return original(self, pairs)
-
-
-def _build_optimizer(
-    original: Callable[..., None], self: keras.Optimizer, variables: Sequence[keras.Variable]
-) -> None:
-    """Build an optimizer, with the variables that its strategy's state layout adds."""
-    original(self, variables)
-    context = current()
-    replicated = None if context is None else context.strategy.replicated
-    # The optimizer inside applies the gradients, and is built by itself.
-    if replicated is not None and not isinstance(self, keras.optimizers.LossScaleOptimizer):
-        replicated.state_layout.extend(self, trained_variables(self))
-
-
-def _add_variable(
-    original: Callable[..., keras.Variable], self: keras.Optimizer, *args: object, **kwargs: object
-) -> keras.Variable:
-    """Make an optimizer's variable, and let its strategy's state layout see it."""
-    variable = original(self, *args, **kwargs)
-    context = current()
-    replicated = None if context is None else context.strategy.replicated
-    if replicated is not None:
-        replicated.state_layout.note_slot(variable)
-    return variable
-
-
-def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    return [v for v in optimizer.variables if not is_added(v)]
-
-
-def _save_own_variables(
-    original: Callable[..., None], self: keras.Optimizer, store: MutableMapping[str, np.ndarray]
-) -> None:
-    """Save the variables that the optimizer has under every strategy, in a file of Keras."""
-    own = _own_variables(self)
-    if len(own) == len(self.variables):
-        return original(self, store)
-    for i, variable in enumerate(own):
-        store[str(i)] = value_for_file(variable)
-    return None
-
-
-def _load_own_variables(
-    original: Callable[..., None], self: keras.Optimizer, store: Mapping[str, np.ndarray]
-) -> None:
-    """Load what `_save_own_variables` has saved."""
-    own = _own_variables(self)
-    # Of another number of variables Keras warns.
-    if len(own) == len(self.variables) or len(store.keys()) != len(own):
-        return original(self, store)
-    for i, variable in enumerate(own):
-        variable.assign(fitted_rows(variable, np.asarray(store[str(i)])))
-    return None
 
 
 def _batch_normalization_init(

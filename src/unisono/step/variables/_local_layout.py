@@ -145,7 +145,7 @@ class PairLayout(VariableLayout):
         return array[1][0]
 
 
-class _Added(NamedTuple):
+class _OuterState(NamedTuple):
     """What `LocalLayout` knows of an inner optimizer.
 
     Args:
@@ -169,9 +169,9 @@ class LocalLayout(PartsLayout):
     def __init__(self, mesh: ReplicaMesh, group: ProcessGroup, sync: LocalUpdates) -> None:
         super().__init__(mesh, group)
         self.sync = sync
-        self._added: weakref.WeakKeyDictionary[keras.Optimizer, _Added] = weakref.WeakKeyDictionary()
+        self._added: weakref.WeakKeyDictionary[keras.Optimizer, _OuterState] = weakref.WeakKeyDictionary()
 
-    def added(self, optimizer: keras.Optimizer) -> _Added:
+    def added(self, optimizer: keras.Optimizer) -> _OuterState:
         """Return what `extend` has added to an optimizer."""
         return self._added[optimizer]
 
@@ -199,7 +199,7 @@ class LocalLayout(PartsLayout):
         for variable in added:
             mark_added(variable)
         places = range(first + 1, len(optimizer.variables))
-        self._added[optimizer] = _Added(outer, first, list(places))
+        self._added[optimizer] = _OuterState(outer, first, list(places))
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Give a variable of the inner optimizer a row for each replica."""
