@@ -1,6 +1,7 @@
 """Replicas that train apart between exchanges: what a phase is, who sees what, and that nothing is sent."""
 
 import re
+import signal
 from typing import NamedTuple
 
 import keras
@@ -303,6 +304,36 @@ def test_a_run_that_resumes_has_the_same_bits(tmp_path):
     resumed, whole = (compiled(LocalUpdates(5, outer), middle=normal) for _ in range(2))
     assert fitted(resumed, 3, callbacks=[backup()]) == fitted(whole, 3)
     assert_same_bits(resumed, whole)
+
+
+class Preempts(keras.callbacks.Callback):
+    """Asks the process to end within a phase."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 7:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_preempted_task_ends_the_phase_and_saves(tmp_path):
+    """After step 8, so that phases of 5, 3, 5 and 3 steps remain of an epoch of 16."""
+    backup = lambda: BackupAndRestore(str(tmp_path / "backup"), save_before_preemption=True)  # noqa: E731
+    model = compiled(LocalUpdates(5, outer))
+    before = model.get_weights()
+    with pytest.raises(SystemExit):
+        fitted(model, callbacks=[backup(), Preempts()])
+    resumed = compiled(LocalUpdates(5, outer))
+    fitted(resumed, callbacks=[backup()])
+    assert_same_weights(resumed.get_weights(), by_hand(resumed, before, [5, 3, 5, 3], outer_of=outer))
+    # A file of Keras has one row, from which all replicas continue.
+    path = str(tmp_path / "file.keras")
+    resumed.save(path)
+    with strategy_with(LocalUpdates(5, outer)).scope():
+        other = keras.models.load_model(path)
+    slots = [
+        np.asarray(next(v for v in m.optimizer.variables if v.name.endswith("velocity")))
+        for m in (resumed, other)
+    ]
+    np.testing.assert_array_equal(slots[1], np.broadcast_to(slots[0][0], slots[0].shape))
 
 
 # --- what does not go together ------------------------------------------------------------------------
