@@ -68,6 +68,7 @@ from unisono.collectives._cross_device import (
     ReductionToOneDevice as ReductionToOneDevice,
     RingAllReduce as RingAllReduce,
 )
+from unisono.collectives._local_updates import LocalUpdates as LocalUpdates
 from unisono.data._distribute import DistributedDataset as DistributedDataset
 from unisono.data._iterator import DistributedIterator as DistributedIterator
 from unisono.data._sharding import (

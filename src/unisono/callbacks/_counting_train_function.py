@@ -15,6 +15,7 @@ from unisono._types import PyTree
 from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
 from unisono.training.groups._lookahead import StepLookahead
+from unisono.training.trainer._local_training import steps_to_end_of_phase
 from unisono.training.trainer._protocol import set_lookahead
 
 #: Methods of a callback that have been called for the batches that are passed over.
@@ -138,7 +139,8 @@ class CountingTrainFunction:
 
     def _until(self) -> int:
         """Batches until the next one after which the state is looked at."""
-        return sys.maxsize if not self._every else self._every - self.batches % self._every
+        left = sys.maxsize if not self._every else self._every - self.batches % self._every
+        return min(left, steps_to_end_of_phase(self._function))
 
     def _count(self, batches: int) -> None:
         self.batches_in_epoch += batches

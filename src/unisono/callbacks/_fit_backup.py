@@ -58,6 +58,7 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, Shar
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
 from unisono.training.stateful._form import optimizers_of
+from unisono.training.trainer._local_training import end_local_phase, is_in_phase
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -293,8 +294,12 @@ class FitBackup:
             self._progress.first_epoch = self._progress.epoch
             self._progress.epoch_random = self._random.get_state()
 
-    def begin_batch(self) -> None:
-        """Save the state after the batch before if a backup is due; the first call of its hook."""
+    def begin_batch(self, *, ends_phase: bool = False) -> None:
+        """Save the state after the batch before if a backup is due; the first call of its hook.
+
+        Args:
+            ends_phase: whether replicas that train apart end their phase for it, and not at its last step.
+        """
         watched = self._watching
         if self._unmute is not None and not watched.to_pass and self._restored is None:
             self.unmute()
@@ -303,8 +308,11 @@ class FitBackup:
         if self._interval is not None:
             self._interval.begin_batch(watched.batches, self._backups.is_busy, self._backups.last)
         done = watched.batches - self._saved_at
-        if watched.state is None or not done or self._backups.is_busy or not self._is_due(done, False, False):
+        if watched.state is None or not done or self._backups.is_busy:
             return
+        if (is_in_phase(self._model) and not ends_phase) or not self._is_due(done, False, False):
+            return
+        end_local_phase(self._model)
         variables = variables_of(self._model, TrainerTask.TRAIN)
         # While Keras trains, the model's variables are empty, and the running state has their values; but a
         # callback that has read or changed them since has filled them.

@@ -30,6 +30,7 @@ from unisono.step._keras_internals import (
 )
 from unisono.step._value_handle import ValueHandle
 from unisono.step.variables._compressed_layout import fitted_errors
+from unisono.step.variables._local_layout import fitted_rows
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
 from unisono.training._binding import strategy_of
@@ -394,7 +395,7 @@ def _fitted(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
 
     As in TensorFlow, a variable without copies gets the first, and each copy gets a value that is for all.
     """
-    saved = fitted_errors(variable, saved)
+    saved = fitted_rows(variable, fitted_errors(variable, saved))
     may_have_copies = (
         isinstance(variable, Variable)
         and variable.num_copies > 1

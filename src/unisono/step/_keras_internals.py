@@ -29,7 +29,7 @@ RELIED_ON = {
     "Model": (
         "_jax_state", "_jax_state_synced", "_get_jax_state", "_purge_model_variables", "_initial_epoch",
         "_use_cached_eval_dataset", "batch_outputs", "_compile_config", "_compute_loss", "_symbolic_build",
-        "CompileMetrics",
+        "CompileMetrics", "_get_metrics_result_or_logs",
     ),
     "Operation": ("_inbound_nodes",),
     "Sequential": ("_layers", "_keras_history"),
@@ -98,6 +98,11 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
     finally:
         for variable, old, ndim in before:
             variable._shape, variable._ndim = old, ndim
+
+
+def set_shape(variable: keras.Variable, shape: tuple[int, ...]) -> None:
+    """Give a variable another shape for good. `Variable._shape`, 3.0, and `Variable._ndim`, 3.0."""
+    variable._shape, variable._ndim = shape, len(shape)
 
 
 # --- names ------------------------------------------------------------------------------------------------

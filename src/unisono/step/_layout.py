@@ -30,6 +30,19 @@ GradientReducer = Callable[[ReduceOp, list[Any], Sequence[keras.Variable]], list
 #: An optimizer's update as a pure function: from its values, gradients and weights to weights and values.
 PureUpdate = Callable[[list[jax.Array], Gradients, list[jax.Array]], tuple[list[jax.Array], list[jax.Array]]]
 
+#: The attribute of an optimizer's variable that a layout has added, which no other strategy has.
+_ADDED = "_unisono_added"
+
+
+def mark_added(variable: keras.Variable) -> None:
+    """Note that a layout has added a variable to an optimizer."""
+    object.__setattr__(variable, _ADDED, True)
+
+
+def is_added(variable: keras.Variable) -> bool:
+    """Return whether a layout has added a variable to an optimizer: files of Keras leave it out."""
+    return hasattr(variable, _ADDED)
+
 
 @dataclasses.dataclass(frozen=True)
 class VariableLayout:
@@ -132,6 +145,13 @@ class StateLayout:
         Args:
             optimizer: has not made its own variables yet.
             weights: that it trains.
+        """
+
+    def note_slot(self, variable: keras.Variable) -> None:
+        """Note a variable that an optimizer has made for itself; it may get another shape.
+
+        Args:
+            variable: new.
         """
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:

@@ -13,7 +13,9 @@ from unisono._errors import InvalidTypeError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
+from unisono.collectives._local_updates import LocalUpdates
 from unisono.step.variables._compressed_layout import compressed_layout
+from unisono.step.variables._local_layout import local_layout
 from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
@@ -32,9 +34,11 @@ class MirroredStrategy(ReplicatedStrategy):
         num_gpus: how many devices to take, of the first ones.
         state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
             optimizer's variables, which then take 1/n of the memory on each of n devices.
+        sync: `LocalUpdates` lets each replica train by itself for some steps, between which nothing is sent.
+            None averages the gradients of each step.
 
     Raises:
-        InvalidArgumentError: for another `state_layout`.
+        InvalidArgumentError: for another `state_layout`, or one that does not go with `sync`.
         DeviceError: when a device is absent, repeated or cannot be read.
 
     >>> strategy = MirroredStrategy(["cpu:0", "cpu:1"])
@@ -49,6 +53,7 @@ class MirroredStrategy(ReplicatedStrategy):
         *,
         num_gpus: int | None = None,
         state_layout: str = "mirrored",
+        sync: LocalUpdates | None = None,
     ) -> None:
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise InvalidTypeError(
@@ -60,7 +65,8 @@ class MirroredStrategy(ReplicatedStrategy):
         if isinstance(self._ops, CompressedAllReduce):
             self._ops = self._ops.over(own_ops(self._mesh.platform))
         layout = layout_named(state_layout, self._mesh, self._group)
-        self._state_layout = compressed_layout(layout, self._ops, self._mesh, self._group)
+        layout = compressed_layout(layout, self._ops, self._mesh, self._group)
+        self._state_layout = local_layout(layout, sync, self._mesh, self._group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:

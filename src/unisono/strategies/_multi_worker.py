@@ -36,7 +36,9 @@ from unisono.collectives._cross_device import (
     PackedAllReduce,
     own_ops,
 )
+from unisono.collectives._local_updates import LocalUpdates
 from unisono.step.variables._compressed_layout import compressed_layout
+from unisono.step.variables._local_layout import local_layout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_named
@@ -62,9 +64,11 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             optimizer's variables, which then take 1/n of the memory on each of n devices.
         cross_device_ops: a `CompressedAllReduce` sends gradients in fewer bytes. Other algorithms are
             chosen by `communication_options`.
+        sync: `LocalUpdates` lets each replica train by itself for some steps, between which nothing is sent.
+            None averages the gradients of each step.
 
     Raises:
-        InvalidArgumentError: for another `state_layout`.
+        InvalidArgumentError: for another `state_layout`, or one that does not go with `sync`.
         InvalidTypeError: when an argument has another type.
         BackendError: JAX has started before.
         ClusterError: a worker is missing, or its program differs.
@@ -81,6 +85,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         timeouts: Timeouts | None = None,
         state_layout: str = "mirrored",
         cross_device_ops: CompressedAllReduce | None = None,
+        sync: LocalUpdates | None = None,
     ) -> None:
         _check_type("cross_device_ops", cross_device_ops, CompressedAllReduce)
         _check_type("cluster_resolver", cluster_resolver, ClusterResolver)
@@ -108,7 +113,8 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         if cross_device_ops is not None:
             self._ops = cross_device_ops.over(self._ops)
         layout = layout_named(state_layout, self._mesh, self._group)
-        self._state_layout = compressed_layout(layout, self._ops, self._mesh, self._group)
+        layout = compressed_layout(layout, self._ops, self._mesh, self._group)
+        self._state_layout = local_layout(layout, sync, self._mesh, self._group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:

@@ -24,9 +24,11 @@ from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
 from unisono.step._layout import MirroredLayout, StateLayout
+from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training.stateful._form import is_stateful
 from unisono.training.stateful._stateful_function import StatefulFunction
+from unisono.training.trainer._local_training import LocalTrainFunction
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -76,6 +78,8 @@ class ReplicatedStrategy(Strategy):
 
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what runs compiled steps on the mesh."""
+        if task is TrainerTask.TRAIN and isinstance(self.state_layout, LocalLayout):
+            return LocalTrainFunction(model, self, task)
         if is_stateful(model, task):
             return StatefulFunction(model, self, task)
         return TrainerFunction(model, self, task)

@@ -21,6 +21,7 @@ from unisono.training import (
     _fit_extension,
     _initial_values,
     _model_calls,
+    _optimizer_variables,
     _replica_patches,
     _run_numbers,
     _variable_calls,
@@ -39,6 +40,7 @@ _SUBJECTS = (
     _model_calls,  # compile, fit, evaluate, predict, and the functions that they call
     _inherited_steps,  # Keras' own steps within steps in TensorFlow's form
     _replica_patches,  # losses, metrics and optimizers inside of a replica
+    _optimizer_variables,  # what a state layout adds to an optimizer, and files without it
     _run_ahead_of_loop,  # callbacks of steps that run ahead
     _chief_save,  # files, which the first of several workers writes
     _fit_extension,  # Keras' TensorBoard, without TensorFlow

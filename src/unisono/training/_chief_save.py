@@ -20,7 +20,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._export._files import replace_atomically
 from unisono._system._object_store import StorePath, read_locally, store_path, written_locally
 from unisono._types import KerasWrap, UserValue
-from unisono.step.variables._compressed_layout import is_of_compression
+from unisono.step.variables._local_layout import gathered_for_file
 from unisono.training._binding import holder_of
 
 #: What Keras' saving functions return.
@@ -78,7 +78,7 @@ def written_once(
     # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
     if context is None or not context.is_of_method:
         variables = getattr(getattr(model, "optimizer", None), "variables", ())
-        strategy.gather_state([v for v in variables if not is_of_compression(v)])
+        strategy.gather_state(gathered_for_file(variables))
     result = _write_whole(original, bound) if strategy.is_chief else None
     strategy.process_group.share_file(path)
     return result

@@ -21,6 +21,7 @@ from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.step._explain import explaining
 from unisono.step._interrupts import INTERRUPTS
+from unisono.step._keras_internals import training_state
 from unisono.step._program import current_frame
 from unisono.training._binding import (
     bind,
@@ -46,6 +47,7 @@ from unisono.training.stateful._form import (
     running_task,
     task_of_state,
 )
+from unisono.training.trainer._local_training import end_local_phase
 from unisono.training.trainer._nested_calls import apart_from_outer_call
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
@@ -76,6 +78,7 @@ def wraps() -> list[KerasWrap]:
         ),
         (keras.Model, "_get_jax_state", _take_state),
         (keras.Model, "_symbolic_build", _build),
+        (keras.Model, "_get_metrics_result_or_logs", _logs_of_epoch),
     ]
 
 
@@ -254,6 +257,14 @@ def _take_state(original: Callable[..., State], self: keras.Model, **wanted: boo
         # The variables keep their values: a step in TensorFlow's form takes them from there.
         return tuple([] for name, is_wanted in wanted.items() if is_wanted and name in LISTS)
     return taken_state(original, self, wanted)
+
+
+def _logs_of_epoch(original: Callable[..., PyTree], self: keras.Model, logs: PyTree) -> PyTree:
+    """Return the logs where an epoch of `fit` has ended, before validation and callbacks see the state."""
+    # Also where `evaluate` ends, whose state has no optimizer.
+    if LISTS[2] in (training_state(self) or ()):
+        end_local_phase(self)
+    return original(self, logs)
 
 
 def _build(

@@ -17,13 +17,12 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TypeAlias
 
 import jax
 import keras
-import numpy as np
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
 from unisono._system._blocks import set_for_block
@@ -66,9 +65,6 @@ def wraps() -> list[KerasWrap]:
         (keras.metrics.Metric, "stateless_result", _stateless_result),
         (keras.metrics.Mean, "update_state", _mean_update_state),
         (keras.Loss, "__call__", _loss_call),
-        (keras.Optimizer, "build", _build_optimizer),
-        (keras.Optimizer, "save_own_variables", _save_own_variables),
-        (keras.Optimizer, "load_own_variables", _load_own_variables),
         (keras.Optimizer, "apply_gradients", _apply_gradients),
         (keras.Optimizer, "stateless_apply", _stateless_apply),
         (keras.Optimizer, "scale_loss", _scale_loss),
@@ -419,47 +415,6 @@ def _apply_gradients(
         with _aggregated(synced=False):
             return original(self, pairs)
     return original(self, pairs)
-
-
-def _build_optimizer(
-    original: Callable[..., None], self: keras.Optimizer, variables: Sequence[keras.Variable]
-) -> None:
-    """Build an optimizer, with the variables that its strategy's state layout adds."""
-    original(self, variables)
-    context = current()
-    replicated = None if context is None else context.strategy.replicated
-    # The optimizer inside applies the gradients, and is built by itself.
-    if replicated is not None and not isinstance(self, keras.optimizers.LossScaleOptimizer):
-        replicated.state_layout.extend(self, trained_variables(self))
-
-
-def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    return [v for v in optimizer.variables if not is_of_compression(v)]
-
-
-def _save_own_variables(
-    original: Callable[..., None], self: keras.Optimizer, store: MutableMapping[str, np.ndarray]
-) -> None:
-    """Save the variables that the optimizer has under every strategy, in a file of Keras."""
-    own = _own_variables(self)
-    if len(own) == len(self.variables):
-        return original(self, store)
-    for i, variable in enumerate(own):
-        store[str(i)] = variable.numpy()
-    return None
-
-
-def _load_own_variables(
-    original: Callable[..., None], self: keras.Optimizer, store: Mapping[str, np.ndarray]
-) -> None:
-    """Load what `_save_own_variables` has saved."""
-    own = _own_variables(self)
-    # Of another number of variables Keras warns.
-    if len(own) == len(self.variables) or len(store.keys()) != len(own):
-        return original(self, store)
-    for i, variable in enumerate(own):
-        variable.assign(store[str(i)])
-    return None
 
 
 def _batch_normalization_init(

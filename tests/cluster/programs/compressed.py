@@ -1,9 +1,14 @@
-"""Trains with each kind of compressed gradients, and prints what this host's interface sends in a step."""
+"""Trains with compressed gradients and by local updates; prints what this interface sends in a step."""
 
 import sys
 from pathlib import Path
 
 import unisono
+
+
+def outer():
+    return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+
 
 strategies = {
     name: unisono.MultiWorkerMirroredStrategy(cross_device_ops=ops)
@@ -16,6 +21,7 @@ strategies = {
         "top_k": unisono.CompressedAllReduce("top_k", k=0.01),
     }.items()
 }
+strategies["local"] = unisono.MultiWorkerMirroredStrategy(sync=unisono.LocalUpdates(10, outer))
 
 import keras
 import numpy as np
@@ -54,9 +60,9 @@ for name, strategy in strategies.items():
     before = sent()
     loss = fit(model, 2)
     print(f"{name} loss {loss:.8f} sent {(sent() - before) / (2 * STEPS):.0f}", flush=True)
-    if name != "int8":
+    if name not in ("int8", "local"):
         continue
-    path = Checkpoint(model=model).write(str(folder / "checkpoint"))
+    path = Checkpoint(model=model).write(str(folder / name))
     other = compiled(strategy)
     Checkpoint(model=other).restore(path)
     fit(model), fit(other)

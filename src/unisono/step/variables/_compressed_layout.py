@@ -27,7 +27,7 @@ from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.step._keras_internals import of_shapes, trained_variables
-from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
+from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, mark_added
 from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
 
 #: The attribute of an optimizer's variable that says what it is for: a `_Use`.
@@ -104,11 +104,13 @@ class CompressedLayout(PartsLayout):
             name, rows = f"{weight.path.replace('/', '_')}_compression", (replicas, *shape)
             error = optimizer.add_variable(rows, dtype="float32", name=f"{name}_error")
             object.__setattr__(error, _USE, _Use("error", number))
+            mark_added(error)
             if replicas > 1:
                 lie_in_parts(error, ShardedVariableLayout(self._mesh, rows, self._group))
             if (wanted := compression.basis_shape(shape)) is not None:
                 basis = optimizer.add_variable(wanted, _numbers(number), "float32", name=f"{name}_basis")
                 object.__setattr__(basis, _USE, _Use("basis", number))
+                mark_added(basis)
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Return whether gradients of the optimizer are compressed, or lie in parts by the other layout."""

@@ -26,7 +26,7 @@ from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.cluster._process_group import ProcessGroup
 from unisono.step._keras_internals import is_validation, stored_value
 from unisono.step._sharded_layout import Shards
-from unisono.step.variables._compressed_layout import is_of_compression
+from unisono.step.variables._local_layout import gathered_for_file
 from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.multi_worker_fit._call_comparison import (
@@ -137,8 +137,8 @@ class MultiWorkerFit:
     def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
         """Raise on all workers where the values of variables differ between them."""
         # Callbacks that run on one worker alone, such as `ModelCheckpoint`, read the variables after this.
-        # What compression adds is in no file that they write.
-        self._strategy.gather_state([v for v in variables if not is_of_compression(v)])
+        # What a layout adds is in no file that they write.
+        self._strategy.gather_state(gathered_for_file(variables))
         variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
         paths = canonical_paths(v.path for v in variables)
         values = [stored_value(v) for v in variables]

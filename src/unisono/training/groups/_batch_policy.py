@@ -102,6 +102,10 @@ class BatchPolicy:
             said.add(text)
             _LOG.log(level, "%s", text)
 
+    def warn(self, text: str) -> None:
+        """Log a warning, once for a model."""
+        self._say(logging.WARNING, text)
+
     def note_shapes(self, batch: PyTree) -> None:
         """Warn where batches of many shapes are given, each of which makes a program."""
         if len(self._shapes) == _MANY_SHAPES:

@@ -45,13 +45,16 @@ class ReadyProgram(NamedTuple):
 class TrainerFunction:
     """Keras' `train_function`, `test_function` or `predict_function` on a strategy's replicas."""
 
+    #: What a step is, how its state is carried, and how rows reach the replicas.
+    step_type, state_type, policy_type = TrainerStep, FitState, BatchPolicy
+
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._strategy, self._task = strategy, task
-        self._step = TrainerStep(model, strategy, task)
+        self._step = self.step_type(model, strategy, task)
         #: The state between calls.
-        self.carried = FitState(model, strategy, task)
+        self.carried = self.state_type(model, strategy, task)
         self._programs = StepPrograms(self._step, self.carried)
-        self.batch_policy = BatchPolicy(model, strategy.num_replicas_in_sync)
+        self.batch_policy = self.policy_type(model, strategy.num_replicas_in_sync)
         self.mode_of = self.batch_policy.mode_of
         self.loop = StepLoop(model, strategy, task.name.lower(), self)
         #: Where the host's time goes.

@@ -1,0 +1,94 @@
+"""`LocalUpdates`: replicas train apart for some steps, and then average what they have learned.
+
+Where the local state lies, and how a phase ends, is in `step/variables/_local_layout`; the steps of `fit` are
+in `training/trainer/_local_training`.
+
+Tests: tests/virtual/strategies/test_local_updates.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+
+from unisono._checks import whole_number
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+
+
+class LocalUpdates:
+    """Let each replica train alone for some steps; then all continue from what they have learned together.
+
+    Every replica takes `every` steps of the model's optimizer on its own rows, without a message. Then the
+    difference between the weights at the beginning of this phase and the mean of all replicas' weights is the
+    gradient for `outer_optimizer`, and all replicas continue from the weights that it gives (DiLoCo,
+    https://arxiv.org/abs/2311.08105). Without an outer optimizer they continue from the mean (local SGD).
+
+    Args:
+        every: how many steps a phase has. With 1 and no outer optimizer gradients are averaged at each step,
+            as without `LocalUpdates`.
+        outer_optimizer: a function that makes a `keras.Optimizer`, called for each model; or an optimizer
+            that no model uses, of which each gets a copy. A strategy of several workers must be made before
+            JAX computes anything, as every optimizer does: it needs a function.
+
+    Raises:
+        InvalidArgumentError: when `every` is not an integer of 1 or more, or the outer optimizer is in use.
+        InvalidTypeError: when the outer optimizer is not a `keras.Optimizer`.
+
+    >>> import unisono
+    >>> outer = lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], sync=LocalUpdates(50, outer))
+    >>> strategy.num_replicas_in_sync
+    2
+    """
+
+    def __init__(
+        self,
+        every: int,
+        outer_optimizer: keras.Optimizer | Callable[[], keras.Optimizer] | None = None,
+    ) -> None:
+        if whole_number(every, 1) is None:
+            raise InvalidArgumentError(
+                f"`every` must be a number of steps, 1 or more. Received: every={every!r}. "
+                "Write `LocalUpdates(every=50)`, for example."
+            )
+        if isinstance(outer_optimizer, keras.Optimizer):
+            if outer_optimizer.built:
+                raise InvalidArgumentError(
+                    "`outer_optimizer` must be an optimizer that no model uses. Received: "
+                    f"{outer_optimizer.name!r}, which was built for one. Make a new one for `LocalUpdates`."
+                )
+        elif outer_optimizer is not None and not callable(outer_optimizer):
+            raise _not_an_optimizer(outer_optimizer)
+        self.every = int(every)
+        self._outer = outer_optimizer
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether this is nothing but the mean of all replicas' gradients at each step."""
+        return self.every == 1 and self._outer is None
+
+    def new_outer(self) -> keras.Optimizer | None:
+        """Return a new outer optimizer for a model; None without one.
+
+        Raises:
+            InvalidTypeError: when a function returned something else.
+        """
+        if self._outer is None:
+            return None
+        if isinstance(self._outer, keras.Optimizer):
+            return type(self._outer).from_config(self._outer.get_config())
+        made: object = self._outer()
+        if not isinstance(made, keras.Optimizer):
+            raise _not_an_optimizer(made)
+        return made
+
+    def __repr__(self) -> str:
+        return f"LocalUpdates({self.every}{'' if self._outer is None else ', outer_optimizer=...'})"
+
+
+def _not_an_optimizer(received: object) -> InvalidTypeError:
+    return InvalidTypeError(
+        "`outer_optimizer` must be a `keras.Optimizer`, or a function that makes one. Received: "
+        f"outer_optimizer={received!r}. Write `lambda: keras.optimizers.SGD(0.7)`, for example."
+    )

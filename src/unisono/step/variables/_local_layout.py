@@ -1,0 +1,346 @@
+"""The state of replicas that train apart between two exchanges, and how a phase of such steps ends.
+
+What a replica's steps change lies in a program as a pair: the shared value, which is that of the end of the
+last phase and what everything outside of the steps sees; and a row of its own for each replica. Variables of
+the inner optimizer stay apart also beyond a phase: they have a row for each replica, and lie in parts.
+The optimizer gets further variables: the number of steps of the running phase, and those of the outer
+optimizer.
+
+Source: Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023
+(https://arxiv.org/abs/2311.08105).
+
+Tests: tests/virtual/strategies/test_local_updates.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._context import ReplicaEngine, current, entered
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._mesh import ReplicaMesh
+from unisono._values import ReduceOp
+from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._cross_device import own_ops
+from unisono.collectives._local_updates import LocalUpdates
+from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
+from unisono.step._keras_internals import of_shapes, set_shape, store_value, stored_value
+from unisono.step._layout import (
+    GradientReducer,
+    Gradients,
+    MirroredLayout,
+    PureUpdate,
+    StateLayout,
+    VariableLayout,
+    is_added,
+    mark_added,
+)
+from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
+from unisono.step.variables._merge_rules import Merge, localize
+
+#: The attribute of an inner optimizer's variable that has a row for each replica, and of the number of steps.
+_ROWS, _STEPS = "_unisono_rows", "_unisono_local_steps"
+
+#: A variable in a program: its shared value, and rows, of which a replica has its own.
+Pair: TypeAlias = tuple[jax.Array, jax.Array]
+
+
+def local_layout(
+    layout: StateLayout, sync: LocalUpdates | None, mesh: ReplicaMesh, group: ProcessGroup
+) -> StateLayout:
+    """Return a layout, of replicas that train apart where `sync` says so.
+
+    Raises:
+        InvalidTypeError: when `sync` is something else than `LocalUpdates`.
+        InvalidArgumentError: where the layout or the exchange of gradients is not the usual one.
+    """
+    if sync is not None and not isinstance(sync, LocalUpdates):
+        raise InvalidTypeError(
+            f"`sync` must be a `LocalUpdates`. Received: sync={sync!r}. Write "
+            "`sync=unisono.LocalUpdates(every=50)`, or leave it out."
+        )
+    # A replica that is alone averages with none.
+    if sync is None or sync.is_synchronous or mesh.num_replicas == 1:
+        return layout
+    if type(layout) is not MirroredLayout:
+        raise InvalidArgumentError(
+            "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
+            f"Received: {sync!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
+        )
+    return LocalLayout(mesh, group, sync)
+
+
+def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
+    """Return saved rows for the variable's number of replicas; anything else as it is.
+
+    A phase begins with what is restored, whether or not one was running when it was saved.
+
+    Args:
+        variable: any.
+        saved: its value in a checkpoint, or in a file of Keras, which has one row.
+    """
+    shape = tuple(variable.shape)
+    if hasattr(variable, _STEPS):
+        return np.zeros_like(saved)
+    if not hasattr(variable, _ROWS) or saved.shape == shape:
+        return saved
+    if saved.shape == shape[1:]:
+        return np.broadcast_to(saved, shape)
+    return saved[np.arange(shape[0]) % len(saved)] if saved.shape[1:] == shape[1:] else saved
+
+
+def value_for_file(variable: keras.Variable) -> np.ndarray:
+    """Return the value of an optimizer's variable for a file of Keras: of rows that of the first replica.
+
+    The first of several workers, which writes the file, has it.
+    """
+    if not hasattr(variable, _ROWS):
+        value: np.ndarray = variable.numpy()
+        return value
+    held = stored_value(variable)
+    own = held.parts.addressable_data(0) if isinstance(held, Shards) else held[0]
+    return np.asarray(own).reshape(tuple(variable.shape)[1:])
+
+
+def gathered_for_file(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    """Return those of an optimizer's variables that all workers gather before the first writes a file."""
+    return [v for v in variables if not is_added(v) and not hasattr(v, _ROWS)]
+
+
+@dataclasses.dataclass(frozen=True)
+class PairLayout(VariableLayout):
+    """How a variable lies that replicas change apart: in a program as a `Pair`.
+
+    Args:
+        rule: how the rows become one at the end of a phase; `KEEP` for weights.
+    """
+
+    rule: Merge
+
+    @property
+    def spec(self) -> Any:
+        """The shared value on each replica, and its own row."""
+        return UNSHARDED, SHARDED
+
+    @property
+    def sharding(self) -> Any:
+        """The shared value on each device, and a row."""
+        return self.mesh.replicated, self.mesh.sharded
+
+    def hold(self, array: Any) -> Any:
+        """Return the shared value."""
+        return self.mesh.local(array[0])
+
+    def enter(self, array: Any, in_replica: bool) -> Any:
+        """Return the replica's own value."""
+        return array[1][0]
+
+
+class _OuterState(NamedTuple):
+    """What `LocalLayout` knows of an inner optimizer.
+
+    Args:
+        outer: the outer optimizer, built for the same weights; its variables' values are the inner one's.
+        steps: the place of the number of steps among the inner optimizer's variables.
+        values: the places of the outer optimizer's variables.
+    """
+
+    outer: keras.Optimizer | None
+    steps: int
+    values: list[int]
+
+
+class LocalLayout(PartsLayout):
+    """Replicas train apart, and exchange what they have learned where a phase ends.
+
+    Args:
+        sync: what the strategy was given.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, group: ProcessGroup, sync: LocalUpdates) -> None:
+        super().__init__(mesh, group)
+        self.sync = sync
+        self._added: weakref.WeakKeyDictionary[keras.Optimizer, _OuterState] = weakref.WeakKeyDictionary()
+
+    def added(self, optimizer: keras.Optimizer) -> _OuterState:
+        """Return what `extend` has added to an optimizer."""
+        return self._added[optimizer]
+
+    def extend(self, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
+        """Give an optimizer a row for each replica, and the outer optimizer's variables.
+
+        Raises:
+            InvalidArgumentError: for an optimizer that cannot train apart.
+            ContextError: in a function given to `run`.
+        """
+        _check(optimizer, weights)
+        first = len(optimizer.variables)
+        # Outside of the scope, where variables stay as they are made.
+        with entered(None):
+            outer = self.sync.new_outer()
+            added = [optimizer.add_variable((), "zeros", "int32", name="local_steps")]
+            if outer is not None:
+                outer.build(list(weights))
+            for number, variable in enumerate([] if outer is None else outer.variables):
+                initial = functools.partial(_value_of, variable)
+                # Not by a name in which Keras counts the models of the program.
+                name = f"outer_{number}"
+                added.append(optimizer.add_variable(variable.shape, initial, variable.dtype, name=name))
+        object.__setattr__(added[0], _STEPS, True)
+        for variable in added:
+            mark_added(variable)
+        places = range(first + 1, len(optimizer.variables))
+        self._added[optimizer] = _OuterState(outer, first, list(places))
+
+    def note_slot(self, variable: keras.Variable) -> None:
+        """Give a variable of the inner optimizer a row for each replica."""
+        rows = (self._mesh.num_replicas, *variable.shape)
+        held = stored_value(variable)
+        set_shape(variable, rows)
+        store_value(variable, jnp.broadcast_to(held, rows))
+        object.__setattr__(variable, _ROWS, True)
+        lie_in_parts(variable, ShardedVariableLayout(self._mesh, rows, self._group))
+
+    def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
+        """Return whether an optimizer has rows for the replicas; raise in a function given to `run`.
+
+        Raises:
+            ContextError: there.
+        """
+        if optimizer is None or optimizer not in self._added:
+            return False
+        _check_in_fit(optimizer)
+        return True
+
+    def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
+        """Return what a program takes: a phase begins where a value is not a pair yet."""
+        new = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
+        new = [i for i in new if not isinstance(values[i], tuple)]
+        others = [i for i, layout in enumerate(layouts) if not isinstance(layout, PairLayout)]
+        placed = dict(enumerate(values))
+        for i, value in zip(
+            others, super().place([layouts[i] for i in others], [values[i] for i in others]), strict=True
+        ):
+            placed[i] = value
+        if new:
+            shared = list(self._mesh.put([values[i] for i in new], self._mesh.replicated))
+            rules = tuple(layouts[i].rule for i in new)  # type: ignore[attr-defined]
+            with self._group.dispatch():
+                rows = _spread(self._mesh, rules)(shared)
+            placed |= {i: (s, r) for i, s, r in zip(new, shared, rows, strict=True)}
+        return [placed[i] for i in range(len(layouts))]
+
+    def update(
+        self,
+        optimizer: keras.Optimizer,
+        values: Sequence[Any],
+        weights: Sequence[jax.Array],
+        aggregate: Callable[[GradientReducer | None], Gradients],
+        apply: PureUpdate,
+    ) -> tuple[list[jax.Array], list[jax.Array]] | None:
+        """Update this replica's own weights by its own gradients; see `StateLayout.update`."""
+        if not self.prepare(optimizer):
+            return None
+        rows = [
+            (i, v, x)
+            for i, (v, x) in enumerate(zip(optimizer.variables, values, strict=True))
+            if isinstance(x, Shards)
+        ]
+        given = list(values)
+        for i, variable, value in rows:
+            given[i] = value.parts.reshape(tuple(variable.shape)[1:])
+        with of_shapes([(variable, tuple(variable.shape)[1:]) for _, variable, _ in rows]):
+            new, kept = apply(given, aggregate(None), list(weights))
+        left: list[Any] = list(kept)
+        for i, _, value in rows:
+            left[i] = Shards(left[i].reshape(-1), value.layout, in_replica=True)
+        return list(new), left
+
+    def end_phase(
+        self,
+        optimizer: keras.Optimizer,
+        weights: Sequence[Pair],
+        others: Sequence[tuple[Merge, Pair]],
+        values: Sequence[jax.Array],
+        engine: ReplicaEngine,
+    ) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
+        """Return what all replicas continue from, in the trace of one of them; one message.
+
+        Args:
+            weights: of the optimizer, in its order.
+            others: what else the replicas have changed, and how it becomes one.
+            values: of the outer optimizer's variables.
+        """
+        outer, replicas = self.added(optimizer).outer, engine.num_replicas
+        own = [rows[0] if outer is None else shared - rows[0] for shared, rows in weights]
+        sums, totals = engine.all_reduce(
+            ReduceOp.SUM, (own, [_part(rule, rows[0], engine) for rule, (_, rows) in others])
+        )
+        means = [(s / replicas).astype(s.dtype) for s in sums]
+        new = list(values)
+        if outer is not None:
+            means, new = outer.stateless_apply(new, means, [shared for shared, _ in weights])
+        merged = [
+            (t / replicas if rule is Merge.MEAN else t).astype(shared.dtype)
+            for t, (rule, (shared, _)) in zip(totals, others, strict=True)
+        ]
+        begun = [(m, localize(r, m, engine)[None]) for m, (r, _) in zip(merged, others, strict=True)]
+        return [(m, m[None]) for m in means], begun, list(new)
+
+
+def _value_of(variable: keras.Variable, shape: Sequence[int], dtype: Any = None) -> jax.Array:
+    return jnp.array(variable.value, dtype)
+
+
+def _part(rule: Merge, value: jax.Array, engine: ReplicaEngine) -> jax.Array:
+    """Return what a replica adds to a sum over all."""
+    if rule is Merge.FIRST:
+        value = jnp.where(jnp.equal(engine.replica_id, 0), value, jnp.zeros_like(value))
+    return value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
+
+
+@functools.lru_cache(maxsize=64)
+def _spread(mesh: ReplicaMesh, rules: tuple[Merge, ...]) -> Callable[[list[jax.Array]], list[jax.Array]]:
+    """Return what makes rows of shared values."""
+    engine = SpmdEngine(mesh.num_replicas, own_ops(mesh.platform))
+
+    def rows(shared: list[jax.Array]) -> list[jax.Array]:
+        return [localize(r, x, engine)[None] for r, x in zip(rules, shared, strict=True)]
+
+    return jax.jit(
+        jax.shard_map(rows, mesh=mesh.mesh, in_specs=UNSHARDED, out_specs=SHARDED, check_vma=False)
+    )
+
+
+def _check_in_fit(optimizer: keras.Optimizer) -> None:
+    context = current()
+    if context is not None and context.replica is not None and not context.means:
+        raise ContextError(
+            "With `LocalUpdates` a model must be trained by `fit`, which knows where a phase ends. Received: "
+            f"gradients for {optimizer.name!r} in a function given to `strategy.run`. Override "
+            "`train_step` of the model and call `fit`, or make the strategy without `sync`."
+        )
+
+
+def _check(optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
+    """Raise for an optimizer that cannot train apart, or not here."""
+    _check_in_fit(optimizer)
+    reason = None
+    if getattr(optimizer, "use_ema", False):
+        reason = "`use_ema=True`, whose averages `fit` would store as weights: use `outer_optimizer`"
+    elif any(getattr(v, "overwrite_with_gradient", False) for v in weights):
+        reason = "float8, whose histories of largest values belong to all replicas: use bfloat16"
+    if reason is not None:
+        raise InvalidArgumentError(
+            f"With `LocalUpdates` a replica must be able to train alone. Received: {optimizer.name!r} with "
+            f"{reason}."
+        )

@@ -1,0 +1,302 @@
+"""Steps of `fit` in which each replica trains apart: `LocalUpdates`.
+
+A replica runs Keras' own step on its rows, as one device would, and no message is sent. The program counts
+the steps of a phase, and ends it after the last. `end_local_phase` ends one that has fewer: where an epoch
+ends, and where a preempted task saves. Between two phases all replicas hold the same weights, moving
+statistics and metrics; during one, everything outside of the steps sees those of the last end. Backups are
+written between two phases, so that they do not change what is trained.
+
+Tests: tests/virtual/strategies/test_local_updates.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._errors import InvalidArgumentError
+from unisono._types import PyTree
+from unisono.step._dispatch import CompiledStep
+from unisono.step._keras_internals import store_value, stored_value, trained_variables
+from unisono.step._layout import VariableLayout
+from unisono.step.variables._local_layout import LocalLayout, PairLayout
+from unisono.step.variables._merge_rules import Merge, localize, merge_all
+from unisono.training._model_state import release_state
+from unisono.training.groups._batch_group import BatchGroup
+from unisono.training.groups._batch_policy import BatchPolicy
+from unisono.training.groups._batch_source import BatchSource
+from unisono.training.stateful._form import is_stateful
+from unisono.training.trainer._fit_state import FitState, PureStep
+from unisono.training.trainer._protocol import State, plain_function_of
+from unisono.training.trainer._trainer_function import TrainerFunction
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
+
+if TYPE_CHECKING:
+    from unisono.strategies._replicated import ReplicatedStrategy
+
+#: Which copies of a variable differ within a phase, and are made one at its end.
+_MERGED = (Merge.MEAN, Merge.SUM, Merge.FIRST)
+
+#: The lists of a training step's state: their places.
+_TRAINABLE, _NON_TRAINABLE, _OPTIMIZER, _METRICS = range(4)
+
+
+def is_in_phase(model: keras.Model) -> bool:
+    """Return whether replicas of a model hold what the others have not got yet: it trains apart, in `fit`."""
+    function = plain_function_of(getattr(model, "train_function", None))
+    return isinstance(function, LocalTrainFunction) and function.steps_in_phase > 0
+
+
+def steps_to_end_of_phase(function: Callable[..., object]) -> int:
+    """Return after how many steps of a train function a phase ends; a large number without phases."""
+    if not isinstance(function, LocalTrainFunction):
+        return sys.maxsize
+    return function.every - function.steps_in_phase
+
+
+def end_local_phase(model: keras.Model) -> None:
+    """Let the replicas of a model that trains apart exchange what they have learned; all workers call it."""
+    function = plain_function_of(getattr(model, "train_function", None))
+    if isinstance(function, LocalTrainFunction):
+        function.end_phase()
+
+
+class LocalStep(TrainerStep):
+    """A training step of a replica that does not ask the others."""
+
+    def split(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run Keras' own step on this replica's rows, with random numbers of its own."""
+        engine, rules = self.engine(), self.rules()
+        local = tuple(
+            [localize(r, v, engine) if r is Merge.SEED else v for r, v in zip(rs, vs, strict=True)]
+            for rs, vs in zip(rules, state, strict=True)
+        )
+        logs, new = super().whole(local, batch)
+        # Of random streams alone, which is no message.
+        only_seeds = ([r if r is Merge.SEED else Merge.KEEP for r in rs] for rs in rules)
+        return logs, tuple(merge_all(rs, list(xs), engine) for rs, xs in zip(only_seeds, new, strict=True))
+
+    def whole(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
+        """Run the step on rows that all replicas have: they count once in the metrics."""
+        logs, new = super().whole(state, batch)
+        is_first = jnp.equal(self.engine().replica_id, 0)
+        metrics = [
+            jnp.where(is_first, x, old) if rule is Merge.SUM else x
+            for rule, old, x in zip(self.rules()[_METRICS], state[_METRICS], new[_METRICS], strict=True)
+        ]
+        return logs, (*new[:_METRICS], metrics)
+
+
+class LocalState(FitState):
+    """The state between steps of replicas that train apart."""
+
+    #: The places in the list of non-trainable variables that the step changes; known when it was traced.
+    _changed: Sequence[int] = ()
+
+    @property
+    def _local(self) -> LocalLayout:
+        # What this class is made for.
+        return self._layout  # type: ignore[return-value]
+
+    def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
+        super()._layouts_of_state()
+        mesh = self._strategy.mesh
+        rules = LocalStep(self._model, self._strategy, self._task).rules()
+        layouts: list[list[VariableLayout]] = []
+        for number, part in enumerate(variables_of(self._model, self._task)):
+            layouts.append(
+                [
+                    PairLayout(mesh, rule)
+                    if number == _TRAINABLE or (rule in _MERGED and number != _OPTIMIZER)
+                    else self._layout.of(variable)
+                    for variable, rule in zip(part, rules[number], strict=True)
+                ]
+            )
+        return tuple(layouts)
+
+    def in_step(self, step: PureStep) -> PureStep:
+        """Return a step for the arrays of a program, which ends a phase that has all of its steps."""
+        layouts, every = self._layouts, self._local.sync.every
+
+        def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
+            own = tuple(
+                [one.enter(x, True) for one, x in zip(part, xs, strict=True)]
+                for part, xs in zip(layouts, state, strict=True)
+            )
+            logs, new = step(own, batch)
+            before, after = own[_NON_TRAINABLE], new[_NON_TRAINABLE]
+            # What a step did not change is the same object.
+            self._changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b]
+            left = tuple(
+                [_left(one, old, x) for one, old, x in zip(part, olds, xs, strict=True)]
+                for part, olds, xs in zip(layouts, state, new, strict=True)
+            )
+            return logs, self._ended_if(left, lambda steps: steps + 1, lambda steps: steps >= every)
+
+        return program
+
+    def end_program(self) -> CompiledStep[State, PyTree, PyTree]:
+        """Return the program that ends a phase of fewer steps, and leaves a state without one as it is."""
+        strategy = self._strategy
+        return CompiledStep(
+            lambda state, _: ((), self._ended_if(state, lambda steps: steps, lambda steps: steps > 0)),
+            strategy.mesh,
+            state_shardings=self.shardings,
+            in_specs=(self.specs, ()),
+            out_specs=((), self.specs),
+            process_group=strategy.process_group,
+        )
+
+    def _ended_if(
+        self,
+        state: State,
+        count: Callable[[jax.Array], jax.Array],
+        is_over: Callable[[jax.Array], jax.Array],
+    ) -> State:
+        """Return the state after the end of a phase, if it is over; in the trace of a replica.
+
+        Args:
+            count: from the number of its steps to the new one.
+            is_over: from the new number to whether it is over.
+        """
+        parts = [list(part) for part in state]
+        optimizer = self._model.optimizer
+        added = self._local.added(optimizer)
+        steps = count(parts[_OPTIMIZER][added.steps])
+        numbers = {id(v): i for i, v in enumerate(self._model.trainable_variables)}
+        places = [(_TRAINABLE, numbers[id(v)]) for v in trained_variables(optimizer)]
+        merged = [(_NON_TRAINABLE, i) for i in self._changed] + [(_METRICS, i) for i in range(len(parts[-1]))]
+        merged = [(p, i) for p, i in merged if isinstance(self._layouts[p][i], PairLayout)]
+        rules = [self._layouts[p][i].rule for p, i in merged]  # type: ignore[attr-defined]
+        engine = LocalStep(self._model, self._strategy, self._task).engine()
+
+        def end(given: Any) -> Any:
+            weights, others, values = given
+            found = self._local.end_phase(
+                optimizer, weights, list(zip(rules, others, strict=True)), values, engine
+            )
+            # Both branches must give the same types, weak ones included.
+            return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), given, found)
+
+        given = (
+            [parts[p][i] for p, i in places],
+            [parts[p][i] for p, i in merged],
+            [parts[_OPTIMIZER][i] for i in added.values],
+        )
+        over = is_over(steps)
+        weights, others, values = jax.lax.cond(over, end, lambda same: same, given)
+        for (p, i), pair in zip([*places, *merged], [*weights, *others], strict=True):
+            parts[p][i] = pair
+        for i, value in zip(added.values, values, strict=True):
+            parts[_OPTIMIZER][i] = value
+        parts[_OPTIMIZER][added.steps] = jnp.where(over, 0, steps).astype(jnp.int32)
+        return tuple(parts)
+
+    def _compared(self) -> tuple[list[str], list[jax.Array]]:
+        """Return names and arrays of what must be equal on all workers: what the replicas share."""
+        pairs = [
+            (v.path, x[0] if isinstance(one, PairLayout) else x)
+            for vs, ones, xs in zip(
+                variables_of(self._model, self._task), self._layouts, self._returned or (), strict=True
+            )
+            for v, one, x in zip(vs, ones, xs.values, strict=True)
+        ]
+        pairs = [(name, x) for name, x in pairs if x.is_fully_replicated]
+        return [name for name, _ in pairs], [x for _, x in pairs]
+
+
+def _left(layout: VariableLayout, old: Any, value: Any) -> Any:
+    """Return what a program keeps of a variable, for the value that a step has left."""
+    if not isinstance(layout, PairLayout):
+        return layout.leave(value, True)
+    return old[0], jnp.asarray(value, old[1].dtype)[None]
+
+
+class LocalPolicy(BatchPolicy):
+    """Rows that do not divide are not filled up, which would need a message in each step."""
+
+    def _decide_padding(self, rows: int, replicas: int) -> bool:
+        size = -(-rows // replicas) * replicas
+        self.warn(
+            f"A batch of {rows} rows does not divide over {replicas} replicas, which train apart "
+            f"(`LocalUpdates`): every replica computes all rows. Use a batch size of {size}."
+        )
+        return False
+
+
+class LocalTrainFunction(TrainerFunction):
+    """Keras' `train_function` on replicas that train apart between exchanges."""
+
+    step_type, state_type, policy_type = LocalStep, LocalState, LocalPolicy
+    carried: LocalState
+
+    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
+        super().__init__(model, strategy, task)
+        self._model = model
+        layout = strategy.state_layout
+        #: How many steps a phase has, and how many of the running one are done, where steps do not run again.
+        self.every = layout.sync.every if isinstance(layout, LocalLayout) else 1
+        self.steps_in_phase = 0
+        #: How many steps were done when the last phase was ended by `end_phase`.
+        self._ended_at = 0
+        self._end: CompiledStep[State, PyTree, PyTree] | None = None
+        self._end_sizes: tuple[int, ...] = ()
+        reason = _why_not(model)
+        if reason is not None:
+            raise InvalidArgumentError(
+                f"With `LocalUpdates` a replica must be able to train alone. Received: {model.name!r} with "
+                f"{reason}, or make the strategy without `sync`."
+            )
+
+    def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
+        """Run the groups of one call; see `TrainerFunction.run`.
+
+        Raises:
+            InvalidArgumentError: where the steps run op by op.
+        """
+        if self.loop.is_eager:
+            raise InvalidArgumentError(
+                "With `LocalUpdates` steps must be compiled. Received: a model with `run_eagerly=True` or "
+                "`jit_compile=False`. Leave that out, or make the strategy without `sync` meanwhile."
+            )
+        return super().run(source, state, iterator)
+
+    def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
+        """Start a group's program; see `TrainerFunction.start`."""
+        started = super().start(group)
+        self.steps_in_phase = (self.steps_in_phase + group.count) % self.every
+        return started
+
+    def end_phase(self) -> None:
+        """End a phase that has fewer steps than others, between two steps; all workers must call it."""
+        if self.num_steps == self._ended_at:
+            return
+        self._ended_at, self.steps_in_phase = self.num_steps, 0
+        self._model.jax_state_sync()
+        parts = variables_of(self._model, TrainerTask.TRAIN)
+        held: Any = tuple([stored_value(v) for v in part] for part in parts)
+        state = self.carried.place(held, None)
+        if self._end is None or self._end_sizes != self.carried.sizes:
+            self._end, self._end_sizes = self.carried.end_program(), self.carried.sizes
+        _, new = self._end(state, ())
+        kept = self.carried.keep(new, self.num_steps)
+        for part, values in zip(parts, kept, strict=True):
+            for variable, value in zip(part, values, strict=True):
+                store_value(variable, value)
+        release_state(self._model)
+
+
+def _why_not(model: keras.Model) -> str | None:
+    """Return why a model cannot train apart; None where it can."""
+    if is_stateful(model, TrainerTask.TRAIN):
+        return (
+            "a `train_step(self, data)` in TensorFlow's form: write one of Keras 3, `train_step(state, data)`"
+        )
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        return 'a `LossScaleOptimizer`, whose scale belongs to all replicas: use `"mixed_bfloat16"`'
+    return None
