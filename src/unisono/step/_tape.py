@@ -28,6 +28,7 @@ from unisono.step._differentiate import Gradients, gradient_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
+from unisono.step._sharded_layout import as_read
 from unisono.step._value_handle import VariableValue
 from unisono.step.eager._backward import differentiate, weights_of
 from unisono.step.eager._recording import Recorder, TapeRecording, recorder_here, require_recording
@@ -323,8 +324,9 @@ class GradientTape:
         return None if unwatched else grad
 
     def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> jax.Array:
-        value: jax.Array | None = self._values.get(id(variable))
-        return frame.scope.get_current_value(variable) if value is None else value
+        held = self._values.get(id(variable))
+        value: jax.Array = as_read(frame.scope.get_current_value(variable) if held is None else held)
+        return value
 
     def _position(self, source: keras.Variable | jax.Array) -> int:
         for position, tensor in enumerate(self._watched):
@@ -427,7 +429,7 @@ def value_and_grad(
     def differentiated(*args: Params.args, **kwargs: Params.kwargs) -> tuple[Value, list[jax.Array]]:
         frame = current_frame()
         scope = frame.scope if frame else StateScope()
-        values = tuple(scope.get_current_value(v) for v in wanted)
+        values = tuple(as_read(scope.get_current_value(v)) for v in wanted)
         closure = _Closure(lambda: fn(*args, **kwargs), scope, values)
         solve = _value_and_grad_solver(wanted, has_aux, current())
         if frame:
