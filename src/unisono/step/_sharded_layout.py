@@ -39,10 +39,10 @@ from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
-from unisono.step._gather_on_use import part_of
 from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
 from unisono.step._value_handle import ValueHandle, VariableValue
+from unisono.step.variables._gather_on_use import part_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -360,6 +360,11 @@ class ShardedLayout(PartsLayout):
         ]
         return self._whole_weights(trained, layouts, new), left
 
+    @property
+    def _has_reduce_scatter(self) -> bool:
+        """Whether XLA's own is used: over Gloo it returns wrong numbers; see `collectives._reduce`."""
+        return self._mesh.platform != "cpu"
+
     def _reduce(
         self, op: ReduceOp, grads: list[jax.Array], _: Sequence[keras.Variable]
     ) -> list[VariableValue]:
@@ -385,8 +390,7 @@ class ShardedLayout(PartsLayout):
         replicas = self._mesh.num_replicas
         packing = self._packing([(r.shape[1:], r.dtype) for r in rows])
         buckets = jax.vmap(lambda each: pack(each, packing))(rows)
-        # Over Gloo `psum_scatter` returns wrong numbers; see `collectives._reduce`.
-        if self._mesh.platform != "cpu":
+        if self._has_reduce_scatter:
             summed = [lax.psum_scatter(b, AXIS) for b in buckets]
         else:
             summed = [reduce_scatter(b, axis_name=AXIS, axis_size=replicas)[0] for b in buckets]
@@ -411,7 +415,11 @@ class ShardedLayout(PartsLayout):
     def _packing(self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]]) -> PackingPlan:
         # A message between workers costs more than its bytes: all arrays of a type travel in one, on CPUs.
         # XLA's compilers for GPUs and TPUs combine what is to be sent themselves, see `own_ops`.
-        return plan(arrays, num_packs=1 if self._group.size > 1 and self._mesh.platform == "cpu" else 0)
+        return plan(arrays, num_packs=1 if self._sends_over_gloo else 0)
+
+    @property
+    def _sends_over_gloo(self) -> bool:
+        return self._group.size > 1 and self._mesh.platform == "cpu"
 
 
 def is_split(shape: Sequence[int]) -> bool:

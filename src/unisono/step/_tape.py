@@ -323,10 +323,9 @@ class GradientTape:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
         return None if unwatched else grad
 
-    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> jax.Array:
-        held = self._values.get(id(variable))
-        value: jax.Array = as_read(frame.scope.get_current_value(variable) if held is None else held)
-        return value
+    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> Any:
+        value = self._values.get(id(variable))
+        return as_read(frame.scope.get_current_value(variable) if value is None else value)
 
     def _position(self, source: keras.Variable | jax.Array) -> int:
         for position, tensor in enumerate(self._watched):
@@ -386,8 +385,7 @@ def _total(target: PyTree, weights: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(target)
     if weights is not None:
         leaves = [x * w for x, w in zip(leaves, jax.tree.leaves(weights), strict=True)]
-    sums = [jnp.sum(x) for x in leaves]
-    return sum(sums[1:], sums[0])
+    return sum(map(jnp.sum, leaves[1:]), jnp.sum(leaves[0]))
 
 
 #: What a function returned, its gradients, and the new values of what it wrote.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono.cluster._process_group import ProcessGroup
-from unisono.step._fully_sharded_layout import FullyShardedLayout
 from unisono.step._layout import MirroredLayout, StateLayout
 from unisono.step._sharded_layout import ShardedLayout
+from unisono.step.variables._fully_sharded_layout import FullyShardedLayout
 from unisono.training.replica._elementwise import why_whole
 
 #: The names of state layouts; the first is that of strategies by default.

@@ -77,7 +77,7 @@ def written_once(
     context = current()
     # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
     if context is None or not context.is_of_method:
-        variables = getattr(getattr(model, "optimizer", None), "variables", ())
+        variables = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
         strategy.gather_state([v for v in variables if not is_of_compression(v)])
     result = _write_whole(original, bound) if strategy.is_chief else None
     strategy.process_group.share_file(path)

@@ -88,7 +88,7 @@ def gather_on_use(
         for v, part, gather in zip(closed.jaxpr.invars[:count], parts, gathers, strict=True)
     }
     known = dict(zip(closed.jaxpr.invars[count:], parts, strict=True))
-    return _Evaluation(closed, known, lazy, itertools.count()).run()
+    return _TraceEvaluation(closed, known, lazy, itertools.count()).run()
 
 
 # --- what is not computed yet -------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class _Resting:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Postponed:
+class _Postponement:
     """An output of a step that needs arrays of this kind alone; computed anew where it is used."""
 
     jaxpr: jex.Jaxpr
@@ -122,7 +122,7 @@ class _Postponed:
         return _evaluated(self.jaxpr, [self.equation], known, [self.equation.outvars[self.place]])[0]
 
 
-_Lazy: TypeAlias = "_Resting | _Postponed"
+_Lazy: TypeAlias = "_Resting | _Postponement"
 
 
 def _postponed(jaxpr: jex.Jaxpr, equation: jex.JaxprEqn, inputs: tuple[_Lazy, ...]) -> Iterator[_Lazy]:
@@ -134,13 +134,13 @@ def _postponed(jaxpr: jex.Jaxpr, equation: jex.JaxprEqn, inputs: tuple[_Lazy, ..
         yield _Resting(first.part.astype(dtype), first.gather)
         return
     for place in range(len(equation.outvars)):
-        yield _Postponed(jaxpr, equation, inputs, place)
+        yield _Postponement(jaxpr, equation, inputs, place)
 
 
 # --- the evaluation -------------------------------------------------------------------------------------
 
 
-class _Evaluation:
+class _TraceEvaluation:
     """One evaluation of a trace.
 
     Args:
@@ -157,10 +157,8 @@ class _Evaluation:
         clock: Iterator[int],
     ) -> None:
         self._jaxpr, self._clock = closed.jaxpr, clock
-        self._known: dict[jex.Var, Any] = {
-            **known,
-            **dict(zip(closed.jaxpr.constvars, closed.consts, strict=True)),
-        }
+        constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        self._known: dict[jex.Var, Any] = {**known, **constants}
         self._lazy: dict[jex.Var, _Lazy] = dict(lazy)
         #: When each value was computed.
         self._when: dict[jex.Var, int] = {}
@@ -186,7 +184,7 @@ class _Evaluation:
                 self._flush()
                 self._step(equation, inputs)
         self._flush()
-        return [self._value(v, None) for v in self._jaxpr.outvars]
+        return [self._found(v, None) for v in self._jaxpr.outvars]
 
     def _step(self, equation: jex.JaxprEqn, inputs: Sequence[jex.Var]) -> None:
         """Evaluate a step that needs whole arrays."""
@@ -197,7 +195,7 @@ class _Evaluation:
         # What was computed last: in a backward pass the derivative, and not what the forward pass has left.
         last = max(there, key=lambda v: self._when.get(v, -1), default=None)
         after = None if last is None else self._known[last]
-        values = {v: self._value(v, after) for v in dict.fromkeys(inputs)}
+        values = {v: self._found(v, after) for v in dict.fromkeys(inputs)}
         self._evaluate([equation], values)
         self._note(equation)
 
@@ -206,12 +204,12 @@ class _Evaluation:
         inner: jex.ClosedJaxpr = next(x for x in equation.params.values() if isinstance(x, jex.ClosedJaxpr))
         known: dict[jex.Var, Any] = {}
         lazy: dict[jex.Var, _Lazy] = {}
-        evaluation = _Evaluation(inner, known, lazy, self._clock)
+        evaluation = _TraceEvaluation(inner, known, lazy, self._clock)
         for own, given in zip(inner.jaxpr.invars, equation.invars, strict=True):
             if isinstance(given, jex.Var) and given in self._lazy:
                 evaluation._lazy[own] = self._lazy[given]
             else:
-                evaluation._known[own] = self._value(given, None)
+                evaluation._known[own] = self._found(given, None)
                 if isinstance(given, jex.Var):
                     evaluation._when[own] = self._when.get(given, -1)
         self._known.update(zip(equation.outvars, evaluation.run(), strict=True))
@@ -231,7 +229,7 @@ class _Evaluation:
         now = next(self._clock)
         self._when.update(dict.fromkeys(equation.outvars, now))
 
-    def _value(self, atom: Any, after: jax.Array | None) -> Any:
+    def _found(self, atom: Any, after: jax.Array | None) -> Any:
         if not isinstance(atom, jex.Var):
             return atom.val
         return self._lazy[atom].value(after) if atom in self._lazy else self._known[atom]

@@ -25,10 +25,10 @@ from jax import lax
 from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono.collectives._packing import PackingPlan, plan
-from unisono.step._gather_on_use import gather_on_use, note_part, part_of
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import ReplicaCode
 from unisono.step._sharded_layout import ShardedLayout, ShardedVariableLayout, Shards, lie_in_parts
+from unisono.step.variables._gather_on_use import gather_on_use, note_part, part_of
 
 #: Weights of fewer elements stay whole on every replica: a gather would cost more than they take.
 SMALLEST = 1024
@@ -132,10 +132,13 @@ class FullyShardedLayout(ShardedLayout):
                 note_part(new[i], weights[i])
         return new
 
+    @property
+    def _has_reduce_scatter(self) -> bool:
+        # Within a process it is right, and needs no second array of a gradient's size.
+        return not self._sends_over_gloo
+
     def _packing(self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]]) -> PackingPlan:
-        if self._group.size > 1 and self._mesh.platform == "cpu":
-            return plan(arrays, bytes_per_pack=_MESSAGE_BYTES)
-        return plan(arrays)
+        return plan(arrays, bytes_per_pack=_MESSAGE_BYTES if self._sends_over_gloo else 0)
 
 
 def _is_gathered(weight: keras.Variable) -> bool:
