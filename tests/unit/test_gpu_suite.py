@@ -23,6 +23,7 @@ NEEDED = [
     "tests/cluster/test_parameter_server.py",
     "tests/virtual/strategies/test_contract.py",
     "tests/virtual/strategies/test_multi_worker_program.py",
+    "tests/virtual/strategies/test_fully_sharded_state.py",
     "tests/virtual/strategies/test_sharded_state.py",
     "tests/virtual/strategies/test_sharded_workers.py",
     "tests/virtual/training/_digits.py",

@@ -363,7 +363,8 @@ class FitBackup:
         strategy = strategy_of(self._model)
         # A collective, so before the workers that do not write return.
         if strategy is not None:
-            strategy.gather_state([v for o in optimizers_of(self._model) for v in o.variables], values)
+            owners = [self._model, *optimizers_of(self._model)]
+            strategy.gather_state([v for owner in owners for v in owner.variables], values)
         if self._backups.read_only:
             return
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():

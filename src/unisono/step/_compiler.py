@@ -285,14 +285,16 @@ class StepCompiler:
     def entry(self, fn: Callable[..., object], call: Call) -> Entry:
         """The compiled step for a function and a call's signature."""
         code, same = getattr(fn, "__code__", None), identity_of(fn)
-        key = (fn if code in self._changing else same, call.signature)
+        layout = self._strategy.state_layout
+        key = (fn if code in self._changing else same, call.signature, layout.version)
         entry = self._entries.get(key)
         if entry is None:
             entry = self._build(fn, call)
             if identity_of(fn) != same:
                 # It changes what it closes over, as one does that makes its model in the first call.
                 self._changing.add(code)
-                key = (fn, call.signature)
+            # The step may have been the first that updates weights.
+            key = (fn if code in self._changing else same, call.signature, layout.version)
             self._entries[key] = entry
             self._note_program(fn)
             if len(self._entries) > _CACHE_SIZE:

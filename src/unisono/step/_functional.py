@@ -186,6 +186,22 @@ class ReplicatedStep:
             localize(s.rule, v[0], engine) if s.is_stacked else _entered(s, v, engine)
             for s, v in zip(slots, values, strict=True)
         ]
+        outputs: list[Output] = []
+
+        def code(values: list[Any]) -> tuple[PyTree, list[jax.Array]]:
+            out, own, mirrored, new = self._on_values(engine, values, arrays)
+            outputs.append(out)
+            return (own, mirrored), new
+
+        layout = self.strategy.state_layout
+        (own, mirrored), new = layout.run_replica([s.variable for s in slots], start, code)
+        return outputs[-1], own, mirrored, new
+
+    def _on_values(
+        self, engine: ReplicaEngine, start: list[Any], arrays: Sequence[CallArray]
+    ) -> tuple[Output, list[jax.Array], list[CallArray], list[jax.Array]]:
+        """Run the step of one replica on what its code sees of the variables; see `one_replica`."""
+        slots = self.plan.slots if self.plan else ()
         args, kwargs = self.call.rebuild(arrays, lambda _, part: part[0][0])
         context = Context(self.strategy, ReplicaContext(self.strategy, engine))
         program = Program(

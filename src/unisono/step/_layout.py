@@ -17,6 +17,7 @@ import jax
 import keras
 
 from unisono._mesh import ReplicaMesh
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.step._value_handle import VariableValue
@@ -29,6 +30,9 @@ GradientReducer = Callable[[ReduceOp, list[Any], Sequence[keras.Variable]], list
 
 #: An optimizer's update as a pure function: from its values, gradients and weights to weights and values.
 PureUpdate = Callable[[list[jax.Array], Gradients, list[jax.Array]], tuple[list[jax.Array], list[jax.Array]]]
+
+#: A replica's code: from values of its variables to results and new values.
+ReplicaCode = Callable[[list[Any]], tuple[PyTree, list[Any]]]
 
 #: The attribute of an optimizer's variable that a layout has added, which no other strategy has.
 _ADDED = "_unisono_added"
@@ -129,6 +133,12 @@ class StateLayout:
         self._mesh = mesh
         self._whole = VariableLayout(mesh)
         self._stacked = StackedLayout(mesh)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Another number after weights began to lie in another way: programs made before are made anew."""
+        return self._version
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies.
@@ -190,6 +200,21 @@ class StateLayout:
             arrays: of a program's state.
         """
         return arrays
+
+    def run_replica(
+        self, variables: Sequence[keras.Variable], values: Sequence[Any], code: ReplicaCode
+    ) -> tuple[PyTree, list[Any]]:
+        """Run the code of a replica on what its variables hold.
+
+        Args:
+            variables: those that the code reads and writes.
+            values: as they lie in its program.
+            code: what is run.
+
+        Returns:
+            What the code returns; new values of variables as they lie in the program.
+        """
+        return code(list(values))
 
     def gather(
         self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None

@@ -42,6 +42,7 @@ from unisono.step._engines import SHARDED
 from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
 from unisono.step._value_handle import ValueHandle, VariableValue
+from unisono.step.variables._gather_on_use import part_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -103,7 +104,7 @@ class Shards(ValueHandle):
         context = current()
         if self.needs_all and context is not None and context.is_of_method:
             raise ContextError(
-                "Optimizer variables of several workers that lie in parts can be read where an epoch ends, "
+                "Variables of several workers that lie in parts can be read where an epoch ends, "
                 "or outside of `fit`, by all workers. Received: a read within an epoch. Save at the end of "
                 'epochs (`save_freq="epoch"`), save weights only, or use '
                 "`unisono.callbacks.BackupAndRestore`."
@@ -285,6 +286,8 @@ class ShardedLayout(PartsLayout):
         why_whole: returns why an optimizer cannot update parts of weights apart, or None where it can.
     """
 
+    name = "sharded"
+
     def __init__(
         self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None], group: ProcessGroup
     ) -> None:
@@ -305,17 +308,22 @@ class ShardedLayout(PartsLayout):
         reason = self._why_whole(optimizer)
         if reason is not None:
             _LOG.warning(
-                'The optimizer %s keeps its state whole on every device, despite state_layout="sharded": %s.',
+                'The optimizer %s keeps its state whole on every device, despite state_layout="%s": %s.',
                 optimizer.name,
+                self.name,
                 reason,
             )
             return False
+        self._mark_weights(optimizer)
         # By shape: Keras' optimizers do not say which of their variables belong to a weight.
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
         for variable in optimizer.variables:
             if tuple(variable.shape) in shapes and is_split(variable.shape):
                 lie_in_parts(variable, ShardedVariableLayout(self._mesh, tuple(variable.shape), self._group))
-        return any(hasattr(variable, _MARK) for variable in optimizer.variables)
+        return any(hasattr(v, _MARK) for v in [*optimizer.variables, *trained_variables(optimizer)])
+
+    def _mark_weights(self, optimizer: keras.Optimizer) -> None:
+        """Let weights lie in parts, too; here none."""
 
     def update(
         self,
@@ -327,7 +335,8 @@ class ShardedLayout(PartsLayout):
     ) -> tuple[list[jax.Array], list[jax.Array]] | None:
         """Update this replica's part of everything, and make the weights whole; see `StateLayout.update`."""
         # In a stateless scope of the user the values are others.
-        if not any(isinstance(value, Shards) and value.in_replica for value in values):
+        is_ours = any(isinstance(value, Shards) and value.in_replica for value in values)
+        if not is_ours and all(part_of(weight) is None for weight in weights):
             return None
         trained, slots = trained_variables(optimizer), list(optimizer.variables)
         layouts = [
@@ -349,7 +358,12 @@ class ShardedLayout(PartsLayout):
             k if layout is None else Shards(k, layout, in_replica=True)
             for layout, k in zip(resting, kept, strict=True)
         ]
-        return self._gather_weights(layouts, new), left
+        return self._whole_weights(trained, layouts, new), left
+
+    @property
+    def _has_reduce_scatter(self) -> bool:
+        """Whether XLA's own is used: over Gloo it returns wrong numbers; see `collectives._reduce`."""
+        return self._mesh.platform != "cpu"
 
     def _reduce(
         self, op: ReduceOp, grads: list[jax.Array], _: Sequence[keras.Variable]
@@ -376,15 +390,17 @@ class ShardedLayout(PartsLayout):
         replicas = self._mesh.num_replicas
         packing = self._packing([(r.shape[1:], r.dtype) for r in rows])
         buckets = jax.vmap(lambda each: pack(each, packing))(rows)
-        # Over Gloo `psum_scatter` returns wrong numbers; see `collectives._reduce`.
-        if self._mesh.platform != "cpu":
+        if self._has_reduce_scatter:
             summed = [lax.psum_scatter(b, AXIS) for b in buckets]
         else:
             summed = [reduce_scatter(b, axis_name=AXIS, axis_size=replicas)[0] for b in buckets]
         return unpack(summed, packing)
 
-    def _gather_weights(
-        self, layouts: Sequence[ShardedVariableLayout | None], weights: Sequence[jax.Array]
+    def _whole_weights(
+        self,
+        trained: Sequence[keras.Variable],
+        layouts: Sequence[ShardedVariableLayout | None],
+        weights: Sequence[jax.Array],
     ) -> list[jax.Array]:
         """Make weights whole of all replicas' parts."""
         parts = [w for layout, w in zip(layouts, weights, strict=True) if layout is not None]
@@ -399,7 +415,11 @@ class ShardedLayout(PartsLayout):
     def _packing(self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]]) -> PackingPlan:
         # A message between workers costs more than its bytes: all arrays of a type travel in one, on CPUs.
         # XLA's compilers for GPUs and TPUs combine what is to be sent themselves, see `own_ops`.
-        return plan(arrays, num_packs=1 if self._group.size > 1 and self._mesh.platform == "cpu" else 0)
+        return plan(arrays, num_packs=1 if self._sends_over_gloo else 0)
+
+    @property
+    def _sends_over_gloo(self) -> bool:
+        return self._group.size > 1 and self._mesh.platform == "cpu"
 
 
 def is_split(shape: Sequence[int]) -> bool:
@@ -415,7 +435,8 @@ def _own(layout: ShardedVariableLayout | None, value: Any) -> Any:
     """This replica's part of a gradient or a weight."""
     if layout is None or value is None:
         return value
-    return value.parts if isinstance(value, Shards) else layout.own_part(jnp.asarray(value))
+    part = value.parts if isinstance(value, Shards) else part_of(value)
+    return layout.own_part(jnp.asarray(value)) if part is None else part
 
 
 # --- what looks at all gradients at once ------------------------------------------------------------

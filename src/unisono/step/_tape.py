@@ -28,6 +28,7 @@ from unisono.step._differentiate import Gradients, gradient_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
+from unisono.step._sharded_layout import as_read
 from unisono.step._value_handle import VariableValue
 from unisono.step.eager._backward import differentiate, weights_of
 from unisono.step.eager._recording import Recorder, TapeRecording, recorder_here, require_recording
@@ -322,9 +323,9 @@ class GradientTape:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
         return None if unwatched else grad
 
-    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> jax.Array:
-        value: jax.Array | None = self._values.get(id(variable))
-        return frame.scope.get_current_value(variable) if value is None else value
+    def _value_of(self, frame: ReplicaFrame, variable: keras.Variable) -> Any:
+        value = self._values.get(id(variable))
+        return as_read(frame.scope.get_current_value(variable) if value is None else value)
 
     def _position(self, source: keras.Variable | jax.Array) -> int:
         for position, tensor in enumerate(self._watched):
@@ -384,8 +385,7 @@ def _total(target: PyTree, weights: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(target)
     if weights is not None:
         leaves = [x * w for x, w in zip(leaves, jax.tree.leaves(weights), strict=True)]
-    sums = [jnp.sum(x) for x in leaves]
-    return sum(sums[1:], sums[0])
+    return sum(map(jnp.sum, leaves[1:]), jnp.sum(leaves[0]))
 
 
 #: What a function returned, its gradients, and the new values of what it wrote.
@@ -427,7 +427,7 @@ def value_and_grad(
     def differentiated(*args: Params.args, **kwargs: Params.kwargs) -> tuple[Value, list[jax.Array]]:
         frame = current_frame()
         scope = frame.scope if frame else StateScope()
-        values = tuple(scope.get_current_value(v) for v in wanted)
+        values = tuple(as_read(scope.get_current_value(v)) for v in wanted)
         closure = _Closure(lambda: fn(*args, **kwargs), scope, values)
         solve = _value_and_grad_solver(wanted, has_aux, current())
         if frame:

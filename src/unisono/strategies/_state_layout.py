@@ -10,17 +10,18 @@ from unisono._mesh import ReplicaMesh
 from unisono.cluster._process_group import ProcessGroup
 from unisono.step._layout import MirroredLayout, StateLayout
 from unisono.step._sharded_layout import ShardedLayout
+from unisono.step.variables._fully_sharded_layout import FullyShardedLayout
 from unisono.training.replica._elementwise import why_whole
 
 #: The names of state layouts; the first is that of strategies by default.
-LAYOUTS = ("mirrored", "sharded")
+LAYOUTS = ("mirrored", "sharded", "fully_sharded")
 
 
 def layout_named(name: str, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
     """Return a state layout.
 
     Args:
-        name: `"mirrored"` or `"sharded"`.
+        name: one of `LAYOUTS`.
 
     Raises:
         InvalidArgumentError: for another name.
@@ -29,7 +30,10 @@ def layout_named(name: str, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayo
         return MirroredLayout(mesh)
     if name == "sharded":
         return ShardedLayout(mesh, why_whole, group)
+    if name == "fully_sharded":
+        return FullyShardedLayout(mesh, why_whole, group)
     raise InvalidArgumentError(
-        f'`state_layout` must be "mirrored" or "sharded". Received: state_layout={name!r}. '
-        'Write `state_layout="sharded"` for optimizer state in parts on the devices.'
+        f'`state_layout` must be "mirrored", "sharded" or "fully_sharded". Received: state_layout={name!r}. '
+        'Write `state_layout="sharded"` for optimizer state in parts on the devices, "fully_sharded" for '
+        "weights in parts, too."
     )

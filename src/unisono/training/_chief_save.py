@@ -78,7 +78,7 @@ def written_once(
     # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
     if context is None or not context.is_of_method:
         variables = getattr(getattr(model, "optimizer", None), "variables", ())
-        strategy.gather_state(gathered_for_file(variables))
+        strategy.gather_state([*model.variables, *gathered_for_file(variables)])
     result = _write_whole(original, bound) if strategy.is_chief else None
     strategy.process_group.share_file(path)
     return result

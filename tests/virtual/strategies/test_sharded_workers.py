@@ -1,4 +1,4 @@
-"""Optimizer state in parts on the replicas of several workers; runs in each process of a cluster.
+"""Optimizer state and weights in parts on the replicas of several workers; runs in each process of a cluster.
 
 `tests/cluster/test_contract.py` starts the processes.
 """
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import unisono
+from tests.virtual.strategies import test_fully_sharded_state as fully_sharded
 from tests.virtual.strategies.test_sharded_state import (
     CLOSE,
     assert_close,
@@ -20,6 +21,7 @@ from tests.virtual.strategies.test_sharded_state import (
     values,
 )
 from unisono.checkpoint import Checkpoint
+from unisono.step._keras_internals import stored_value
 
 pytestmark = pytest.mark.skipif("TF_CONFIG" not in os.environ, reason="needs a cluster")
 
@@ -89,3 +91,39 @@ def test_spread_custom_loop():
         found.append([np.asarray(v) for v in [*weights, *own.variables]])
     assert in_shards(own)
     assert_close(found[1], found[0])
+
+
+def test_spread_weights(tmp_path):
+    """In `fit`, a loop, a callback that saves, and files between the layouts."""
+    x, y = fully_sharded.data(48)
+    files = {name: f"{tmp_path.parent.parent}/weights-{name}" for name in ("epoch.keras", "end.keras", "own")}
+    models = []
+    for layout in ("mirrored", "fully_sharded"):
+        strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
+        model = fully_sharded.compiled(strategy)
+        saves = [keras.callbacks.ModelCheckpoint(files["epoch.keras"])] if models else []
+        model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False, callbacks=saves)
+
+        def step(batch, model=model):
+            x, y = batch
+            with unisono.GradientTape() as tape:
+                loss = model.compute_loss(y=y, y_pred=model(x, training=True))
+            model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+        (batch,) = strategy.distribute_dataset([(x[:16], y[:16])])
+        strategy.run(step, (batch,))
+        models.append(model)
+    mirrored, model = models
+    assert len(fully_sharded.in_parts(model.weights)) == 2
+    for weight in fully_sharded.in_parts(model.weights):
+        held = stored_value(weight).parts.addressable_shards
+        assert sum(s.data.size for s in held) <= -(-weight.value.size // strategy.process_group.size) + 2
+    assert_close(values(model), values(mirrored))
+    np.testing.assert_allclose(*[m.evaluate(x, y, batch_size=16, verbose=0) for m in models], **CLOSE)
+    model.save(files["end.keras"])
+    loaded = keras.saving.load_model(files["end.keras"])
+    assert_close(values(loaded), values(model))
+    assert keras.saving.load_model(files["epoch.keras"]).count_params() == model.count_params()
+    Checkpoint(model=mirrored).restore(Checkpoint(model=model).write(files["own"]))
+    losses = [m.fit(x, y, batch_size=16, verbose=0, shuffle=False).history["loss"] for m in models]
+    np.testing.assert_allclose(*losses, **CLOSE)

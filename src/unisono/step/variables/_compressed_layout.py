@@ -22,12 +22,20 @@ from jax import lax
 
 from unisono._context import current
 from unisono._mesh import AXIS, ReplicaMesh
+from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.step._keras_internals import of_shapes, trained_variables
-from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, mark_added
+from unisono.step._layout import (
+    GradientReducer,
+    Gradients,
+    PureUpdate,
+    ReplicaCode,
+    StateLayout,
+    mark_added,
+)
 from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
 
 #: The attribute of an optimizer's variable that says what it is for: a `_Use`.
@@ -90,6 +98,17 @@ class CompressedLayout(PartsLayout):
     ) -> None:
         super().__init__(mesh, group)
         self._inner, self._ops = inner, ops
+
+    @property
+    def version(self) -> int:
+        """That of the other layout."""
+        return self._inner.version
+
+    def run_replica(
+        self, variables: Sequence[keras.Variable], values: Sequence[Any], code: ReplicaCode
+    ) -> tuple[PyTree, list[Any]]:
+        """Run a replica's code as the other layout does."""
+        return self._inner.run_replica(variables, values, code)
 
     def extend(self, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
         """Add errors and bases to an optimizer that is being built; see `StateLayout.extend`."""

@@ -102,7 +102,7 @@ class FitState:
         self._model, self._strategy, self._task = model, strategy, task
         self._layout: StateLayout = strategy.state_layout
         self._layouts: tuple[list[VariableLayout], ...] = ()
-        #: How many variables each part has; none before a state was placed.
+        #: How many variables each part has, and the version of the layout; none before a state was placed.
         self.sizes: tuple[int, ...] = ()
         self._names = tuple(f"{name}_variables" for name in task.value)
         self._returned: tuple[StatePart, ...] | None = None
@@ -216,9 +216,10 @@ class FitState:
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
             last = [own if isinstance(own, Shards) else new for own, new in zip(given, last, strict=True)]
         sizes = tuple(map(len, state))
-        if self.sizes != sizes:
+        if self.sizes != (*sizes, self._layout.version):
             # Also after a layer was frozen: its weights move to another part of the state.
-            self._layouts, self.sizes = self._layouts_of_state(), sizes
+            self._layouts = self._layouts_of_state()
+            self.sizes = *sizes, self._layout.version
         flat = iter(self._layout.place([one for part in self._layouts for one in part], last))
         return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
 

@@ -73,6 +73,18 @@ class TrainerStep:
 
     def one_device(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run Keras' own step on all rows."""
+        variables = [v for part in variables_of(self.model, self.task) for v in part]
+
+        def code(values: list[jax.Array]) -> tuple[PyTree, list[jax.Array]]:
+            given = iter(values)
+            logs, new = self._keras_step(tuple([next(given) for _ in part] for part in state), batch)
+            return logs, list(itertools.chain(*new))
+
+        logs, values = self.strategy.state_layout.run_replica(variables, list(itertools.chain(*state)), code)
+        new = iter(values)
+        return logs, tuple([next(new) for _ in part] for part in state)
+
+    def _keras_step(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         if self.task is TrainerTask.PREDICT:
             logs, non_trainable = self.model.predict_step(state, batch)
             return logs, (state[0], non_trainable)
