@@ -9,6 +9,7 @@ import pytest
 
 import unisono
 from unisono.cli import _model_plan
+from unisono.strategies._state_layout import LAYOUTS
 
 MODEL = """
 import keras
@@ -32,7 +33,7 @@ def test_state_of_eight_devices_is_what_they_hold(tmp_path):
     file = tmp_path / "model.py"
     file.write_text(MODEL)
     size = _model_plan.examine(options(file))
-    for layout in ("mirrored", "sharded"):
+    for layout in LAYOUTS:
         strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(8)], state_layout=layout)
         before = held()
         with strategy.scope():

@@ -2,7 +2,7 @@
 
 Memory is what XLA plans for the very program of a step, compiled for two virtual devices and scaled: of
 state in parts a replica of n keeps 1/n; what a step needs besides state hardly changes with n. A step takes
-the time of one device, and that of its exchange at the link's rate: a ring sends 2 (n-1)/n of the gradients
+the time of one device, and that of its exchange at the link's rate: a ring sends (n-1)/n of an array a pass
 (Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 
 Tests: tests/unit/cli/test_model_plan.py, tests/virtual/test_planned_sizes.py.
@@ -26,6 +26,9 @@ _TIME_LIMIT = 1800.0
 _STEPS, _ROUNDS = 20, 3
 #: Devices of the programs that are compiled.
 _COMPILED_FOR = 2
+#: How often a ring passes all gradients or weights: a reduce-scatter and an all-gather, as in an all-reduce;
+#: weights in parts are gathered for the forward and for the backward pass.
+_PASSES = {"mirrored": 2, "sharded": 2, "fully_sharded": 3}
 _LINK_UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8, "tbit": 1e12 / 8}
 _MEMORY_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -263,8 +266,7 @@ def plan_rows(size: ModelSize, options: PlanOptions) -> list[PlanRow]:
     alone = PlanRow("OneDeviceStrategy", size.state, size.temporary["one"] + size.batch, 0, compute)
     found = [alone]
     for layout in (name for name in size.given if name != "one"):
-        # A reduce-scatter and an all-gather send together what an all-reduce does.
-        sent = 2 * (n - 1) / n * size.gradients
+        sent = _PASSES[layout] * (n - 1) / n * size.gradients
         name = "MirroredStrategy" if layout == "mirrored" else f'  state_layout="{layout}"'
         state, temporary = size.state_of(layout, n), size.temporary[layout] + size.batch
         found.append(PlanRow(name, state, temporary, sent, compute + sent / options.link))

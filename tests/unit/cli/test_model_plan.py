@@ -13,8 +13,8 @@ SIZE = _model_plan.ModelSize(
     gradients=10 * MB,
     state=30 * MB,
     batch=1 * MB,
-    given={"mirrored": 31 * MB, "sharded": 21 * MB},
-    temporary={"one": 5 * MB, "mirrored": 15 * MB, "sharded": 15 * MB},
+    given={"mirrored": 31 * MB, "sharded": 21 * MB, "fully_sharded": 16 * MB},
+    temporary={"one": 5 * MB, "mirrored": 15 * MB, "sharded": 15 * MB, "fully_sharded": 8 * MB},
     step_seconds=0.02,
 )
 
@@ -36,14 +36,17 @@ def test_state_in_parts_is_divided_and_the_rest_is_not():
     # Two thirds of the state are slots: of 20 MB an eighth.
     assert SIZE.state_of("sharded", 2) == 20 * MB
     assert SIZE.state_of("sharded", 8) == 12.5 * MB
+    assert SIZE.state_of("fully_sharded", 8) == 3.75 * MB
 
 
 def test_bytes_and_times_of_each_way(file):
-    one, mirrored, sharded, ps, server = _model_plan.plan_rows(SIZE, options(file))
+    one, mirrored, sharded, fully, ps, server = _model_plan.plan_rows(SIZE, options(file))
     assert (one.sent, one.seconds, one.peak) == (0, 0.02, 36 * MB)
     # A ring: 2 * 7/8 of 10 MB, at 1.25 GB/s.
     assert mirrored.sent == sharded.sent == 17.5 * MB
     assert mirrored.seconds == pytest.approx(0.02 + 0.014)
+    # The weights twice, and the gradients.
+    assert fully.sent == 26.25 * MB
     assert (mirrored.peak, sharded.peak) == (46 * MB, 28.5 * MB)
     # Eight workers share the links of two servers: 4 * 10 MB each way; one alone pulls, and then pushes.
     assert ps.seconds == pytest.approx(0.02 + 0.032)
