@@ -1,5 +1,6 @@
 """Put the results of a run into docs/performance.md, README.md and the chart."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -28,10 +29,24 @@ SHOWN = (
     "transformer-2-processes",
     "lstm-2-devices",
 )
+#: The bars of README.md's chart.
+BARS = (
+    ("mlp-2-devices", "DataParallel"),
+    ("mlp-2-processes", "torch DDP"),
+    ("cnn3-2-devices", "TF MirroredStrategy"),
+    ("resnet-2-devices", "DataParallel"),
+    ("resnet-2-processes", "torch DDP"),
+    ("transformer-2-devices", "DataParallel"),
+    ("transformer-2-processes", "torch DDP"),
+    ("mlp-loop", "JAX by hand"),
+)
+COLORS = {_report.REACHED: "tab:green", _report.MISSED: "tab:red", _report.NO_CLAIM: "tab:gray"}
+CHART = "![Each ratio with its spread, and the claim](performance.svg)"
+SHORT_CHART = "![Eight of the ratios as bars](docs/performance_short.svg)"
 
 
 def write(report, root=ROOT):
-    """Write a report's tables between the markers of both pages, and its chart beside the first.
+    """Write a report's tables between the markers of both pages, and its charts beside the first.
 
     Args:
         report: what `run.py --json` writes.
@@ -40,11 +55,9 @@ def write(report, root=ROOT):
     found = report["results"]
     whole = [_report.heading(report), _report.table(found), f"{_report.summary(found)}.", CHART]
     replace(root / "docs" / "performance.md", whole)
-    replace(root / "README.md", [_report.heading(report), short_table(found)])
+    replace(root / "README.md", [_report.heading(report), SHORT_CHART, short_table(found)])
     draw(found, root / "docs" / "performance.svg")
-
-
-CHART = "![Each ratio with its spread, and the claim](performance.svg)"
+    draw_bars(found, root / "docs" / "performance_short.svg")
 
 
 def replace(page, parts):
@@ -80,12 +93,15 @@ def advantages(result):
     return *numbers, limit
 
 
-def draw(found, path):
-    """Draw all ratios, with their spread and the claim, on one logarithmic axis.
+@contextlib.contextmanager
+def ratio_axes(path, labels, height, ticks):
+    """Axes with a row of some height for each label, from the top, and ratios on a logarithmic axis.
 
     Args:
-        found: results; those that were not measured are left out.
-        path: of an SVG file.
+        path: the SVG file that is written at the end.
+        labels: texts of the rows.
+        height: of a row, in inches.
+        ticks: ratios that are written at the axis.
     """
     import matplotlib as mpl
 
@@ -93,22 +109,68 @@ def draw(found, path):
     mpl.rcParams |= {"svg.hashsalt": "unisono", "svg.fonttype": "none", "font.size": 8}
     from matplotlib import pyplot as plt
 
-    shown = [r for r in found if "ratio" in r]
-    figure, axes = plt.subplots(figsize=(9, 0.6 + 0.17 * len(shown)), layout="constrained")
-    colors = {_report.REACHED: "tab:green", _report.MISSED: "tab:red", _report.NO_CLAIM: "tab:gray"}
-    for position, result in enumerate(shown):
-        ratio, low, high, limit = advantages(result)
-        axes.plot([low, high], [position, position], color=colors[result["verdict"]], linewidth=1.5)
-        axes.plot(ratio, position, "o", color=colors[result["verdict"]], markersize=4)
-        if limit:
-            axes.plot(limit, position, "|", color="black", markersize=8)
-    axes.set_yticks(range(len(shown)), [f"{r['row']} / {r['against']}" for r in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
+    figure, axes = plt.subplots(figsize=(9, 0.6 + height * len(labels)), layout="constrained")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.axvline(1, color="gray", linewidth=0.5)
     axes.set_xscale("log")
-    ticks = [0.5, 0.7, 1, 1.5, 2, 3, 5, 8]
+    yield axes
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
-    axes.set_title("How many times better than the peer (dot: median, line: spread, mark: claim)")
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+
+
+def draw(found, path):
+    """Draw all ratios, with their spread and the claim.
+
+    Args:
+        found: results; those that were not measured are left out.
+        path: of an SVG file.
+    """
+    shown = [r for r in found if "ratio" in r]
+    labels = [f"{r['row']} / {r['against']}" for r in shown]
+    with ratio_axes(path, labels, 0.17, [0.5, 0.7, 1, 1.5, 2, 3, 5, 8]) as axes:
+        for position, result in enumerate(shown):
+            ratio, low, high, limit = advantages(result)
+            color = COLORS[result["verdict"]]
+            axes.plot([low, high], [position, position], color=color, linewidth=1.5)
+            axes.plot(ratio, position, "o", color=color, markersize=4)
+            if limit:
+                axes.plot(limit, position, "|", color="black", markersize=8)
+        title = "How many times better than the peer (dot: median, line: spread, mark: claim)"
+        axes.set_title(title, loc="right")
+
+
+def draw_bars(found, path):
+    """Draw the ratios of `BARS` with a legend.
+
+    Args:
+        found: results; those that were not measured are left out.
+        path: of an SVG file.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    shown = [r for r in found if (r["row"], r["against"]) in BARS and "ratio" in r]
+    labels = [f"{r['what']}\nagainst {r['against']}" for r in shown]
+    mark = {"color": "black", "marker": "|", "markersize": 14, "markeredgewidth": 2, "linestyle": ""}
+    with ratio_axes(path, labels, 0.42, [0.5, 0.7, 1, 1.5, 2, 3]) as axes:
+        for position, result in enumerate(shown):
+            ratio, low, high, limit = advantages(result)
+            axes.barh(position, ratio - 1, left=1, height=0.55, color=COLORS[result["verdict"]], alpha=0.7)
+            axes.plot([low, high], [position, position], color="black", linewidth=1)
+            axes.plot(limit, position, **mark)
+            axes.annotate(
+                f"{ratio:.2f}", (max(high, 1), position), (6, 0), textcoords="offset points", va="center"
+            )
+        axes.legend(
+            handles=[
+                Patch(color=COLORS[_report.REACHED], alpha=0.7, label="the claim was reached"),
+                Patch(color=COLORS[_report.MISSED], alpha=0.7, label="the claim was missed"),
+                Line2D([], [], label="the claim", **mark),
+                Line2D([], [], color="black", linewidth=1, label="the lowest and the highest round"),
+            ],
+            loc="lower right",
+        )
+        axes.set_title("Rows per second, as a multiple of the peer's", loc="right")

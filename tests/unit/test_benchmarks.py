@@ -322,6 +322,12 @@ def test_pages_are_written_between_their_markers_alone(tmp_path):
     assert "| 1.70 " in first[0]
     assert "2 claims reached, 0 missed." in first[1]
     assert "mlp-2-devices / DataParallel" in (tmp_path / "docs" / "performance.svg").read_text()
+    assert "against DataParallel" in (tmp_path / "docs" / "performance_short.svg").read_text()
+
+
+def test_the_short_charts_bars_are_claims_of_the_suite():
+    claims = {(row.name, _report.against(claim)) for row in _rows.ROWS for claim in row.claims if claim.limit}
+    assert set(_pages.BARS) <= claims
 
 
 def test_a_page_without_markers_is_an_error(tmp_path):
