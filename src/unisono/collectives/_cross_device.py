@@ -41,13 +41,18 @@ class CrossDeviceOps:
 
     Subclass it for another algorithm: override `all_reduce`, which runs inside the compiled step, or
     tf.distribute's `reduce_implementation` or `batch_reduce_implementation`, which receive the values of
-    all replicas. Gradients, `strategy.reduce` and `ReplicaContext.all_reduce` then use them.
+    all replicas. Gradients and `ReplicaContext.all_reduce` then use them, and `strategy.reduce` uses the
+    latter two.
 
     >>> import unisono
-    >>> class Doubled(CrossDeviceOps):
-    ...     def all_reduce(self, values, axis_name, mean):
-    ...         reduced = super().all_reduce(values, axis_name, mean)
-    ...         return [2 * value for value in reduced]
+    >>> class Halved(CrossDeviceOps):
+    ...     def all_reduce(self, reduce_op, tree, *, axis_name, axis_size):
+    ...         half = jax.tree.map(lambda x: x / 2, tree)
+    ...         return super().all_reduce(reduce_op, half, axis_name=axis_name, axis_size=axis_size)
+    >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], Halved())
+    >>> sums = strategy.run(lambda: unisono.get_replica_context().all_reduce("sum", jnp.ones(())))
+    >>> [float(x) for x in sums.values]
+    [1.0, 1.0]
     """
 
     algorithm = "xla"
