@@ -93,7 +93,13 @@ def test_a_browser_shows_the_site_without_an_error(built):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=built)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        flags = ["--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--enable-logging=stderr"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=10000",
+            "--enable-logging=stderr",
+        ]
         address = f"http://127.0.0.1:{server.server_port}/docs/data/"
         done = subprocess.run(
             [BROWSER, *flags, "--dump-dom", address],
