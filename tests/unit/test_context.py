@@ -97,7 +97,7 @@ def test_set_strategy_without_a_block():
 
 
 def test_merge_call_needs_a_function_of_the_strategy():
-    with in_replica(), pytest.raises(unisono.InvalidTypeError, match=r"does not take 1 \+ 0 of them"):
+    with in_replica(), pytest.raises(unisono.InvalidTypeError, match="with the strategy and 0 arguments"):
         context.get_replica_context().merge_call(lambda: 1)
 
 

@@ -337,7 +337,9 @@ def test_leaving_says_on_all_what_the_first_process_has_found(cluster):
     three.ports[2].close()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         texts = list(pool.map(lambda m: m.wait_for_shutdown(60.0), three.members[:2]))
-    assert texts == ["worker 2: its process has ended"] * 2
+    assert texts[0] == texts[1]
+    # On a busy machine the first one looks before the second one waits, and says so, too.
+    assert texts[0].removeprefix("worker 1: 0 steps begun; ") == "worker 2: its process has ended"
     # One that comes later, when the first process has ended, knows it, too.
     three.ports[0].close()
     assert three.members[1].wait_for_shutdown(60.0) == texts[0]

@@ -348,7 +348,7 @@ def test_an_error_in_a_step_of_a_function_with_data_is_that_of_the_step(two):
 
     with pytest.raises(jax.errors.ConcretizationTypeError) as error:
         take(iter(source(two)))
-    assert "which `strategy.run` compiles" in error.value.__notes__[-1]
+    assert "which `strategy.run` compiles" in error.value.__notes__[0]
 
 
 def test_a_bare_except_does_not_stop_it(two):

@@ -43,6 +43,14 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
+def hang_ups():
+    """SIGHUP has its meaning: `nohup` makes its programs ignore it, and a launch among them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
 def launched(tmp_path, monkeypatch):
     """Run a launch against a stand-in; return its exit code."""
 
@@ -165,6 +173,7 @@ def test_an_image_that_cannot_be_pulled_ends_the_launch(launched):
     ("number", "code", "expected"),
     [(signal.SIGINT, 42, 130), (signal.SIGTERM, 42, 42), (signal.SIGTERM, 1, 143), (signal.SIGHUP, 0, 129)],
 )
+@pytest.mark.usefixtures("hang_ups")
 def test_a_signal_deletes_the_job_and_waits_for_its_pods(launched, number, code, expected):
     def at(look):
         if look == 2:
