@@ -366,7 +366,7 @@ ERRORS = {
     "too few arguments": (lambda s: s.run(lambda a, b: a, args=(1,)), "missing 1 .*argument: 'b'. Write"),
     "no function to merge": (
         lambda s: s.run(lambda: unisono.get_replica_context().merge_call(3)),
-        "Received: 3, which does not take",
+        "Received: 3, which cannot be called",
     ),
     "a dataset in place of a function": (
         lambda s: s.distribute_datasets_from_function([np.ones(2)]),
