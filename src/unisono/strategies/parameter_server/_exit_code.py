@@ -77,11 +77,7 @@ def note_exits() -> None:
 
 
 def expected_exit_code() -> int:
-    """Return the code with which the program is about to end; for an exit handler.
-
-    >>> expected_exit_code()
-    0
-    """
+    """Return the code with which the program is about to end; for an exit handler."""
     if program_has_failed():
         return 1
     # In a notebook `sys.exit` ends a cell.
