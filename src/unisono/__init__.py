@@ -11,7 +11,8 @@ import importlib
 import sys
 from typing import Any
 
-from unisono import _backend, _names, _tracebacks
+from unisono import _backend, _names
+from unisono._system import _program_end
 
 _backend.select_jax()
 # A program may compute before it makes a strategy, and JAX' backend starts then.
@@ -19,7 +20,7 @@ if _backend.devices_asked_for() > 1 and not (
     "jax" in sys.modules and importlib.import_module("unisono._mesh").jax_runs()
 ):
     _backend.reserve_threads(_backend.devices_asked_for())
-_tracebacks.install()
+_program_end.watch_program()
 
 __version__ = "0.2.0"
 

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Mapping
 
 from unisono._errors import BackendError
-from unisono._tracebacks import EXPLAINERS, add_advice
+from unisono._system._program_end import EXPLAINERS
+from unisono._tracebacks import add_advice
 
 
 def select_jax() -> None:

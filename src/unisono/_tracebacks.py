@@ -9,10 +9,9 @@ import contextlib
 import functools
 import importlib.util
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from unisono._errors import UnisonoError
 
@@ -127,49 +126,3 @@ def shorten(error: BaseException) -> None:
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
     if is_shorter and _HINT not in getattr(error, "__notes__", ()):
         error.add_note(_HINT)
-
-
-#: Functions that add notes to errors of other libraries, where they end a program.
-EXPLAINERS: list[Callable[[BaseException], None]] = []
-
-
-def install() -> None:
-    """Shorten the errors that end a program or a cell of a notebook."""
-    if not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook(sys.excepthook)
-    # Another tool's handler stays: IPython has room for one.
-    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is not None and not shell.custom_exceptions:
-        shell.set_custom_exc((UnisonoError,), _show_in_notebook)
-
-
-class _Hook:
-    """Python's hook for errors that end the program.
-
-    Args:
-        before: the previous hook, which is called with the shortened error.
-    """
-
-    def __init__(
-        self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]
-    ) -> None:
-        self._before = before
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        for add_notes in EXPLAINERS:
-            add_notes(error)
-        shorten(error)
-        # An error that was not raised has no traceback of its own.
-        self._before(kind, error, error.__traceback__ or trace)
-
-
-def _show_in_notebook(
-    shell: Any,
-    kind: type[BaseException],
-    error: BaseException,
-    trace: TracebackType | None,
-    tb_offset: int | None = None,
-) -> None:
-    shorten(error)
-    # IPython skips its own first frame.
-    shell.showtraceback((kind, error, error.__traceback__), tb_offset=tb_offset)

@@ -11,15 +11,14 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
 
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
+from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
 from unisono.cluster._compilation_cache import write_on_this_process
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._host_collectives import HostCollectives
@@ -52,7 +51,6 @@ _MARGIN = 60.0
 
 
 _group: JaxProcessGroup | None = None
-_failed = False
 
 
 def joined_group() -> ProcessGroup:
@@ -140,7 +138,8 @@ def _meet(
         _start_jax(agreement, count, process, timeouts, limit)
     if process:
         write_on_this_process()
-    _watch_for_failure()
+    EXPLAINERS.insert(0, _explain_in_group)
+    watch_program()
     # After JAX' own, so that it is called before; and before anything that may fail with JAX running.
     atexit.register(_leave, timeouts.shutdown)
     if uses_gloo:
@@ -237,22 +236,13 @@ def _connect_directly() -> None:
         environ["no_grpc_proxy"] = ",".join([*filter(None, [known]), "127.0.0.1", "localhost"])
 
 
-def _watch_for_failure() -> None:
-    """Note an uncaught exception: its process must not wait for the others at a barrier."""
-    before: Callable[..., Any] = sys.excepthook
-
-    def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _failed
-        _failed = not issubclass(kind, SystemExit)
-        explained = joined_group().explain(error)
-        if explained is None:
-            before(kind, error, trace)
-            return
-        # As if it had been raised where the program asked for an array.
+def _explain_in_group(error: BaseException) -> BaseException | None:
+    """Return what a failed collective means, as if raised where the program asked for an array."""
+    explained = joined_group().explain(error)
+    if explained is not None:
         explained.__cause__ = error
-        before(type(explained), explained.with_traceback(trace), trace)
-
-    sys.excepthook = note
+        explained.with_traceback(error.__traceback__)
+    return explained
 
 
 def _leave(seconds: float) -> None:
@@ -260,7 +250,8 @@ def _leave(seconds: float) -> None:
 
     JAX's own barrier aborts the process in C++ when another process never arrives.
     """
-    if not _failed and _group is not None:
+    # A process that an error ends must not wait for the others.
+    if not program_has_failed() and _group is not None:
         monitor = _group.monitor
         missing = monitor.wait_for_shutdown(seconds)
         if monitor.is_aborted:

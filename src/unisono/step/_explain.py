@@ -17,7 +17,8 @@ from types import FrameType, TracebackType
 import jax
 
 from unisono._context import ReplicaContext
-from unisono._tracebacks import EXPLAINERS, add_advice, is_explained, is_program
+from unisono._system._program_end import EXPLAINERS
+from unisono._tracebacks import add_advice, is_explained, is_program
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (

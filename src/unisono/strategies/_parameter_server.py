@@ -15,6 +15,7 @@ import keras
 from unisono._checks import checked_whole
 from unisono._errors import ContextError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._system._program_end import expected_exit_code, note_exits, watch_program
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
@@ -28,7 +29,6 @@ from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
-from unisono.strategies.parameter_server._exit_code import expected_exit_code, note_exits, watch_program
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
 from unisono.training._scope_warnings import servers_joined
