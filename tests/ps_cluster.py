@@ -80,10 +80,10 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None):
+def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None, push_dtype=None):
     """Give a strategy on servers and workers of this process."""
     cluster = LocalCluster(workers, servers)
-    strategy = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner)
+    strategy = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner, push_dtype)
     strategy.cluster = cluster
     try:
         yield strategy

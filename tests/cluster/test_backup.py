@@ -80,7 +80,12 @@ def killed_until_it_ends(trainer, data, replicas, backup, kills, **options):
     return trainer.finished(data, replicas, str(backup), **options)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+def further(*values):
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+# The third one saves as often as "auto" chooses.
+@pytest.mark.parametrize("seed", [*further(0), *range(1, SEEDS)])
 def test_killed_at_a_random_step_and_started_again(trainer, tmp_path, seed):
     """Backups are written beside training, so the kill also meets one that is half written."""
     kill_at = random.Random(seed).randrange(2, BATCHES)
@@ -91,14 +96,14 @@ def test_killed_at_a_random_step_and_started_again(trainer, tmp_path, seed):
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("data", ["dataset", "endless", "unknown size", "generator"])
+@pytest.mark.parametrize("data", ["dataset", *further("endless", "unknown size"), "generator"])
 def test_every_kind_of_data_goes_on_at_the_next_batch(trainer, tmp_path, data):
     """Killed twice: in the middle of an epoch, and again in the next."""
     found = killed_until_it_ends(trainer, data, 2, tmp_path / "b", [12, 9], beside=False)
     assert found == trainer.undisturbed(data, 2)
 
 
-@pytest.mark.parametrize("data", ["dataset", "unknown size", "generator"])
+@pytest.mark.parametrize("data", [*further("dataset", "generator"), "unknown size"])
 def test_steps_that_run_ahead_are_saved_where_keras_has_come_to_them(trainer, tmp_path, data):
     """Five at once and no more than until the next backup; killed within such a program."""
     found = killed_until_it_ends(trainer, data, 2, tmp_path / "b", [12, 9], ahead=5, every=3, beside=False)
@@ -107,7 +112,7 @@ def test_steps_that_run_ahead_are_saved_where_keras_has_come_to_them(trainer, tm
     assert (found["state"], found["history"]) == (looked["state"], looked["history"])
 
 
-@pytest.mark.parametrize("every", ["auto", "epoch", 4])
+@pytest.mark.parametrize("every", ["auto", *further("epoch", 4)])
 def test_how_often_is_saved_beside_steps_that_run_ahead_changes_no_number(trainer, tmp_path, every):
     found = killed_until_it_ends(trainer, "arrays", 2, tmp_path / "b", [26], ahead=4, every=every)
     assert found == trainer.undisturbed("arrays", 2, ahead=1)

@@ -13,7 +13,7 @@ import jax
 import keras
 
 from unisono._checks import checked_whole
-from unisono._errors import ContextError, InvalidTypeError, UnsupportedError
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono._system._program_end import expected_exit_code, note_exits, watch_program
 from unisono.cluster.liveness._health import report_ready
@@ -68,10 +68,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
             each axis. None leaves each variable whole, as does a strategy without a cluster.
         max_staleness: how many other updates may be applied between a step's pull and its own update; None
             for no bound. With 0 the numbers are those of one device.
+        push_dtype: `"bfloat16"` or `"float16"`, in which gradients in float32 of 8 KiB and more travel to the
+            servers, in half the bytes; None for float32. Without a cluster nothing travels.
 
     Raises:
         InvalidArgumentError: the cluster has no `ps` or `worker`, or more than one chief; or `max_staleness`
-            is negative.
+            is negative; or `push_dtype` is another type.
         InvalidTypeError: an argument has another type.
 
     >>> ParameterServerStrategy().cluster_resolver is None
@@ -92,8 +94,9 @@ class ParameterServerStrategy(ReplicatedStrategy):
         variable_partitioner: Callable[..., Any] | None = None,
         *,
         max_staleness: int | None = None,
+        push_dtype: str | None = None,
     ) -> None:
-        _check(cluster_resolver, variable_partitioner, max_staleness)
+        _check(cluster_resolver, variable_partitioner, max_staleness, push_dtype)
         resolver = resolve() if cluster_resolver is None else cluster_resolver
         spec = None if resolver is None else resolver.cluster_spec()
         if resolver is not None and spec:
@@ -107,7 +110,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
                 # Here, and not in `__new__`: a subclass of the user decides what this constructor is given.
                 self.__class__ = _cluster_form_of(type(self))
                 form = cast("ClusterForm", self)
-                ClusterForm.__init__(form, connect(roles), Rules(max_staleness), variable_partitioner)
+                rules = Rules(max_staleness)
+                ClusterForm.__init__(form, connect(roles), rules, variable_partitioner, push_dtype)
                 report_ready()
                 return
         super().__init__(ReplicaMesh(resolve_devices(None)))
@@ -156,6 +160,7 @@ class ClusterForm(ParameterServerStrategy):
     Args:
         rules: the limits of closures.
         partitioner: divides variables; None for whole ones.
+        push_dtype: the type in which large gradients are pushed; None for that of their variables.
     """
 
     has_cluster = True
@@ -163,12 +168,18 @@ class ClusterForm(ParameterServerStrategy):
     #: A function as data of `fit` is called on the workers.
     workers_make_data = True
 
-    def __init__(self, cluster: Cluster, rules: Rules, partitioner: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        rules: Rules,
+        partitioner: Callable[..., Any] | None = None,
+        push_dtype: str | None = None,
+    ) -> None:
         # One replica: what the chief traces is what one worker computes.
         ReplicatedStrategy.__init__(self, ReplicaMesh(self.parameter_devices))
-        self._state_layout = PushLayout(self._mesh)
+        self._state_layout = PushLayout(self._mesh, push_dtype)
         self._partitioner = partitioner
-        self._job = Job(cluster, rules)
+        self._job = Job(cluster, rules, push_dtype)
         self._calls = RunningCalls(self._job)
         _JOB.append(self._job)
         servers_joined()
@@ -261,7 +272,7 @@ def _check_first() -> None:
         )
 
 
-def _check(resolver: object, partitioner: object, max_staleness: object) -> None:
+def _check(resolver: object, partitioner: object, max_staleness: object, push_dtype: object) -> None:
     if resolver is not None and not isinstance(resolver, ClusterResolver):
         raise InvalidTypeError(
             "`cluster_resolver` must be a `ClusterResolver`. "
@@ -276,3 +287,8 @@ def _check(resolver: object, partitioner: object, max_staleness: object) -> None
     if max_staleness is not None:
         hint = "Leave it out for no bound; with 0 steps run one by one."
         checked_whole(max_staleness, "max_staleness", 0, hint)
+    if push_dtype not in (None, "bfloat16", "float16"):
+        raise InvalidArgumentError(
+            "`push_dtype` must be 'bfloat16' or 'float16'. "
+            f"Received: {push_dtype!r}. Leave it out to push gradients as they are."
+        )

@@ -241,4 +241,10 @@ def combine_rows(indices: Array, gradients: list[Array]) -> tuple[Array, list[Ar
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    return ordered[begins], [np.add.reduceat(g[order], begins, axis=0, dtype=g.dtype) for g in gradients]
+    return ordered[begins], [
+        # Sums in 16 bits lose what is added last.
+        np.add.reduceat(
+            g[order], begins, axis=0, dtype=g.dtype if g.dtype.itemsize > 2 else np.float32
+        ).astype(g.dtype, copy=False)
+        for g in gradients
+    ]

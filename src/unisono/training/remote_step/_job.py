@@ -57,9 +57,13 @@ class Cluster:
 
 
 class Job:
-    """What the chief does with a cluster."""
+    """What the chief does with a cluster.
 
-    def __init__(self, cluster: Cluster, rules: Rules) -> None:
+    Args:
+        push_dtype: the type in which large gradients are pushed; None for that of their variables.
+    """
+
+    def __init__(self, cluster: Cluster, rules: Rules, push_dtype: str | None = None) -> None:
         self._cluster = cluster
         self.client = ServerClient(cluster.servers)
         try:
@@ -67,7 +71,7 @@ class Job:
         except ClusterError:
             self._dismiss()
             raise
-        self.variables = RemoteVariables(self.client, self._settle)
+        self.variables = RemoteVariables(self.client, self._settle, push_dtype)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.variables, self.client)
         self.pool = WorkerPool(

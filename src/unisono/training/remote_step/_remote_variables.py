@@ -79,10 +79,13 @@ class RemoteVariables:
 
     Args:
         before_read: is called before the chief reads or writes a value.
+        push_dtype: the type in which large gradients are pushed; None for that of their variables.
     """
 
-    def __init__(self, client: ServerClient, before_read: Callable[[], None]) -> None:
-        self._client, self._before_read = client, before_read
+    def __init__(
+        self, client: ServerClient, before_read: Callable[[], None], push_dtype: str | None = None
+    ) -> None:
+        self._client, self._before_read, self._push_dtype = client, before_read, push_dtype
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
         self._placed: dict[int, RemoteVariable] = {}
@@ -137,7 +140,7 @@ class RemoteVariables:
         updates = self._updates.get(id(optimizer))
         trained = tuple(trained_variables(optimizer))
         if updates is None or list(map(id, updates.trained)) != list(map(id, trained)):
-            updates = self._updates[id(optimizer)] = OptimizerUpdates(optimizer)
+            updates = self._updates[id(optimizer)] = OptimizerUpdates(optimizer, self._push_dtype)
         return updates
 
     def updates_of(self, optimizer: keras.Optimizer) -> tuple[OptimizerUpdates, list[Division]]:

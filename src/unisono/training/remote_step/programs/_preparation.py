@@ -16,6 +16,7 @@ Tests: tests/virtual/training/remote_step/test_server_update.py.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,12 +32,28 @@ from unisono.step._keras_internals import (
     clipped_by,
     finite_by,
     held_rate,
+    stored_dtype,
     trained_variables,
 )
 from unisono.step._layout import Gradients
 
 #: The name of a flag that goes to every server: whether all gradients of a step were finite.
 FINITE = "finite"
+
+
+#: Gradients of fewer bytes are pushed exactly, as `CompressedAllReduce` sums them.
+_EXACT_BELOW = 8192
+
+
+def pushed_dtype(variable: keras.Variable, push_dtype: str | None) -> str:
+    """Return the type in which the gradient of a variable is pushed.
+
+    Args:
+        push_dtype: of large gradients in float32; None for the variable's own.
+    """
+    own = stored_dtype(variable)
+    is_large = own == "float32" and 4 * math.prod(variable.shape) >= _EXACT_BELOW
+    return push_dtype if push_dtype and is_large else own
 
 
 def extras_of(optimizer: keras.Optimizer) -> tuple[str, ...]:

@@ -30,11 +30,11 @@ import keras
 from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._system._blocks import set_for_block
-from unisono.step._keras_internals import stored_dtype, trained_variables
+from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
 from unisono.step.variables._variable_store import without_store
-from unisono.training.remote_step.programs._preparation import extras_of, prepare_gradients
+from unisono.training.remote_step.programs._preparation import extras_of, prepare_gradients, pushed_dtype
 
 #: The first values of variables with more bytes are made on servers.
 MADE_LATER = 16 << 20
@@ -145,10 +145,12 @@ class PushLayout(StateLayout):
 
     Args:
         mesh: the device of a worker.
+        push_dtype: the type in which large gradients are pushed; None for that of their variables.
     """
 
-    def __init__(self, mesh: ReplicaMesh) -> None:
+    def __init__(self, mesh: ReplicaMesh, push_dtype: str | None = None) -> None:
         super().__init__(mesh)
+        self.push_dtype = push_dtype
         #: By the `id`s of all that an optimizer changes: of its first update in a step, its second, ...
         self._notes: dict[tuple[int, ...], list[GradientNotes]] = {}
 
@@ -209,9 +211,9 @@ class PushLayout(StateLayout):
         calls = (self.notes_of(optimizer, call) for call in itertools.count())
         notes = next(notes for notes in calls if not frame.scope.is_written(notes.before))
         given, extras = prepare_gradients(optimizer, grads, values)
-        # As an optimizer's update does first.
+        # To the type of the variable, as an optimizer's update does first.
         given = [
-            None if g is None else keras.ops.cast(g, stored_dtype(v))
+            None if g is None else keras.ops.cast(g, pushed_dtype(v, self.push_dtype))
             for g, v in zip(given, trained, strict=True)
         ]
         pairs: list[tuple[keras.Variable, Any]] = [*zip(notes.gradients, given, strict=True)]

@@ -36,7 +36,12 @@ from unisono.training.remote_step.programs._jaxprs import (
     operations,
     pruned,
 )
-from unisono.training.remote_step.programs._preparation import extra_spec, extras_of, of_prepared_gradients
+from unisono.training.remote_step.programs._preparation import (
+    extra_spec,
+    extras_of,
+    of_prepared_gradients,
+    pushed_dtype,
+)
 from unisono.training.replica._row_analysis import RowUse, uses_in_traces
 from unisono.training.tables._row_update import RowUpdate, row_update
 from unisono.training.tables._row_values import NotByRowsError
@@ -109,9 +114,10 @@ class OptimizerUpdates:
 
     Args:
         optimizer: built.
+        push_dtype: the type in which large gradients are pushed; None for that of their variables.
     """
 
-    def __init__(self, optimizer: keras.Optimizer) -> None:
+    def __init__(self, optimizer: keras.Optimizer, push_dtype: str | None = None) -> None:
         if not optimizer.built:
             raise InvalidArgumentError(
                 f"An optimizer must be built before its update is divided. Received: {optimizer.name!r}. "
@@ -120,6 +126,7 @@ class OptimizerUpdates:
         self._optimizer = optimizer
         self.trained: tuple[keras.Variable, ...] = tuple(trained_variables(optimizer))
         self.slots: tuple[keras.Variable, ...] = tuple(optimizer.variables)
+        self._pushed = [pushed_dtype(v, push_dtype) for v in self.trained]
         #: By which gradients are there, and the shapes of weights and slots.
         self._full: dict[tuple[tuple[bool, ...], Shapes], _FullUpdate] = {}
         #: By which weights are divided: whether each weight and slot is.
@@ -344,7 +351,9 @@ class OptimizerUpdates:
         if key not in self._full:
             variables = zip((*self.trained, *self.slots), key[1], strict=True)
             with of_shapes([(v, shape) for v, shape in variables if tuple(v.shape) != shape]):
-                self._full[key] = _FullUpdate.of(self._optimizer, self.trained, self.slots, present)
+                self._full[key] = _FullUpdate.of(
+                    self._optimizer, self.trained, self.slots, present, self._pushed
+                )
         return self._full[key]
 
     def _mixes_rows(self, number: int) -> UnsupportedError:
@@ -388,6 +397,7 @@ class _FullUpdate:
         trained: Sequence[keras.Variable],
         slots: Sequence[keras.Variable],
         present: Sequence[bool],
+        pushed: Sequence[str],
     ) -> _FullUpdate:
         """Trace the update, with Keras' warning about variables without a gradient."""
         gradients = [i for i, there in enumerate(present) if there]
@@ -395,14 +405,14 @@ class _FullUpdate:
         variables = [*trained, *slots]
         specs = [
             *map(_spec, variables),
-            *(_spec(trained[i]) for i in gradients),
+            *(jax.ShapeDtypeStruct(trained[i].shape, pushed[i]) for i in gradients),
             *map(extra_spec, extras),
         ]
         first_extra = len(variables) + len(gradients)
 
         def update(*given: jax.Array) -> list[jax.Array]:
             found = dict(zip(gradients, given[len(variables) : first_extra], strict=True))
-            grads = [found.get(i) for i in range(len(trained))]
+            grads = [found[i].astype(stored_dtype(v)) if i in found else None for i, v in enumerate(trained)]
             named = dict(zip(extras, given[first_extra:], strict=True))
             with entered(None), of_prepared_gradients(optimizer, grads, named):
                 weights, values = optimizer.stateless_apply(
