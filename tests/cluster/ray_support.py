@@ -108,6 +108,8 @@ def ray_cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PJRT_NPROC", raising=False)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # By default workers get what other processes leave: beside tests that compute, one test took 447 s.
+        patch.setenv("RAY_worker_niceness", "0")
         # Actors without a GPU keep the variable that names none.
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         root = str(Path(__file__).parents[2])
