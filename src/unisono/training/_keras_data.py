@@ -19,6 +19,7 @@ from unisono.data._batches import check_no_rows, check_values, empty, owned
 from unisono.data._pipeline._cardinality import INFINITE
 from unisono.data._sharding import DatasetCreator
 from unisono.step._keras_internals import is_of_no_batch
+from unisono.training._label_range import check_labels
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -74,6 +75,8 @@ def keras_arguments(
         _check_arrays(value, key)
     for key in (*_ARRAYS, "validation_data"):
         _check_arrays(kwargs.get(key), key)
+    if name == "fit":
+        check_labels(model, args[1] if len(args) > 1 else kwargs.get("y"), kwargs.get("sample_weight"))
     # The third positional argument of `fit` and `evaluate`, and the second of `predict`.
     positional = args[1:2] if name == "predict" else args[2:3]
     for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
