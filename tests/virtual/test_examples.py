@@ -69,6 +69,25 @@ COSTLY = {
         [],
         [r"before: 0\.[4-9]", r"step 600: discriminator \d", r"after: 0\.[01]"],
     ),
+    "hugging_face_data.py": (
+        "datasets",
+        ["--epochs", "4"],
+        [r"num_rows: 1500", r"val_accuracy: 0\.[89]", r"digit 0: [23]\d of 33 are right"],
+    ),
+    "keras_tuner_search.py": (
+        "keras_tuner",
+        ["--trials", "2", "--epochs", "2"],
+        [r"trials: 2, best accuracy 0\.\d+ with \{'width': \d+", r"best model, loaded: 0\.\d+"],
+    ),
+    "torch_loader.py": (
+        "torch",
+        ["--epochs", "4"],
+        [
+            r"24/24 .*val_accuracy: 0\.[78]",
+            r"epoch 2 of the loop: loss 0\.\d+",
+            r"Evaluation accuracy: 0\.[89]",
+        ],
+    ),
     "optuna_search.py": (
         "optuna",
         ["--trials", "2", "--epochs", "2"],
