@@ -2,7 +2,7 @@
 
 python examples/hugging_face_data.py [--epochs 10]
 
-Needs scikit-learn and datasets (`pip install 'unisono[demo]' datasets`); half a minute on two cores.
+Needs scikit-learn and datasets (`pip install 'unisono[demo]' datasets`); 20 s on two cores.
 The dataset is made here, of scikit-learn's digits. Where it can be downloaded, the one that
 `datasets.load_dataset("mnist")` returns has the same two columns.
 """
@@ -64,6 +64,6 @@ def right(inputs):
 
 # The same batches in a loop. `filter` is Hugging Face's, too.
 for digit in (0, 8):
-    some = test.filter(digit.__eq__, input_columns="label")
+    some = test.filter(lambda label, digit=digit: label == digit, input_columns="label")
     found = sum(int(right(batch)) for batch in strategy.distribute_dataset(batches(some)))
     print(f"digit {digit}: {found} of {len(some)} are right")
