@@ -1,6 +1,8 @@
 """The tutorial's own training loop: a step per replica, a tape, reduce.
 
 python examples/custom_training_loop.py [--mnist] [--epochs 5]
+
+Needs scikit-learn (`pip install 'unisono[demo]'`); 15 s on two cores.
 """
 
 import argparse

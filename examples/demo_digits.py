@@ -4,6 +4,8 @@
 
 Shows Keras' progress bar, the accuracy on digits that were held out, images per second, and saves a
 picture of some predictions and of the training: demo_output/digits.png.
+
+Needs scikit-learn and Matplotlib (`pip install 'unisono[demo]'`).
 """
 
 import argparse

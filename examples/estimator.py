@@ -2,6 +2,8 @@
 
 python estimator.py
 unisono launch -n 2 --evaluator estimator.py --model-dir /tmp/model
+
+Needs nothing beyond Unisono.
 """
 
 import argparse

@@ -6,6 +6,8 @@ python examples/estimator_wide_and_deep.py --model-dir /tmp/census --steps 3000 
 A table with the columns of the census is made on the spot, with incomes that depend on them. `input_fn`
 returns its strings as they are: the estimator looks them up, hashes and crosses them before each step. Two
 virtual devices train, each on its own batches.
+
+Needs nothing beyond Unisono.
 """
 
 import argparse

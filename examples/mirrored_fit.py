@@ -1,6 +1,8 @@
 """The tutorial's MLP: compile and fit under MirroredStrategy.
 
 python examples/mirrored_fit.py [--mnist] [--epochs 5]
+
+Needs scikit-learn (`pip install 'unisono[demo]'`); 15 s on two cores.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 """The API page of MirroredStrategy: mirrored variables, and a loop over a distributed dataset.
 
 python examples/mirrored_variables.py
+
+Needs nothing beyond Unisono; 10 s on two cores.
 """
 
 import numpy as np

@@ -8,6 +8,8 @@ TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
             "task": {"type": "worker", "index": 0}}' python examples/multi_worker_custom_loop.py
 
 Without TF_CONFIG it runs in one process, with the same numbers.
+
+Needs scikit-learn (`pip install 'unisono[demo]'`).
 """
 
 import argparse

@@ -9,6 +9,8 @@ TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
 
 Without TF_CONFIG it runs in one process, with the same numbers. Left out: the parts of that page
 about the Estimator, which Unisono does not have yet.
+
+Needs scikit-learn (`pip install 'unisono[demo]'`).
 """
 
 import unisono  # before Keras, so that it runs on JAX

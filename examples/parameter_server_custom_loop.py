@@ -10,6 +10,8 @@ TF_CONFIG='{"cluster": {"chief": ["127.0.0.1:23455"], "worker": ["127.0.0.1:2345
     python examples/parameter_server_custom_loop.py
 
 A label is "yes" where "avenger" is among three words.
+
+Needs the extra `cluster`.
 """
 
 import os

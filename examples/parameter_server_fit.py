@@ -9,6 +9,8 @@ TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"], "ps": 
             "task": {"type": "worker", "index": 0}}' python examples/parameter_server_fit.py
 
 Without TF_CONFIG variables live on the CPU, and all devices of this machine compute.
+
+Needs scikit-learn (`pip install 'unisono[demo]'`), with servers the extra `cluster`.
 """
 
 import unisono  # before Keras, so that it runs on JAX

@@ -6,6 +6,8 @@ State that is the same on every replica travels as `Mirrored`: the step sees the
 what it returns as `Mirrored` comes back once. Batches are split; gradients are reduced by hand.
 "MEAN" is the mean over replicas, that of one device where all have equally many rows. For other batches
 divide sums: `n = replica.all_reduce("SUM", float(len(rows)))`, and `all_reduce("SUM", sum_of_losses / n)`.
+
+Needs Optax and Flax (`pip install optax flax`); 15 s on two cores.
 """
 
 import numpy as np

@@ -5,6 +5,8 @@
 
 It uses the cluster that RAY_ADDRESS names, or starts Ray on this machine. A trial takes three of Ray's
 CPUs: one for itself, one for each worker.
+
+Needs the extra `ray`.
 """
 
 import os

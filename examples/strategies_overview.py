@@ -1,6 +1,8 @@
 """The overview of tf.distribute: strategies by name, and a CNN in the scope of one.
 
 python examples/strategies_overview.py
+
+Needs scikit-learn (`pip install 'unisono[demo]'`).
 """
 
 import unisono  # before Keras, so that it runs on JAX

@@ -6,6 +6,8 @@ unisono launch -n 2 --ps 2 --chief examples/wide_and_deep.py --rows 20000 --step
 A click depends on the user's taste, on the item's, and on how well both fit. Users and items are hashed into
 one table, of which a step uses a few thousand rows: these alone travel, and only the servers have the table.
 The data are made on the spot. The result is compared with the rate of clicks, and with the best possible one.
+
+Needs the extra `cluster`.
 """
 
 import argparse

@@ -47,6 +47,11 @@ class Rows(list):
         assert name == "numpy"
         return self
 
+    def iter(self, size):
+        for begin in range(0, len(self), size):
+            rows = self[begin : begin + size]
+            yield {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
 
 def people():
     features = {"age": [20.0, 50.0] * 16, "education": ["HS-grad", "Masters"] * 16}

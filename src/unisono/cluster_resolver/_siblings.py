@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.cluster_resolver._ray import bundles_of_placement_group
+from unisono.cluster_resolver._ray import bundles_of_placement_group, ray_train_rank
 from unisono.cluster_resolver._spec import read_index
 
 #: Variables with the number of processes, and how those that a program does not find are connected.
@@ -23,6 +23,18 @@ _SIZES = {
     "JAX_PROCESS_ID=$RANK",
     "VC_WORKER_NUM": "Set TF_CONFIG from Volcano's VC_WORKER_HOSTS and VC_TASK_INDEX",
 }
+#: The variable with a task's number, and the one with the number of tasks, of what starts several at once.
+#: MPI's come first: its ranks inherit the variables of the step of Slurm in which `mpirun` started daemons.
+_TASKS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    # Set in a step alone, not in the batch script.
+    ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS"),
+    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    ("PET_NODE_RANK", "PET_NNODES"),
+    ("RANK", "WORLD_SIZE"),
+)
 #: Variables that pods have which are one of several, of a number that is not known.
 _PODS = ("JOB_COMPLETION_INDEX", "JOBSET_NAME", "LWS_GROUP_SIZE", "LEADER_WORKER_SET_NAME")
 
@@ -52,4 +64,24 @@ def find_siblings(environ: Mapping[str, str]) -> tuple[str, str] | None:
                 "Submit it with `unisono launch --on kubernetes`, or set JAX_COORDINATOR_ADDRESS to the "
                 "first pod's name and a port, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
             )
+    return None
+
+
+def find_tasks(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return what started this process as one of several tasks, and their number; None where nothing did.
+
+    What only may have, such as a job of several tasks whose batch script this is, does not count.
+
+    >>> find_tasks({"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_TASKS": "8"})
+    ('SLURM_STEP_NUM_TASKS=8', 8)
+    >>> find_tasks({"SLURM_STEP_NODELIST": "node1", "SLURM_STEP_NUM_TASKS": "1"}) is None
+    True
+    """
+    known = ray_train_rank()
+    if known is not None:
+        return (f"Ray Train has {known[1]} workers", known[1]) if known[1] > 1 else None
+    for rank, size in _TASKS:
+        if rank in environ:
+            count = read_index(environ.get(size)) or 0
+            return (f"{size}={count}", count) if count > 1 else None
     return None

@@ -23,6 +23,7 @@ from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Call
 from unisono.step.functions._function import Function
 from unisono.step.functions._identity import identity_of
+from unisono.training._scope_warnings import strategy_used
 from unisono.training.remote_step._dataset_function import dataset_maker, pickled
 from unisono.training.remote_step._job import Job
 from unisono.training.remote_step._scheduled_function import ScheduledFunction
@@ -74,6 +75,7 @@ class ClusterCoordinator:
         if hasattr(self, "_strategy"):
             return
         self._strategy, self._job = strategy, strategy.job
+        strategy_used(strategy)
         self._steps = FunctionSteps(strategy, self._job.destination)
         #: By function and kinds of arguments.
         self._functions: dict[Hashable, ScheduledFunction] = {}

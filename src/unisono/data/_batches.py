@@ -69,15 +69,50 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
 
 
 def check_no_rows(what: str, data: object) -> None:
-    """Raise for rows of Hugging Face, of which only the user knows what is input and what is target."""
+    """Raise for rows of Hugging Face or torch: only the user knows what is input and what is target."""
+    found = _rows_of_hugging_face(data) or _rows_of_torch(data)
+    if found is not None:
+        received, write = found
+        raise InvalidTypeError(f"{what} needs batches `(x, y)`. Received: {received}. Write {write}.")
+
+
+def is_of_class(data: object, path: str) -> bool:
+    """Return whether an object is of another library's class, which need not be imported.
+
+    >>> is_of_class({}, "builtins.dict")
+    True
+    """
+    return any(f"{kind.__module__}.{kind.__qualname__}" == path for kind in type(data).__mro__)
+
+
+def _rows_of_hugging_face(data: object) -> tuple[str, str] | None:
+    """Return what rows are, and what to write; None for anything else. Neither library is imported for it."""
     columns = getattr(data, "column_names", None)
-    if columns is not None and hasattr(data, "with_format"):
-        made = "from_source(data)" if hasattr(data, "__len__") else "from_generator(lambda: data)"
-        raise InvalidTypeError(
-            f"{what} needs batches `(x, y)`. Received: a Hugging Face dataset of rows with the columns "
-            f"{columns}. Write `data = data.with_format('numpy')` and `unisono.data.Dataset.{made}"
-            ".map(lambda row: (row['x'], row['y'])).batch(64)`."
+    if is_of_class(data, "datasets.arrow_dataset.Column"):
+        return (
+            "a column of a Hugging Face dataset",
+            "`data.with_format('numpy')[:]['x']`, an array of all rows",
         )
+    if columns is None or not hasattr(data, "with_format"):
+        return None
+    if isinstance(data, dict):
+        return f"Hugging Face's splits {list(data)}", f"`data = data[{next(iter(data), 'train')!r}]`"
+    made = "from_source(data)" if hasattr(data, "__len__") else "from_generator(lambda: data)"
+    return (
+        f"a Hugging Face dataset of rows with the columns {columns}",
+        f"`data = data.with_format('numpy')` and `unisono.data.Dataset.{made}"
+        ".map(lambda row: (row['x'], row['y'])).batch(64)`",
+    )
+
+
+def _rows_of_torch(data: object) -> tuple[str, str] | None:
+    # One with `__iter__` may give batches.
+    if not is_of_class(data, "torch.utils.data.dataset.Dataset") or hasattr(data, "__iter__"):
+        return None
+    return (
+        f"a torch dataset of rows, {type(data).__name__}",
+        "`torch.utils.data.DataLoader(data, batch_size=64)`",
+    )
 
 
 def empty(what: str) -> InvalidArgumentError:
@@ -149,8 +184,19 @@ def check_batched(batch: PyTree, strict: bool) -> None:
     raise unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
 
 
-def unbatched(name: str, leaf: ArrayLike) -> InvalidArgumentError:
+def keys_of_dicts() -> InvalidTypeError:
+    """Return the error for torch's loader of dicts: Keras takes their keys for the parts of a batch."""
+    return InvalidTypeError(
+        "A batch must be `(x, y)`. Received: dicts from a loader, of which only the keys would be left. "
+        "Write `unisono.data.Dataset.from_generator(lambda: loader)"
+        ".map(lambda batch: (batch['x'], batch['y']))`."
+    )
+
+
+def unbatched(name: str, leaf: ArrayLike) -> InvalidArgumentError | InvalidTypeError:
     """Return the error for a scalar instead of rows."""
+    if isinstance(leaf, str):
+        return keys_of_dicts()
     return InvalidArgumentError(
         f"Data must be batches, with one row for each example. Received: {name} of shape () = {leaf!r:.60}. "
         "Did you forget `.batch()`? Write `dataset.batch(64)`."

@@ -291,7 +291,6 @@ class Strategy(DeprecatedMethods):
         check_no_distribution()
         self.terms.check(len(self.worker_devices))
         wrap_keras()
-        strategy_used(self)
         try:
             with entered(Context(self)):
                 yield self

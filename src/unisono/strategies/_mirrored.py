@@ -20,6 +20,7 @@ from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_named
+from unisono.training._scope_warnings import strategy_of_process_made
 
 
 class MirroredStrategy(ReplicatedStrategy):
@@ -62,6 +63,7 @@ class MirroredStrategy(ReplicatedStrategy):
                 f"cross_device_ops={cross_device_ops!r}. Write `unisono.RingAllReduce()`, for example."
             )
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
+        strategy_of_process_made(type(self).__name__)
         self._ops = cross_device_ops or own_ops(self._mesh.platform)
         if isinstance(self._ops, CompressedAllReduce):
             self._ops = self._ops.over(own_ops(self._mesh.platform))

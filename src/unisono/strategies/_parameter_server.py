@@ -31,7 +31,7 @@ from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._roles import roles_of
 from unisono.strategies.parameter_server._serve import serve
-from unisono.training._scope_warnings import servers_joined
+from unisono.training._scope_warnings import servers_joined, strategy_used
 from unisono.training.remote_step._epoch_callbacks import epoch_callbacks
 from unisono.training.remote_step._job import Cluster, Job
 from unisono.training.remote_step._train_function import RemoteStatefulTrainFunction, RemoteTrainFunction
@@ -212,6 +212,7 @@ class ClusterForm(ParameterServerStrategy):
         """Return what schedules steps on workers, which make their data."""
         from unisono.training.remote_step._step_runner import RemoteStepRunner
 
+        strategy_used(self)
         return RemoteStepRunner(self, step, source)
 
     @property

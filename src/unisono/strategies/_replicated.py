@@ -26,6 +26,7 @@ from unisono.step._compiler import StepCompiler
 from unisono.step._layout import MirroredLayout, StateLayout
 from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
+from unisono.training._scope_warnings import strategy_used
 from unisono.training.stateful._form import is_stateful
 from unisono.training.stateful._stateful_function import StatefulFunction
 from unisono.training.trainer._local_training import LocalTrainFunction
@@ -97,6 +98,7 @@ class ReplicatedStrategy(Strategy):
         # Loads Grain, which a strategy by itself does not need.
         from unisono.training.named_steps._replica_runner import ReplicaStepRunner
 
+        strategy_used(self)
         return ReplicaStepRunner(self, step, source, executables)
 
     # --- what follows from the mesh ----------------------------------------------------------

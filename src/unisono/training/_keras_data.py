@@ -15,10 +15,11 @@ from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
 from unisono._reads import DataSet
 from unisono._types import CallArguments, UserValue
-from unisono.data._batches import check_no_rows, check_values, empty, owned
+from unisono.data._batches import check_no_rows, check_values, empty, is_of_class, keys_of_dicts, owned
 from unisono.data._pipeline._cardinality import INFINITE
 from unisono.data._sharding import DatasetCreator
 from unisono.step._keras_internals import is_of_no_batch
+from unisono.training._label_range import check_labels
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -74,6 +75,11 @@ def keras_arguments(
         _check_arrays(value, key)
     for key in (*_ARRAYS, "validation_data"):
         _check_arrays(kwargs.get(key), key)
+    if name == "fit":
+        if len(args) < 2 and is_of_class(x, "torch.utils.data.dataloader.DataLoader"):
+            # The loader shuffles if the user wants that; Keras would warn of its own default, True.
+            kwargs.setdefault("shuffle", False)
+        check_labels(model, args[1] if len(args) > 1 else kwargs.get("y"), kwargs.get("sample_weight"))
     # The third positional argument of `fit` and `evaluate`, and the second of `predict`.
     positional = args[1:2] if name == "predict" else args[2:3]
     for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
@@ -191,9 +197,9 @@ def _batches_given(name: str, model: keras.Model, data: UserValue, alone: bool) 
     if isinstance(data, GeneratorType):
         # It may write into its last batch, and batches are read after later ones were taken.
         return (jax.tree.map(owned, batch) for batch in data)
+    check_no_rows(f"`{name}`", data)
     if isinstance(data, (DataSet, tuple, dict, str, bytes)) or not hasattr(data, "__iter__"):
         return data
-    check_no_rows(f"`{name}`", data)
     if any(c.__module__.partition(".")[0] in _KNOWN_TO_KERAS for c in type(data).__mro__):
         return data
     return (jax.tree.map(owned, batch) for batch in data) if isinstance(data, Iterator) else _dataset_of(data)
@@ -268,6 +274,8 @@ def _keras_input(strategy: Strategy, data: DataSet) -> object:
 
 
 def _check_arrays(value: object, name: str) -> None:
+    for part in value if isinstance(value, tuple) else (value,):
+        check_no_rows(f"`{name}`", part)
     if isinstance(value, np.ndarray) or (isinstance(value, (list, tuple, dict)) and name != "sample_weight"):
         check_values(value, name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
@@ -296,6 +304,10 @@ def data_needed(name: str, model: keras.Model, data: object) -> Iterator[None]:
             )
         if isinstance(data, DataSet) and "shape" in str(error):
             _check_has_rows(model, data)
+        raise
+    except AttributeError as error:
+        if str(error) == "'str' object has no attribute 'shape'":
+            raise keys_of_dicts() from error
         raise
     except UnboundLocalError as error:
         if is_of_no_batch(error):

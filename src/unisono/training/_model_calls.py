@@ -39,7 +39,7 @@ from unisono.training._fit_extension import (
 from unisono.training._host_layers import encoded_arguments
 from unisono.training._keras_data import data_needed, keras_arguments, plain_arguments
 from unisono.training._model_state import LISTS, State, taken_state, weights_kept
-from unisono.training._scope_warnings import check_fit
+from unisono.training._scope_warnings import check_fit, strategy_used
 from unisono.training.stateful._form import (
     explaining_form,
     is_stateful,
@@ -117,6 +117,7 @@ def _guarded(name: str) -> Wrapper:
                         return _fit(original, self, args, kwargs)
                     return original(self, *args, **kwargs)
         check_no_distribution()
+        strategy_used(strategy)
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, self, name, args, kwargs)

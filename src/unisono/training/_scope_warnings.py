@@ -12,7 +12,9 @@ import keras
 
 from unisono._errors import UnisonoError
 from unisono._mesh import jax_runs
-from unisono.cluster_resolver._base import TFConfigClusterResolver
+from unisono.cluster._distributed import joined_group
+from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
+from unisono.cluster_resolver._siblings import find_tasks
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -31,7 +33,7 @@ def strategy_made(strategy: Strategy) -> None:
 
 
 def strategy_used(strategy: Strategy) -> None:
-    """Note that a strategy's scope was entered, or its `run` called."""
+    """Note that a strategy computes: `fit` and the like of a model that it holds, or `run`."""
     _unused.discard(strategy)
 
 
@@ -41,7 +43,9 @@ def servers_joined() -> None:
 
 
 def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
-    """Warn where `fit` begins without a strategy that was made for it, or without the other workers.
+    """Warn where `fit` begins without the strategy that was made, or without the other workers.
+
+    A model beside a strategy that has computed before is meant to be one, as for a comparison.
 
     Args:
         model: whose `fit`.
@@ -51,12 +55,40 @@ def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
     if unused is not None:
         _say(
             "scope",
-            f"`fit` of {model.name!r} computes without a strategy: the scope of {unused!r} has not been "
-            "entered. Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)",
+            f"`fit` of {model.name!r} computes without a strategy, on one device: the model was created "
+            f"outside of the scope of {unused!r}, which has computed nothing yet. Write\n"
+            "    with strategy.scope():\n        model = ...\n        model.compile(...)",
+        )
+    elif strategy is None and (count := joined_group().size) > 1:
+        _say(
+            "apart",
+            f"`fit` of {model.name!r} computes in each of the {count} workers by itself: the model was "
+            "created outside of the scope of their strategy. To train it together, write\n"
+            "    with strategy.scope():\n        model = ...\n        model.compile(...)",
         )
     elif strategy is None or strategy.process_group.size == 1:
         own = "It has no strategy" if strategy is None else f"{strategy!r} has the devices of one process"
         warn_alone(f"`fit` of {model.name!r} trains", own)
+
+
+def strategy_of_process_made(name: str) -> None:
+    """Warn where a strategy of one process is made in one of several tasks of Slurm, MPI, Ray or the like.
+
+    TF_CONFIG's workers are those that `check_fit` looks at: an evaluator is right to train alone.
+
+    Args:
+        name: of the strategy's class.
+    """
+    found = find_tasks(process_environ())
+    if found is None or TFConfigClusterResolver.detect(process_environ()) or joined_group().size > 1:
+        return
+    sign, count = found
+    _say(
+        "tasks",
+        f"{name} has the devices of this process alone, which is one of {count} tasks ({sign}): each of them "
+        "trains a model of its own. That is right for a sweep. To train one model together, write\n"
+        "    strategy = unisono.MultiWorkerMirroredStrategy()",
+    )
 
 
 def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them") -> None:

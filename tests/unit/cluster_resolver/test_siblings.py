@@ -5,7 +5,7 @@ import logging
 import pytest
 
 import unisono
-from unisono.cluster_resolver._siblings import find_siblings
+from unisono.cluster_resolver._siblings import find_siblings, find_tasks
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,25 @@ def test_the_strategy_says_that_it_is_alone(monkeypatch, caplog):
     assert (plain.levelname, warning.levelname) == ("INFO", "WARNING")
     assert "\n" not in plain.message
     assert "WORLD_SIZE=2: each of these processes would train a model of its own. Set JAX_" in warning.message
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_NUM_TASKS": "8"}, ("SLURM_STEP_NUM_TASKS=8", 8)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, ("OMPI_COMM_WORLD_SIZE=2", 2)),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, ("WORLD_SIZE=4", 4)),
+        ({"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"}, ("JAX_NUM_PROCESSES=2", 2)),
+        # A batch script, and an interactive shell of one task.
+        ({"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}, None),
+        # A job of an array, each of one task.
+        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        # `mpirun -n 1` in a job of two nodes: its daemons are a step of two tasks.
+        ({"PMI_RANK": "0", "PMI_SIZE": "1", "SLURM_STEP_NODELIST": "n", "SLURM_STEP_NUM_TASKS": "2"}, None),
+        ({"WORLD_SIZE": "4"}, None),
+        ({}, None),
+    ],
+)
+def test_one_of_several_tasks(environ, found):
+    assert find_tasks(environ) == found

@@ -10,7 +10,7 @@ import pytest
 import unisono.tf
 from unisono.tf.packages import _finder
 from unisono.tf.packages._datasets import adapt
-from unisono.tf.packages._finder import PackageFinder, adapt_packages
+from unisono.tf.packages._finder import PackageFinder, adapt_packages, explain_missing_package
 
 
 def test_the_finder_is_asked_after_unisono_tf_was_imported():
@@ -25,6 +25,28 @@ def test_a_missing_package_is_named_with_its_extra():
     assert finder.find_spec("tensorflow_text") is None
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'unisono\[datasets\]'"):
         finder.find_spec("tensorflow_datasets", path=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("tensorflow_addons", "Keras 3's own layers and optimizers"),
+        ("official.nlp", "TensorFlow's model garden"),
+        ("tensorflow_gan", "a package of Keras 3 or JAX"),
+        ("tensorflow_datasets", None),  # which says itself what to install
+        ("numpy_of_mine", None),
+        (None, None),
+    ],
+)
+def test_an_import_that_ends_the_program_says_what_to_use(name, advice):
+    error = ModuleNotFoundError("No module", name=name)
+    explain_missing_package(error)
+    assert [advice in note for note in getattr(error, "__notes__", [])] == [True] * (advice is not None)
+
+
+def test_who_only_asks_for_a_package_gets_an_answer():
+    assert any(isinstance(finder, PackageFinder) for finder in sys.meta_path)
+    assert importlib.util.find_spec("tensorflow_addons") is None
 
 
 def test_tensorflow_hub_is_found_where_tensorflow_may_be(tmp_path):

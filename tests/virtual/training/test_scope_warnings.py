@@ -1,6 +1,7 @@
 """Training beside the strategy, or beside the cluster, is one warning."""
 
 import json
+import types
 
 import keras
 import numpy as np
@@ -36,8 +37,18 @@ def test_a_scope_that_is_never_entered_is_one_warning(caplog):
     strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
     fit()
     (text,) = warnings(caplog)
-    assert f"`fit` of 'm' computes without a strategy: the scope of {strategy!r}" in text
+    assert "`fit` of 'm' computes without a strategy, on one device" in text
+    assert f"outside of the scope of {strategy!r}" in text
     assert "with strategy.scope():" in text
+
+
+def test_another_model_than_that_of_the_scope_is_one_warning(caplog):
+    strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).compile("sgd", "mse")
+    fit()
+    (text,) = warnings(caplog)
+    assert f"outside of the scope of {strategy!r}, which has computed nothing yet" in text
 
 
 def test_a_used_strategy_and_a_model_beside_it_are_none(caplog):
@@ -46,6 +57,35 @@ def test_a_used_strategy_and_a_model_beside_it_are_none(caplog):
         fit(1)
     strategies[1].run(lambda: 1)
     fit(1)
+    assert warnings(caplog) == []
+
+
+def test_a_model_of_one_process_beside_a_cluster_is_one_warning(caplog, monkeypatch):
+    monkeypatch.setattr(_scope_warnings, "joined_group", lambda: types.SimpleNamespace(size=4))
+    fit()
+    (text,) = warnings(caplog)
+    assert "`fit` of 'm' computes in each of the 4 workers by itself" in text
+
+
+def test_a_strategy_of_one_process_in_one_of_several_tasks_is_one_warning(caplog, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    assert warnings(caplog) == []
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "8")
+    for _ in range(2):
+        unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+    (text,) = warnings(caplog)
+    assert "one of 8 tasks (SLURM_STEP_NUM_TASKS=8): each of them trains a model of its own" in text
+    assert "unisono.MultiWorkerMirroredStrategy()" in text
+
+
+def test_an_evaluator_beside_workers_is_none(caplog, monkeypatch):
+    """As `unisono run` starts it in a Slurm step."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("TF_CONFIG", json.dumps({**TWO, "task": {"type": "evaluator", "index": 0}}))
+    unisono.MirroredStrategy(["cpu:0", "cpu:1"])
     assert warnings(caplog) == []
 
 

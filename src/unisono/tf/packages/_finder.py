@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import jax
 
+from unisono._tracebacks import EXPLAINERS, add_advice
 from unisono.tf._module import NameModule
 
 #: Packages that compute with TensorFlow, and what to use.
@@ -34,6 +35,9 @@ NEED_TENSORFLOW = {
     "jax.experimental.jax2tf": "Write `unisono.export.export(model, path)`, or `jax.export` for functions.",
     "horovod": 'docs/migrating.md shows what stands for each of its functions, in "From Horovod".',
 }
+
+#: For packages with such a name that are not listed.
+_OTHERS = "Use a package of Keras 3 or JAX, or plain Python in the dataset's `map`."
 
 _HUB = "tensorflow_hub"
 _DATASETS = "tensorflow_datasets"
@@ -111,6 +115,27 @@ def adapt_packages() -> None:
     imported = sys.modules.get(_DATASETS)
     if imported is not None and hasattr(imported, "__path__"):
         _adapt(imported)
+
+
+def explain_missing_package(error: BaseException) -> None:
+    """Say what to use where a package that computes with TensorFlow is not installed.
+
+    Not when it is looked for: programs and other packages ask whether they have it.
+
+    >>> error = ModuleNotFoundError("No module named 'tf_slim'", name="tf_slim")
+    >>> explain_missing_package(error)
+    >>> error.__notes__
+    ['`tf_slim` computes with TensorFlow, which `unisono.tf` is not. Write layers of `tf.keras`.']
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name in (None, _HUB, _DATASETS):
+        return
+    name = str(error.name).partition(".")[0]
+    if name in NEED_TENSORFLOW or name.startswith("tensorflow_"):
+        advice = NEED_TENSORFLOW.get(name, _OTHERS)
+        add_advice(error, f"`{name}` computes with TensorFlow, which `unisono.tf` is not. {advice}")
+
+
+EXPLAINERS.append(explain_missing_package)
 
 
 def _adapt(module: types.ModuleType) -> None:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import KerasWrap, PyTree
 from unisono.data._batches import unbatched
 from unisono.step._keras_internals import all_layers, layers_with_input, named_axes
@@ -190,7 +190,7 @@ def rows_in(batch: PyTree) -> int:
     return int(rows[0])
 
 
-def _without_rows(batch: PyTree) -> InvalidArgumentError:
+def _without_rows(batch: PyTree) -> InvalidArgumentError | InvalidTypeError:
     """Return the error for a batch without rows, or with arrays of different numbers of rows."""
     sizes = [(path, np.shape(x)) for path, x in jax.tree_util.tree_leaves_with_path(batch)]
     if not sizes:

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import keras
 from jax.sharding import PartitionSpec
 
 from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
+from unisono.training._label_range import check_labels
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._multi_step import multi_step_program, with_agreed_size
@@ -68,6 +70,10 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         true_rows = group.rows if group.mode is Mode.PADDED else 0
         key = ProgramKey(group.mode, true_rows, group.slots, self._state.sizes, group.keeps_state)
         if key not in self:
+            if self._step.task is TrainerTask.TRAIN:
+                # Here it costs nothing beside the compilation, and the first batch has come.
+                _, *labelled = keras.utils.unpack_x_y_sample_weight(group.first)
+                check_labels(self._step.model, *labelled)
             self[key] = self.compile(key)
         return self[key]
 
