@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import jax
 
-from unisono._tracebacks import EXPLAINERS, add_advice
+from unisono._system._program_end import EXPLAINERS
+from unisono._tracebacks import add_advice
 from unisono.tf._module import NameModule
 
 #: Packages that compute with TensorFlow, and what to use.
