@@ -7,8 +7,8 @@ By hand, in two shells, the second with "index": 1:
 TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
             "task": {"type": "worker", "index": 0}}' python examples/multi_worker_keras.py
 
-Without TF_CONFIG it runs in one process, with the same numbers. Left out: the parts of that page
-about the Estimator, which Unisono does not have yet.
+Without TF_CONFIG it runs in one process, with the same numbers. The parts of that page about the Estimator
+are in estimator.py.
 
 Needs scikit-learn (`pip install 'unisono[demo]'`).
 """

@@ -115,7 +115,13 @@ def test_unisono_is_imported_before_keras_which_then_runs_on_jax(tmp_path):
     assert "Resolver: None" in done.stdout
 
 
-@pytest.mark.parametrize("name", CASES)
+#: `make test` runs these; of what the others use there are tests of its own.
+FEW = {"demo_digits.py", "mirrored_fit.py", "parameter_server_fit.py", "pure_jax.py"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.exhaustive) for name in CASES]
+)
 def test_example(name, tmp_path):
     arguments, expected = CASES[name]
     output = run(name, arguments, tmp_path)
