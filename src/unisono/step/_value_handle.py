@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import jax
 import numpy as np
 
+from unisono._errors import ClusterError
+
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
@@ -30,6 +32,11 @@ class ValueHandle(abc.ABC):
     def is_deleted(self) -> bool:
         """Whether a step was given the array."""
 
+    @property
+    def fill(self) -> float | None:
+        """The number that all elements are; None where they differ, or are not known."""
+        return None
+
     def read(self) -> jax.Array:
         """Return the value for code that reads the variable; raise where it may not."""
         return self.whole()
@@ -47,6 +54,34 @@ class ValueHandle(abc.ABC):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.whole(), dtype)
+
+
+class AgreedHandle(ValueHandle):
+    """Stands for an array that workers do not send each other: they compare a token of it."""
+
+    @property
+    @abc.abstractmethod
+    def token(self) -> np.ndarray:
+        """Two numbers that are the same where the value is."""
+
+    @abc.abstractmethod
+    def agreed(self, token: np.ndarray) -> AgreedHandle:
+        """Return the value with which all workers begin.
+
+        Args:
+            token: of the first worker's value.
+
+        Raises:
+            ClusterError: when this one has another value, and cannot make that one.
+        """
+
+
+def different_values() -> ClusterError:
+    """Return the error where workers would begin with parts of different values."""
+    return ClusterError(
+        "All workers must give a variable in parts the same value: each keeps its part of it. Received: "
+        "another value than on the first worker. Read the same file on all workers, or assign the same array."
+    )
 
 
 class RowsHandle(ValueHandle):
@@ -79,3 +114,8 @@ class RowsHandle(ValueHandle):
 
 #: What a variable holds between steps.
 VariableValue: TypeAlias = jax.Array | ValueHandle
+
+
+def whole_value(value: VariableValue) -> jax.Array:
+    """Return what a variable holds as one array."""
+    return value.whole() if isinstance(value, ValueHandle) else value
