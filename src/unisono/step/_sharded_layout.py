@@ -20,8 +20,6 @@ import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,7 +31,6 @@ from jax import lax
 from unisono._context import current
 from unisono._errors import ContextError
 from unisono._mesh import AXIS, ReplicaMesh
-from unisono._system._blocks import set_for_block
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
@@ -53,15 +50,14 @@ from unisono.step.variables._gather_on_use import part_of
 from unisono.step.variables._gradients_in_parts import asking_all, is_split
 
 if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
     from unisono.step.variables._deferred_value import DeferredValue
 
 _LOG = logging.getLogger("unisono")
 
 #: The attribute of an optimizer's variable that holds its `ShardedVariableLayout`.
 _MARK = "_unisono_shards"
-
-#: Whether code reads variables in parts, as they are.
-_IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
 
 class Shards(AgreedHandle):
@@ -122,6 +118,15 @@ class Shards(AgreedHandle):
         if self._gathered is not None:
             return jnp.asarray(self._gathered)
         return self.layout.gathered(self.parts)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        if self._gathered is not None:
+            return self._gathered.astype(dtype or self.dtype)
+        if self.in_replica or isinstance(self.parts, jax.core.Tracer) or self.needs_all:
+            return super().__array__(dtype, copy)
+        # The host joins the parts: the whole is on no device.
+        flat = np.asarray(self.parts)[: self.layout.size]
+        return flat.reshape(self.shape).astype(dtype or self.dtype)
 
     def gather(self) -> None:
         """Bring the value to the host of every one of several workers; all must call it."""
@@ -261,23 +266,6 @@ class _WholeLayout(VariableLayout):
 def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
     # Cached, because a new `jit` of a bound method would compile at each read.
     return jax.jit(layout.shaped, out_shardings=layout.mesh.replicated)
-
-
-def in_parts() -> AbstractContextManager[object]:
-    """Read variables as they lie: `variable.value` is `Shards` where they are in parts."""
-    return set_for_block(_IN_PARTS, True)
-
-
-def as_read(value: VariableValue) -> Any:
-    """Return what code gets that reads a variable.
-
-    Args:
-        value: what the variable holds, or its scope.
-
-    Raises:
-        ContextError: where this process may not read it now.
-    """
-    return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value
 
 
 def lie_whole(variable: keras.Variable) -> None:

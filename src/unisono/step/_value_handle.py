@@ -7,15 +7,22 @@ tests/virtual/strategies/test_sharded_state.py.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, TypeAlias
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
 
 from unisono._errors import ClusterError
+from unisono._system._blocks import set_for_block
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
+
+
+#: Whether code reads variables in parts, as they are.
+_IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
 
 class ValueHandle(abc.ABC):
@@ -119,3 +126,20 @@ VariableValue: TypeAlias = jax.Array | ValueHandle
 def whole_value(value: VariableValue) -> jax.Array:
     """Return what a variable holds as one array."""
     return value.whole() if isinstance(value, ValueHandle) else value
+
+
+def in_parts() -> AbstractContextManager[object]:
+    """Read variables as they lie: `variable.value` is `Shards` where they are in parts."""
+    return set_for_block(_IN_PARTS, True)
+
+
+def as_read(value: VariableValue) -> Any:
+    """Return what code gets that reads a variable.
+
+    Args:
+        value: what the variable holds, or its scope.
+
+    Raises:
+        ContextError: where this process may not read it now.
+    """
+    return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value

@@ -10,8 +10,9 @@ import pytest
 import unisono
 from tests.virtual.strategies.test_fully_sharded_state import WIDTH, compiled, data, deep, in_parts, trained
 from tests.virtual.strategies.test_sharded_state import assert_close, strategy_with
+from unisono.checkpoint import Checkpoint
 from unisono.step._keras_internals import stored_value
-from unisono.step._sharded_layout import Shards
+from unisono.step._sharded_layout import ShardedVariableLayout, Shards
 from unisono.step.variables._deferred_value import DeferredValue
 
 pytestmark = pytest.mark.numbers
@@ -97,6 +98,37 @@ def test_an_initializer_of_the_users_own():
         variables = [keras.Variable(ones, shape=(LARGE, LARGE)) for _ in range(3)]
     assert made == [0, 0, 0]
     np.testing.assert_array_equal(variables[0], np.ones((LARGE, LARGE)))
+
+
+def test_checkpoints_without_a_gather(tmp_path, monkeypatch):
+    """The host joins the parts, and cuts what it reads; also for another number of devices, and both ways."""
+
+    def model_on(layout, replicas):
+        strategy = strategy_with(layout, replicas)
+        model = compiled(strategy, lambda: keras.optimizers.Adam(0.01), deep(WIDTH, 2))
+        with strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    forms = ("fully_sharded", 2), ("fully_sharded", 3), ("mirrored", 2), ("sharded", 2)
+    models = [model_on(*form) for form in forms]
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardedVariableLayout, "gathered", None)
+        for model, target in zip(models, [*models[1:], models[0]], strict=True):
+            before = bytes_by_device()
+            held = [stored_value(v) for v in [*model.variables, *model.optimizer.variables]]
+            wanted = [np.array(v) + 1 for v in held]
+            for variable, value in zip([*model.variables, *model.optimizer.variables], wanted, strict=True):
+                variable.assign(value)
+            path = Checkpoint(model=model).save(tmp_path / "checkpoint")
+            Checkpoint(model=target).restore(path)
+            restored = [*target.variables, *target.optimizer.variables]
+            for variable, value in zip(restored, wanted, strict=True):
+                np.testing.assert_array_equal(np.array(stored_value(variable)), value)
+            del held
+            assert max(n - before[d] for d, n in bytes_by_device().items()) < 4 * WIDTH**2 / 2
+    assert [len(in_parts(m.weights)) for m in models] == [2, 2, 0, 0]
+    assert [len(in_parts(m.optimizer.variables)) for m in models] == [12, 12, 0, 12]
 
 
 def test_what_workers_tell_each_other():
