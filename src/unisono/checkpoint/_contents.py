@@ -28,7 +28,7 @@ from unisono.step._keras_internals import (
     stored_value,
     trained_variables,
 )
-from unisono.step._value_handle import ValueHandle
+from unisono.step._value_handle import ValueHandle, in_parts
 from unisono.step.variables._compressed_layout import fitted_errors
 from unisono.step.variables._local_layout import fitted_rows
 from unisono.step.variables._merge_rules import VariableAggregation
@@ -386,7 +386,9 @@ def _keeps_copies(variable: keras.Variable) -> bool:
 
 def _logical_value(variable: keras.Variable) -> jax.Array:
     """The one value of a variable, whatever the number of replicas: sums are summed, and so on."""
-    value: jax.Array = variable.stored_copies if _keeps_copies(variable) else variable.value
+    # The host joins what lies in parts: it is whole on no device.
+    with in_parts():
+        value: jax.Array = variable.stored_copies if _keeps_copies(variable) else variable.value
     return value
 
 

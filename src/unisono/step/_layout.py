@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 
 from unisono._mesh import ReplicaMesh
+from unisono._system._blocks import set_for_block
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step._engines import SHARDED, UNSHARDED
-from unisono.step._value_handle import VariableValue
+from unisono.step._value_handle import ValueHandle, VariableValue
+
+if TYPE_CHECKING:
+    from unisono.step.variables._deferred_value import DeferredValue
 
 #: A gradient for each variable that an optimizer trains; None for one without.
 Gradients = Sequence[jax.Array | None]
@@ -36,6 +42,28 @@ ReplicaCode = Callable[[list[Any]], tuple[PyTree, list[Any]]]
 
 #: The attribute of an optimizer's variable that a layout has added, which no other strategy has.
 _ADDED = "_unisono_added"
+
+#: The same of an optimizer's variable, from where it begins to be made.
+_SLOT = "_unisono_slot"
+
+#: Whether an optimizer makes a variable.
+_MAKING_SLOT: ContextVar[bool] = ContextVar("unisono_making_slot", default=False)
+
+
+def making_slot() -> AbstractContextManager[object]:
+    """Surround code in which an optimizer makes a variable."""
+    return set_for_block(_MAKING_SLOT, True)
+
+
+def note_slot(variable: keras.Variable) -> None:
+    """Note whether a new variable is one of an optimizer: its first value may be made later."""
+    if _MAKING_SLOT.get():
+        object.__setattr__(variable, _SLOT, True)
+
+
+def is_slot(variable: keras.Variable) -> bool:
+    """Return whether an optimizer has made a variable, or is making it."""
+    return hasattr(variable, _SLOT)
 
 
 def mark_added(variable: keras.Variable) -> None:
@@ -156,6 +184,15 @@ class StateLayout:
             optimizer: has not made its own variables yet.
             weights: that it trains.
         """
+
+    def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
+        """Return what a variable holds that is being made; None for the whole value, as Keras makes it.
+
+        Args:
+            variable: has its shape and type, and no value.
+            value: its first one.
+        """
+        return None
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Note a variable that an optimizer has made for itself; it may get another shape.

@@ -13,16 +13,14 @@ Tests: tests/virtual/strategies/test_sharded_state.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,27 +31,36 @@ from jax import lax
 from unisono._context import current
 from unisono._errors import ContextError
 from unisono._mesh import AXIS, ReplicaMesh
-from unisono._system._blocks import set_for_block
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
-from unisono.step._keras_internals import clipped_by, finite_by, of_shapes, stored_value, trained_variables
-from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout
-from unisono.step._value_handle import ValueHandle, VariableValue
+from unisono.step._keras_internals import of_shapes, stored_value, trained_variables
+from unisono.step._layout import (
+    GradientReducer,
+    Gradients,
+    PureUpdate,
+    StateLayout,
+    VariableLayout,
+    is_slot,
+)
+from unisono.step._value_handle import AgreedHandle, ValueHandle, VariableValue, different_values, whole_value
 from unisono.step.variables._gather_on_use import part_of
+from unisono.step.variables._gradients_in_parts import asking_all, is_split
+
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+    from unisono.step.variables._deferred_value import DeferredValue
 
 _LOG = logging.getLogger("unisono")
 
 #: The attribute of an optimizer's variable that holds its `ShardedVariableLayout`.
 _MARK = "_unisono_shards"
 
-#: Whether code reads variables in parts, as they are.
-_IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
-
-class Shards(ValueHandle):
+class Shards(AgreedHandle):
     """What a variable holds whose elements lie in parts on the replicas; becomes an array where it is read.
 
     Args:
@@ -66,6 +73,28 @@ class Shards(ValueHandle):
         self.parts, self.layout, self.in_replica = parts, layout, in_replica
         #: On the host; of several workers, one may then read the value alone.
         self._gathered: np.ndarray | None = None
+        #: Zeros for what steps have left, which is the same for all workers; a checksum of what was assigned.
+        self._token = np.zeros(2, np.uint32)
+
+    @property
+    def token(self) -> np.ndarray:
+        """What is the same on all workers where these are parts of the same value."""
+        return self._token
+
+    def agreed(self, token: np.ndarray) -> Shards:
+        """Return these parts, if they are of the value that the first worker has."""
+        if not np.array_equal(token, self._token):
+            raise different_values()
+        return self
+
+    def assigned(self, value: jax.Array) -> VariableValue:
+        """Return the parts of another value; in a trace, that value."""
+        if self.in_replica or isinstance(value, jax.core.Tracer):
+            return value
+        new = self.layout.hold(self.layout.place(value))
+        if not new.parts.is_fully_addressable:
+            new._token = np.array([2, zlib.crc32(np.asarray(value).tobytes())], np.uint32)
+        return new
 
     def is_deleted(self) -> bool:
         """Whether a step was given the parts."""
@@ -89,6 +118,15 @@ class Shards(ValueHandle):
         if self._gathered is not None:
             return jnp.asarray(self._gathered)
         return self.layout.gathered(self.parts)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        if self._gathered is not None:
+            return self._gathered.astype(dtype or self.dtype)
+        if self.in_replica or isinstance(self.parts, jax.core.Tracer) or self.needs_all:
+            return super().__array__(dtype, copy)
+        # The host joins the parts: the whole is on no device.
+        flat = np.asarray(self.parts)[: self.layout.size]
+        return flat.reshape(self.shape).astype(dtype or self.dtype)
 
     def gather(self) -> None:
         """Bring the value to the host of every one of several workers; all must call it."""
@@ -151,10 +189,19 @@ class ShardedVariableLayout(VariableLayout):
         # In parts already, as the last step left it.
         if isinstance(value, jax.Array) and value.shape == (total,) and value.sharding == self.sharding:
             return value
+        dtype = jax.dtypes.canonicalize_dtype(value.dtype)
         # Through the host: the parts go to their devices, and the whole to none.
-        flat = np.asarray(value).reshape(-1)
-        placed: jax.Array = self.mesh.put(np.pad(flat, (0, total - self.size)), self.sharding)
-        return placed
+        fill = value.fill if isinstance(value, ValueHandle) else None
+        flat = None if fill is not None else np.asarray(value).astype(dtype, copy=False).reshape(-1)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            if flat is None:
+                return np.full(self.part_size, fill, dtype)
+            # A copy: an array of a CPU may be the memory that it was made of.
+            own = flat[index]
+            return np.pad(own, (0, self.part_size - own.size))
+
+        return jax.make_array_from_callback((total,), self.sharding, part)
 
     def hold(self, array: jax.Array) -> Shards:
         """Return what the variable holds for all parts."""
@@ -212,7 +259,7 @@ class _WholeLayout(VariableLayout):
 
     def place(self, value: VariableValue) -> jax.Array:
         """Return the array on every device."""
-        return super().place(as_read(value))
+        return super().place(whole_value(value))
 
 
 @functools.lru_cache(maxsize=512)
@@ -221,21 +268,9 @@ def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(layout.shaped, out_shardings=layout.mesh.replicated)
 
 
-def in_parts() -> AbstractContextManager[object]:
-    """Read variables as they lie: `variable.value` is `Shards` where they are in parts."""
-    return set_for_block(_IN_PARTS, True)
-
-
-def as_read(value: VariableValue) -> Any:
-    """Return what code gets that reads a variable.
-
-    Args:
-        value: what the variable holds, or its scope.
-
-    Raises:
-        ContextError: where this process may not read it now.
-    """
-    return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value
+def lie_whole(variable: keras.Variable) -> None:
+    """Let a variable lie on every device again."""
+    vars(variable).pop(_MARK, None)
 
 
 def lie_in_parts(variable: keras.Variable, layout: ShardedVariableLayout) -> None:
@@ -261,7 +296,7 @@ class PartsLayout(StateLayout):
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
         """Return the arrays that a program takes; see `StateLayout.place`."""
         whole = [i for i, layout in enumerate(layouts) if not isinstance(layout, ShardedVariableLayout)]
-        arrays = self._mesh.put([as_read(values[i]) for i in whole], self._mesh.replicated)
+        arrays = self._mesh.put([whole_value(values[i]) for i in whole], self._mesh.replicated)
         placed = dict(zip(whole, arrays, strict=True))
         return [
             placed[i] if i in placed else layout.place(value)
@@ -296,6 +331,22 @@ class ShardedLayout(PartsLayout):
         #: By optimizer: whether any of its variables lies in parts.
         self._in_parts: weakref.WeakKeyDictionary[keras.Optimizer, bool] = weakref.WeakKeyDictionary()
 
+    def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
+        """Return the parts with which a variable begins that lies in parts; see `StateLayout.first`."""
+        layout = self._first_layout(variable) if self._mesh.num_replicas > 1 else None
+        if layout is None:
+            return None
+        if len(self._mesh.local_devices) == self._mesh.num_replicas:
+            return layout.hold(layout.place(value))
+        # Several workers begin with the first one's values: they are made where all know its seed.
+        return value if value.is_repeatable else None
+
+    def _first_layout(self, variable: keras.Variable) -> ShardedVariableLayout | None:
+        """Return how a variable begins; the optimizer's decides later how it lies."""
+        shape = tuple(variable.shape)
+        is_part = is_slot(variable) and is_split(shape)
+        return ShardedVariableLayout(self._mesh, shape, self._group) if is_part else None
+
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Mark the variables that lie in parts, once for each optimizer; whether there are any."""
         if optimizer is None or not optimizer.built or self._mesh.num_replicas == 1:
@@ -313,6 +364,7 @@ class ShardedLayout(PartsLayout):
                 self.name,
                 reason,
             )
+            self._unmark_weights(optimizer)
             return False
         self._mark_weights(optimizer)
         # By shape: Keras' optimizers do not say which of their variables belong to a weight.
@@ -324,6 +376,9 @@ class ShardedLayout(PartsLayout):
 
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
         """Let weights lie in parts, too; here none."""
+
+    def _unmark_weights(self, optimizer: keras.Optimizer) -> None:
+        """Let weights lie whole that lay in parts before it was known how they are trained; here none."""
 
     def update(
         self,
@@ -352,7 +407,7 @@ class ShardedLayout(PartsLayout):
             for v, layout in zip([*trained, *slots], [*layouts, *resting], strict=True)
             if layout is not None
         ]
-        with of_shapes(pairs), _asking_all(optimizer):
+        with of_shapes(pairs), asking_all(optimizer):
             new, kept = apply(given, grads, own)
         left: list[Any] = [
             k if layout is None else Shards(k, layout, in_replica=True)
@@ -422,76 +477,9 @@ class ShardedLayout(PartsLayout):
         return self._group.size > 1 and self._mesh.platform == "cpu"
 
 
-def is_split(shape: Sequence[int]) -> bool:
-    """Whether a weight of this shape is updated in parts.
-
-    >>> is_split((3, 5)), is_split((1,)), is_split(()), is_split((0, 2))
-    (True, True, False, False)
-    """
-    return len(shape) > 0 and math.prod(shape) > 0
-
-
 def _own(layout: ShardedVariableLayout | None, value: Any) -> Any:
     """This replica's part of a gradient or a weight."""
     if layout is None or value is None:
         return value
     part = value.parts if isinstance(value, Shards) else part_of(value)
     return layout.own_part(jnp.asarray(value)) if part is None else part
-
-
-# --- what looks at all gradients at once ------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _asking_all(optimizer: keras.Optimizer) -> Iterator[None]:
-    """Let Keras' own methods that look at whole gradients ask all replicas for their parts."""
-    with contextlib.ExitStack() as stack:
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            stack.enter_context(
-                finite_by(optimizer, lambda original: functools.partial(_check_finite, original))
-            )
-            optimizer = optimizer.inner_optimizer
-        clip = functools.partial(functools.partial, _clip, optimizer)
-        stack.enter_context(clipped_by(optimizer, clip))
-        yield
-
-
-def _check_finite(original: Callable[[Gradients], jax.Array], grads: Gradients) -> jax.Array:
-    # One part that is not finite makes all replicas skip the step. As integers: booleans are not reduced.
-    found: jax.Array = lax.pmin(jnp.asarray(original(grads)).astype(jnp.int32), AXIS)
-    return found.astype(bool)
-
-
-def _clip(
-    optimizer: keras.Optimizer, original: Callable[[Gradients], Gradients], grads: Gradients
-) -> Gradients:
-    """`Optimizer._clip_gradients` by the norms of whole gradients."""
-    if not (optimizer.clipnorm and optimizer.clipnorm > 0) and not optimizer.global_clipnorm:
-        return original(grads)
-    given = [g for g in grads if g is not None]
-    squares = _sums_of_squares(given)
-    if optimizer.clipnorm and optimizer.clipnorm > 0:
-        clipped = iter(g * _scale_of(s, optimizer.clipnorm) for g, s in zip(given, squares, strict=True))
-        return [None if g is None else next(clipped) for g in grads]
-    norm = jnp.sqrt(sum(squares[1:], squares[0]))
-    limit = optimizer.global_clipnorm
-    # As Keras does: a norm that is not finite makes everything NaN.
-    scale = limit * jnp.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    return [None if g is None else g * scale for g in grads]
-
-
-def _sums_of_squares(grads: Sequence[jax.Array]) -> list[jax.Array]:
-    """The sum of squares of each whole gradient; one collective for all that come in parts."""
-    own = [jnp.sum(jnp.square(g)) for g in grads]
-    split = [i for i, g in enumerate(grads) if is_split(g.shape)]
-    if split:
-        for i, total in zip(split, lax.psum([own[i] for i in split], AXIS), strict=True):
-            own[i] = total
-    return own
-
-
-def _scale_of(square: jax.Array, limit: float) -> jax.Array:
-    # As Keras' `clip_by_norm`: the two `where`s keep a zero gradient from becoming NaN.
-    is_positive = square > 0
-    norm = jnp.where(is_positive, jnp.sqrt(jnp.where(is_positive, square, jnp.ones_like(square))), square)
-    return limit / jnp.maximum(norm, limit)

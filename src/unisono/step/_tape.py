@@ -28,8 +28,7 @@ from unisono.step._differentiate import Gradients, gradient_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
-from unisono.step._sharded_layout import as_read
-from unisono.step._value_handle import VariableValue
+from unisono.step._value_handle import VariableValue, as_read
 from unisono.step.eager._backward import differentiate, weights_of
 from unisono.step.eager._recording import Recorder, TapeRecording, recorder_here, require_recording
 

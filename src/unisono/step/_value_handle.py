@@ -7,13 +7,22 @@ tests/virtual/strategies/test_sharded_state.py.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, TypeAlias
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
 
+from unisono._errors import ClusterError
+from unisono._system._blocks import set_for_block
+
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
+
+
+#: Whether code reads variables in parts, as they are.
+_IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
 
 class ValueHandle(abc.ABC):
@@ -29,6 +38,11 @@ class ValueHandle(abc.ABC):
     @abc.abstractmethod
     def is_deleted(self) -> bool:
         """Whether a step was given the array."""
+
+    @property
+    def fill(self) -> float | None:
+        """The number that all elements are; None where they differ, or are not known."""
+        return None
 
     def read(self) -> jax.Array:
         """Return the value for code that reads the variable; raise where it may not."""
@@ -47,6 +61,34 @@ class ValueHandle(abc.ABC):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.whole(), dtype)
+
+
+class AgreedHandle(ValueHandle):
+    """Stands for an array that workers do not send each other: they compare a token of it."""
+
+    @property
+    @abc.abstractmethod
+    def token(self) -> np.ndarray:
+        """Two numbers that are the same where the value is."""
+
+    @abc.abstractmethod
+    def agreed(self, token: np.ndarray) -> AgreedHandle:
+        """Return the value with which all workers begin.
+
+        Args:
+            token: of the first worker's value.
+
+        Raises:
+            ClusterError: when this one has another value, and cannot make that one.
+        """
+
+
+def different_values() -> ClusterError:
+    """Return the error where workers would begin with parts of different values."""
+    return ClusterError(
+        "All workers must give a variable in parts the same value: each keeps its part of it. Received: "
+        "another value than on the first worker. Read the same file on all workers, or assign the same array."
+    )
 
 
 class RowsHandle(ValueHandle):
@@ -79,3 +121,25 @@ class RowsHandle(ValueHandle):
 
 #: What a variable holds between steps.
 VariableValue: TypeAlias = jax.Array | ValueHandle
+
+
+def whole_value(value: VariableValue) -> jax.Array:
+    """Return what a variable holds as one array."""
+    return value.whole() if isinstance(value, ValueHandle) else value
+
+
+def in_parts() -> AbstractContextManager[object]:
+    """Read variables as they lie: `variable.value` is `Shards` where they are in parts."""
+    return set_for_block(_IN_PARTS, True)
+
+
+def as_read(value: VariableValue) -> Any:
+    """Return what code gets that reads a variable.
+
+    Args:
+        value: what the variable holds, or its scope.
+
+    Raises:
+        ContextError: where this process may not read it now.
+    """
+    return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value

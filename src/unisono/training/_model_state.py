@@ -15,7 +15,7 @@ import jax
 import keras
 
 from unisono.step._keras_internals import empty_variables, mark_synced, set_training_state, training_state
-from unisono.step._sharded_layout import in_parts
+from unisono.step._value_handle import in_parts
 
 #: One list of arrays for each of Keras' lists of variables.
 State = tuple[Sequence[jax.Array], ...]

@@ -13,7 +13,7 @@ import numpy as np
 from unisono._context import current
 from unisono._types import KerasWrap
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import is_added
+from unisono.step._layout import is_added, making_slot
 from unisono.step.variables._local_layout import fitted_rows, value_for_file
 
 
@@ -43,7 +43,8 @@ def _add_variable(
     original: Callable[..., keras.Variable], self: keras.Optimizer, *args: object, **kwargs: object
 ) -> keras.Variable:
     """Make an optimizer's variable, and let its strategy's state layout see it."""
-    variable = original(self, *args, **kwargs)
+    with making_slot():
+        variable = original(self, *args, **kwargs)
     context = current()
     replicated = None if context is None else context.strategy.replicated
     if replicated is not None:

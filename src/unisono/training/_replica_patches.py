@@ -36,7 +36,7 @@ from unisono.step._keras_internals import (
 )
 from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
-from unisono.step._sharded_layout import in_parts
+from unisono.step._value_handle import in_parts
 from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.remote_step.programs._push_layout import is_pushing

@@ -16,9 +16,9 @@ from unisono._context import check_holder
 from unisono._mesh import on_device
 from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_value
+from unisono.step._layout import note_slot
 from unisono.step._program import current_frame
-from unisono.step._sharded_layout import as_read
-from unisono.step._value_handle import ValueHandle
+from unisono.step._value_handle import ValueHandle, as_read
 from unisono.step.eager._recording import note_read, read_as
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import current_strategy, mark_creation
@@ -59,6 +59,7 @@ def _marked(original: Callable[..., None], self: keras.Variable, *args: object, 
             return
         args, kwargs = store.arguments(self, (args, kwargs))
     mark_creation(self)
+    note_slot(self)
     original(self, *args, **kwargs)
     # The argument, or what its function returns, may be an array that something else holds, too. Two
     # references are the variable's and that of the call which counts.

@@ -54,6 +54,22 @@ def test_the_results_are_those_of_whole_arrays(name):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-6)
 
 
+def test_what_a_checkpoint_repeats_is_computed_twice():
+    """The compiler may not take it from the forward pass, and so keep that."""
+
+    def products(wrap):
+        def program(x, parts):
+            layers = wrap(lambda x, ws: jnp.tanh(jnp.tanh(x @ ws[0]) @ ws[1]))
+            gathers = [whole_of(w.shape, []) for w in WHOLES]
+            code = jax.grad(lambda ws: jnp.sum(layers(x, ws) ** 2))
+            return gather_on_use(code, parts, WHOLES, gathers)
+
+        text = jax.jit(program).lower(X, [jnp.asarray(p) for p in PARTS]).compile().as_text()
+        return text.count(" dot(")
+
+    assert products(jax.checkpoint) == products(lambda layers: layers) + 2 == 7
+
+
 def test_each_use_has_a_gather_of_its_own():
     def layers(ws):
         return jnp.sum(jnp.tanh(X @ ws[0]) @ ws[1])

@@ -7,9 +7,9 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.partitioners import FixedShardsPartitioner
+from unisono.step.variables._deferred_value import DeferredValue
 from unisono.training.remote_step import _remote_variables
 from unisono.training.remote_step.programs import _push_layout
-from unisono.training.tables._row_initial import DeferredValue
 
 K, L = keras.optimizers, keras.layers
 ROWS = 90

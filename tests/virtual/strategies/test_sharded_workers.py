@@ -22,6 +22,7 @@ from tests.virtual.strategies.test_sharded_state import (
 )
 from unisono.checkpoint import Checkpoint
 from unisono.step._keras_internals import stored_value
+from unisono.step.variables._deferred_value import DeferredValue
 
 pytestmark = pytest.mark.skipif("TF_CONFIG" not in os.environ, reason="needs a cluster")
 
@@ -91,6 +92,34 @@ def test_spread_custom_loop():
         found.append([np.asarray(v) for v in [*weights, *own.variables]])
     assert in_shards(own)
     assert_close(found[1], found[0])
+
+
+def test_spread_first_values():
+    """Workers with other seeds begin with parts of the first one's values, which none makes before."""
+    x, _ = fully_sharded.data(16)
+    models = []
+    for layout in ("mirrored", "fully_sharded"):
+        strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
+        with strategy.scope():
+            keras.utils.set_random_seed(strategy.process_group.index)
+            size = x.shape[1]
+            model = keras.Sequential([keras.Input((size,)), keras.layers.Dense(size), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        first = stored_value(model.weights[0])
+        assert isinstance(first, DeferredValue) == (layout == "fully_sharded")
+        model.fit(x, np.ones((16, 3)), batch_size=16, verbose=0)
+        models.append(model)
+    mirrored, model = models
+    assert len(fully_sharded.in_parts(model.weights)) == 1
+    # No callback reads weights where an epoch ends: none is gathered.
+    assert stored_value(model.weights[0]).needs_all
+    assert_close(values(model), values(mirrored))
+    # What all workers assign is cut at once, and is what they begin with.
+    model.set_weights([w + 1 for w in mirrored.get_weights()])
+    mirrored.set_weights([w + 1 for w in mirrored.get_weights()])
+    assert len(fully_sharded.in_parts(model.weights)) == 1
+    losses = [m.fit(x, np.ones((16, 3)), batch_size=16, verbose=0).history["loss"] for m in models]
+    np.testing.assert_allclose(*losses, **CLOSE)
 
 
 def test_spread_weights(tmp_path):

@@ -37,6 +37,8 @@ from unisono.step._layout import (
     mark_added,
 )
 from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
+from unisono.step._value_handle import ValueHandle
+from unisono.step.variables._deferred_value import DeferredValue
 
 #: The attribute of an optimizer's variable that says what it is for: a `_Use`.
 _USE = "_unisono_compression"
@@ -130,6 +132,10 @@ class CompressedLayout(PartsLayout):
                 basis = optimizer.add_variable(wanted, _numbers(number), "float32", name=f"{name}_basis")
                 object.__setattr__(basis, _USE, _Use("basis", number))
                 mark_added(basis)
+
+    def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
+        """Return what a variable begins with as the other layout does."""
+        return self._inner.first(variable, value)
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Return whether gradients of the optimizer are compressed, or lie in parts by the other layout."""

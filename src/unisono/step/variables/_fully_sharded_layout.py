@@ -24,10 +24,17 @@ from jax import lax
 
 from unisono._mesh import AXIS
 from unisono._types import PyTree
+from unisono._values import DistributedValues
 from unisono.collectives._packing import PackingPlan, plan
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import ReplicaCode
-from unisono.step._sharded_layout import ShardedLayout, ShardedVariableLayout, Shards, lie_in_parts
+from unisono.step._layout import ReplicaCode, VariableLayout, is_slot
+from unisono.step._sharded_layout import (
+    ShardedLayout,
+    ShardedVariableLayout,
+    Shards,
+    lie_in_parts,
+    lie_whole,
+)
 from unisono.step.variables._gather_on_use import gather_on_use, note_part, part_of
 
 #: Weights of fewer elements stay whole on every replica: a gather would cost more than they take.
@@ -70,10 +77,34 @@ class FullyShardedLayout(ShardedLayout):
 
     name = "fully_sharded"
 
+    def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
+        """Return how a variable lies; see `StateLayout.of`."""
+        layout = super().of(variable, is_stacked)
+        # Known after the variable was made.
+        is_weight = isinstance(layout, WeightLayout) and not _is_gathered(variable)
+        return self._whole if is_weight else layout
+
+    def _first_layout(self, variable: keras.Variable) -> ShardedVariableLayout | None:
+        if is_slot(variable) or isinstance(variable, DistributedValues):
+            return super()._first_layout(variable)
+        if not variable.trainable or not _is_gathered(variable):
+            return None
+        # From the beginning: `evaluate` and `predict` of a model without an optimizer gather weights, too.
+        layout = WeightLayout(self._mesh, tuple(variable.shape), self._group)
+        lie_in_parts(variable, layout)
+        return layout
+
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
         for weight in filter(_is_gathered, trained_variables(optimizer)):
-            lie_in_parts(weight, WeightLayout(self._mesh, tuple(weight.shape), self._group))
-            self._version += 1
+            if not isinstance(super().of(weight), WeightLayout):
+                lie_in_parts(weight, WeightLayout(self._mesh, tuple(weight.shape), self._group))
+                self._version += 1
+
+    def _unmark_weights(self, optimizer: keras.Optimizer) -> None:
+        for weight in trained_variables(optimizer):
+            if isinstance(super().of(weight), WeightLayout):
+                lie_whole(weight)
+                self._version += 1
 
     def run_replica(
         self, variables: Sequence[keras.Variable], values: Sequence[Any], code: ReplicaCode

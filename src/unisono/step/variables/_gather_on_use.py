@@ -32,7 +32,7 @@ Gather: TypeAlias = Callable[[jax.Array], jax.Array]
 _PARTS: ContextVar[dict[int, tuple[jax.Array, jax.Array]] | None] = ContextVar("unisono_parts", default=None)
 
 #: Primitives of functions that JAX has compiled: their steps are looked at one by one.
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2")
 
 
 def part_of(value: Any) -> jax.Array | None:
@@ -201,7 +201,9 @@ class _TraceEvaluation:
 
     def _call(self, equation: jex.JaxprEqn) -> None:
         """Evaluate the steps of a compiled function one by one."""
-        inner: jex.ClosedJaxpr = next(x for x in equation.params.values() if isinstance(x, jex.ClosedJaxpr))
+        inner = next(x for x in equation.params.values() if isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)))
+        if isinstance(inner, jex.Jaxpr):
+            inner = jex.ClosedJaxpr(inner, [])
         known: dict[jex.Var, Any] = {}
         lazy: dict[jex.Var, _Lazy] = {}
         evaluation = _TraceEvaluation(inner, known, lazy, self._clock)
@@ -212,8 +214,19 @@ class _TraceEvaluation:
                 evaluation._known[own] = self._found(given, None)
                 if isinstance(given, jex.Var):
                     evaluation._when[own] = self._when.get(given, -1)
+        if equation.params.get("differentiated"):
+            evaluation._wait_for_last()
         self._known.update(zip(equation.outvars, evaluation.run(), strict=True))
         self._note(equation)
+
+    def _wait_for_last(self) -> None:
+        """Let all arguments wait for the last: steps that `jax.checkpoint` repeats are not the first ones."""
+        last = max(self._when, key=lambda v: self._when[v], default=None)
+        for v, value in self._known.items():
+            is_float = jnp.issubdtype(getattr(value, "dtype", np.int32), jnp.floating)
+            if last is not None and v is not last and is_float:
+                self._known[v] = _not_before(value, self._known[last])
+                self._when[v] = self._when[last]
 
     def _flush(self) -> None:
         """Evaluate the steps that wait."""

@@ -22,8 +22,7 @@ import numpy as np
 from unisono._context import check_holder
 from unisono._types import ArrayLike
 from unisono.step._keras_internals import stored_dtype
-from unisono.step._sharded_layout import in_parts
-from unisono.step._value_handle import RowsHandle
+from unisono.step._value_handle import RowsHandle, in_parts
 
 if TYPE_CHECKING:
     import jax

@@ -56,6 +56,27 @@ _SAME_ON_ALL = (
 #: The hooks for batches: a callback with one may stop in the middle of an epoch.
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
+#: Read no weights and no variables of an optimizer but its learning rate.
+_READ_NOTHING = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.TerminateOnNaN,
+)
+
+
+def may_read_weights(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback may read weights where an epoch ends, perhaps on one worker alone.
+
+    >>> may_read_weights(keras.callbacks.EarlyStopping()), may_read_weights(keras.callbacks.Callback())
+    (False, True)
+    """
+    if type(callback) is keras.callbacks.EarlyStopping:
+        return bool(callback.restore_best_weights)
+    return type(callback) not in _READ_NOTHING
+
+
 #: Where a callback may decide something before the first step of an epoch.
 DECISION_HOOKS = ("on_train_begin", "on_epoch_begin")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -40,6 +41,7 @@ from unisono.strategies.multi_worker_fit._chief_callbacks import (
     SameState,
     decision_hooks,
     is_chief_only,
+    may_read_weights,
     shared_decisions,
 )
 from unisono.strategies.multi_worker_fit._fit_summary import run_summary
@@ -69,12 +71,12 @@ class MultiWorkerFit:
             ClusterError: on all workers, when their calls differ.
         """
         callbacks = flat_callbacks(arguments["callbacks"])
-        hooks = decision_hooks(callbacks)
+        hooks, reads = decision_hooks(callbacks), any(map(may_read_weights, callbacks))
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
         validates_ahead = self._strategy.runs_ahead and can_run_ahead(model, callbacks, "evaluate")
         own = _Message(
-            bytes([ahead, validates_ahead, *(hook in hooks for hook in DECISION_HOOKS)]),
+            bytes([ahead, validates_ahead, *(hook in hooks for hook in DECISION_HOOKS), reads]),
             hashlib.sha256(others).digest(),
             random.digest(),
         )
@@ -96,7 +98,8 @@ class MultiWorkerFit:
             callbacks = _of_all(callbacks)
         hooks = {h for i, h in enumerate(DECISION_HOOKS, start=2) if any(a.flags[i] for a in every)}
         # First, before a callback saves what has drifted apart; last, when all have decided.
-        callbacks = [SameState(self._compare_state), *callbacks]
+        compare = functools.partial(self._compare_state, gathers=any(a.flags[-1] for a in every))
+        callbacks = [SameState(compare), *callbacks]
         changed["callbacks"] = [*callbacks, shared_decisions(self._group.broadcast, callbacks, hooks)]
         outer, self._validates_ahead = self._validates_ahead, all(answer.flags[1] for answer in every)
         try:
@@ -134,11 +137,15 @@ class MultiWorkerFit:
                 arguments["callbacks"] = _of_all(flat_callbacks(arguments["callbacks"]))
         return {**arguments.pop("kwargs", {}), **arguments}, ahead
 
-    def _compare_state(self, variables: Sequence[keras.Variable]) -> None:
-        """Raise on all workers where the values of variables differ between them."""
-        # Callbacks that run on one worker alone, such as `ModelCheckpoint`, read the variables after this.
-        # What a layout adds is in no file that they write.
-        self._strategy.gather_state(gathered_for_file(variables))
+    def _compare_state(self, variables: Sequence[keras.Variable], gathers: bool) -> None:
+        """Raise on all workers where the values of variables differ between them.
+
+        Args:
+            gathers: whether callbacks, such as `ModelCheckpoint` on one worker alone, read them after this.
+        """
+        # What a layout adds is in no file that callbacks write.
+        if gathers:
+            self._strategy.gather_state(gathered_for_file(variables))
         variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
         paths = canonical_paths(v.path for v in variables)
         values = [stored_value(v) for v in variables]
@@ -167,8 +174,8 @@ class _Message:
     """What a worker sends beside the facts of its call, as bytes of fixed sizes.
 
     Args:
-        flags: whether steps may run ahead, whether those of validation may, and for each of
-            `DECISION_HOOKS` whether a callback has it.
+        flags: whether steps may run ahead, whether those of validation may, for each of `DECISION_HOOKS`
+            whether a callback has it, and whether one may read weights.
         callbacks: digest of those callbacks that all workers should have.
     """
 
@@ -182,7 +189,8 @@ class _Message:
     @classmethod
     def read(cls, every: Sequence[bytes]) -> list[_Message]:
         """Return the messages of all workers from their bytes."""
-        ends = len(DECISION_HOOKS) + 2, len(DECISION_HOOKS) + 2 + hashlib.sha256().digest_size
+        flags = len(DECISION_HOOKS) + 3
+        ends = flags, flags + hashlib.sha256().digest_size
         return [cls(data[: ends[0]], data[ends[0] : ends[1]], data[ends[1] :]) for data in every]
 
 

@@ -15,7 +15,8 @@ from unisono.ps.state._create import NewVariable
 from unisono.ps.state._variables import DENSE, TABLE, StoredSpec
 from unisono.rpc._ops import Op
 from unisono.step._value_handle import ValueHandle, VariableValue
-from unisono.training.tables._row_initial import DeferredValue, RowInitializer
+from unisono.step.variables._deferred_value import DeferredValue
+from unisono.training.tables._row_initial import RowInitializer, rows_of
 
 #: Bytes of a table that travel at once where all of it is read.
 _PIECE = 8 << 20
@@ -33,7 +34,7 @@ class FirstValue:
         self._fill = value.fill if isinstance(value, DeferredValue) else None
         self._rows: RowInitializer | None = None
         if isinstance(value, DeferredValue) and self._fill is None:
-            self._rows = value.rows()
+            self._rows = rows_of(value)
         self._size, self._type = tuple(value.shape), np.dtype(value.dtype)
         self._whole = None if self._rows is not None or self._fill is not None else np.asarray(value)
 

@@ -18,10 +18,9 @@ import numpy as np
 
 from unisono._context import current
 from unisono._types import KerasWrap
-from unisono.step._keras_internals import store_value
-from unisono.step._value_handle import ValueHandle
+from unisono.step._keras_internals import store_value, stored_dtype
+from unisono.step.variables._deferred_value import DeferredValue
 from unisono.training.remote_step.programs._jaxprs import exported
-from unisono.training.remote_step.programs._push_layout import PushLayout
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 
@@ -29,45 +28,14 @@ from unisono.training.tables._row_values import NotByRowsError, RowGroup
 _PIECE = 4 << 20
 
 
-class DeferredValue(ValueHandle):
-    """Stands for the first value of a variable, which is made where it is needed.
-
-    Args:
-        initializer: of Keras, which returns the same at each call.
-    """
-
-    def __init__(self, initializer: Callable[..., jax.Array], shape: tuple[int, ...], dtype: str) -> None:
-        super().__init__(shape, jnp.dtype(dtype))
-        self._make = initializer
-
-    def whole(self) -> jax.Array:
-        """Return the value, which is made for that."""
-        return jnp.asarray(self._make(self.shape, dtype=self.dtype.name))
-
-    def is_deleted(self) -> bool:
-        """Return False: no step is given the value."""
-        return False
-
-    @property
-    def fill(self) -> float | None:
-        """The number that all elements are; None where they differ."""
-        if isinstance(self._make, (keras.initializers.Zeros, keras.initializers.Ones)):
-            return float(isinstance(self._make, keras.initializers.Ones))
-        constant = getattr(self._make, "value", None)
-        is_constant = isinstance(self._make, keras.initializers.Constant)
-        return float(constant) if is_constant and isinstance(constant, (int, float)) else None
-
-    def rows(self) -> RowInitializer | None:
-        """Return what makes rows of the value; None where they can be made together alone."""
-        closed = jax.make_jaxpr(self.whole)()
-        group = RowGroup(self.shape[0])
-        try:
-            return RowInitializer(RowProgram(closed, {}, {0: group}, group), self)
-        except NotByRowsError:
-            return None
-
-    def __deepcopy__(self, memo: dict[int, object]) -> DeferredValue:
-        return self
+def rows_of(value: DeferredValue) -> RowInitializer | None:
+    """Return what makes rows of a first value; None where they can be made together alone."""
+    closed = jax.make_jaxpr(value.whole)()
+    group = RowGroup(value.shape[0])
+    try:
+        return RowInitializer(RowProgram(closed, {}, {0: group}, group), value)
+    except NotByRowsError:
+        return None
 
 
 class RowInitializer:
@@ -97,22 +65,16 @@ def wraps() -> list[KerasWrap]:
 def initialize_later(
     original: Callable[..., None], self: keras.Variable, initializer: Callable[..., jax.Array]
 ) -> None:
-    """Let a large variable begin with `DeferredValue`, where the strategy says so; for Keras' private method.
+    """Let a variable begin with what its strategy's state layout says; for Keras' private method.
 
     Args:
         self: the variable, of which shape and type are known.
     """
     context = current()
-    layout = getattr(context.strategy, "state_layout", None) if context is not None else None
-    nbytes = math.prod(self.shape) * np.dtype(jnp.dtype(self.dtype)).itemsize
-    is_later = isinstance(layout, PushLayout) and layout.makes_later(nbytes)
-    if not is_later or not self.shape or not _is_repeatable(initializer):
+    replicated = None if context is None else context.strategy.replicated
+    value = DeferredValue(initializer, tuple(self.shape), stored_dtype(self))
+    held = replicated.state_layout.first(self, value) if replicated is not None and self.shape else None
+    if held is None:
         original(self, initializer)
-        return
-    store_value(self, DeferredValue(initializer, tuple(self.shape), str(self.dtype)))
-
-
-def _is_repeatable(initializer: object) -> bool:
-    """Return whether an initializer is Keras' own, and returns the same at each call."""
-    is_own = isinstance(initializer, keras.Initializer) and type(initializer).__module__.startswith("keras.")
-    return is_own and not isinstance(getattr(initializer, "seed", None), keras.random.SeedGenerator)
+    else:
+        store_value(self, held)

@@ -20,16 +20,13 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step._dispatch import Started
 from unisono.step._layout import StateLayout, VariableLayout
-from unisono.step._sharded_layout import Shards
+from unisono.step._value_handle import AgreedHandle, VariableValue
 from unisono.training._model_state import hold_state, release_state
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
-
-#: Stands for a value in parts where workers compare what they begin with.
-_IN_PARTS = np.zeros((), np.int8)
 
 #: Numbers of train functions, alike on workers that make the same ones.
 _NUMBERS = itertools.count()
@@ -203,18 +200,21 @@ class FitState:
         """
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
             return tuple(list(self._layout.fetch(part.values)) for part in self._returned)
-        # What lies in parts is the same for all workers: each has its own part of it.
-        given: list[jax.Array | Shards] = [value for part in state for value in part]
-        values = [_IN_PARTS if isinstance(value, Shards) else value for value in given]
+        # What lies in parts is not sent: each worker has its own part of it.
+        given: list[VariableValue] = [value for part in state for value in part]
+        values = [value.token if isinstance(value, AgreedHandle) else value for value in given]
         # What the last step returned lies on the devices already.
-        last: list[jax.Array | Shards | None] = [*self._last(state)]
+        last: list[VariableValue | None] = [*self._last(state)]
         known = [array is not None for array in last]
         key = self._number, self._count
         found = self._strategy.same_on_all(values, self._task.name, known, key, batch)
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
-            last = [own if isinstance(own, Shards) else new for own, new in zip(given, last, strict=True)]
+            last = [
+                own.agreed(np.asarray(found[i])) if isinstance(own, AgreedHandle) else last[i]
+                for i, own in enumerate(given)
+            ]
         sizes = tuple(map(len, state))
         if self.sizes != (*sizes, self._layout.version):
             # Also after a layer was frozen: its weights move to another part of the state.

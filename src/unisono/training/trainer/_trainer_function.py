@@ -19,6 +19,7 @@ import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._interrupts import INTERRUPTS
+from unisono.step._value_handle import whole_value
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_placement import BatchStager, GroupPlacer
 from unisono.training.groups._batch_policy import BatchPolicy
@@ -131,7 +132,8 @@ class TrainerFunction:
         """Start a group's program, which continues with the newest state; see `GroupRunner`."""
         if self.loop.is_eager:
             # All rows as one replica, so that a debugger sees values.
-            logs, self._state = self._step.whole(self._state, group.first)
+            whole = tuple([whole_value(x) for x in part] for part in self._state)
+            logs, self._state = self._step.whole(whole, group.first)
             return logs, None
         program, state, data = self.prepare(group)
         results, self._state = program(state, data, self.carried.done)

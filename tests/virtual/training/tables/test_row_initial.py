@@ -10,8 +10,9 @@ import pytest
 import unisono
 from unisono.ps._programs import ExportedProgram
 from unisono.step._keras_internals import stored_value
+from unisono.step.variables._deferred_value import DeferredValue
 from unisono.training.remote_step.programs import _push_layout
-from unisono.training.tables._row_initial import DeferredValue
+from unisono.training.tables._row_initial import rows_of
 
 pytestmark = pytest.mark.numbers
 
@@ -39,7 +40,7 @@ def test_rows_have_the_bits_of_the_whole(initializer):
     whole = np.asarray(initializer(SHAPE, dtype="float32"))
     value = DeferredValue(initializer, SHAPE, "float32")
     assert value.fill is None
-    rows = value.rows()
+    rows = rows_of(value)
     # One program scales normal numbers by one factor, Keras' two by two; without XLA's optimizations they are
     # four last places of float32 apart.
     quick = "optimization_level=0" in os.environ["XLA_FLAGS"]
@@ -53,7 +54,7 @@ def test_small_types(dtype):
     initializer = K.RandomUniform(seed=3)
     whole = np.asarray(initializer(SHAPE, dtype=dtype))
     np.testing.assert_array_equal(
-        made(DeferredValue(initializer, SHAPE, dtype).rows(), 69_000, 1000), whole[69_000:]
+        made(rows_of(DeferredValue(initializer, SHAPE, dtype)), 69_000, 1000), whole[69_000:]
     )
 
 
@@ -64,7 +65,7 @@ def test_constants_are_numbers(initializer, fill):
 
 def test_what_cannot_be_made_by_rows_is_made_as_a_whole():
     value = DeferredValue(K.Orthogonal(seed=1), (64, 32), "float32")
-    assert value.rows() is None
+    assert rows_of(value) is None
     np.testing.assert_array_equal(value.whole(), K.Orthogonal(seed=1)((64, 32)))
 
 

@@ -19,9 +19,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,10 @@ from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLa
 from unisono.step._program import current_frame
 from unisono.step.variables._variable_store import without_store
 from unisono.training.remote_step.programs._preparation import extras_of, prepare_gradients, pushed_dtype
+
+if TYPE_CHECKING:
+    from unisono.step._value_handle import ValueHandle
+    from unisono.step.variables._deferred_value import DeferredValue
 
 #: The first values of variables with more bytes are made on servers.
 MADE_LATER = 16 << 20
@@ -154,9 +159,10 @@ class PushLayout(StateLayout):
         #: By the `id`s of all that an optimizer changes: of its first update in a step, its second, ...
         self._notes: dict[tuple[int, ...], list[GradientNotes]] = {}
 
-    def makes_later(self, nbytes: int) -> bool:
-        """Return whether a variable is so large that servers make its first value."""
-        return nbytes > MADE_LATER
+    def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
+        """Return the value itself, where it is so large that servers make it; see `StateLayout.first`."""
+        nbytes = math.prod(value.shape) * value.dtype.itemsize
+        return value if nbytes > MADE_LATER and value.is_repeatable else None
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Build the optimizer where a worker's program is traced; return whether `update` notes gradients."""

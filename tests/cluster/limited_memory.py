@@ -1,0 +1,46 @@
+"""Trains a model in a process that may hold so many bytes; `test_larger_than_a_device.py` starts it.
+
+python limited_memory.py LAYOUT BYTES: in one process, or in those of TF_CONFIG.
+"""
+
+import re
+import resource
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import unisono
+
+#: 196 MiB of weights, of which a layer has 12.
+WIDTH, LAYERS = 1792, 16
+
+
+def data_bytes():
+    """What counts for RLIMIT_DATA: private memory that may be written."""
+    return 1024 * int(re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def main():
+    layout, limit = sys.argv[1], int(sys.argv[2])
+    strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
+    x = np.random.default_rng(0).normal(size=(8, WIDTH)).astype("float32")
+    # What the process itself needs, and its compiler, in all layouts.
+    with strategy.scope():
+        warm = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+        warm.compile("adam", "mse")
+    warm.fit(x[:, :64], np.ones((8, 1)), batch_size=8, verbose=0)
+    if limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes() + limit, data_bytes() + limit))
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        hidden = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(1e-5), "mse")
+    losses = model.fit(x, np.ones((8, 1)), batch_size=8, epochs=4, verbose=0).history["loss"]
+    print("losses", *losses, flush=True)
+
+
+if __name__ == "__main__":
+    main()
