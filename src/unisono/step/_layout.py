@@ -168,6 +168,11 @@ class StateLayout:
         """Another number after weights began to lie in another way: programs made before are made anew."""
         return self._version
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether each replica has all weights between steps."""
+        return True
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies.
 

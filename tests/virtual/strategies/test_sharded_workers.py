@@ -72,7 +72,9 @@ def test_spread_optimizer_state(tmp_path):
     x, y = data(37)
     losses = [m.fit(x, y, batch_size=12, verbose=0, shuffle=False).history["loss"] for m in (model, mirrored)]
     np.testing.assert_allclose(*losses, **CLOSE)
-    assert_close(values(model), values(mirrored))
+    if strategy.is_chief:
+        # As a program does that saves there alone.
+        assert_close(values(model), values(mirrored))
 
 
 def test_spread_custom_loop():

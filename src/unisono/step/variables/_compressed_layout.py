@@ -106,6 +106,11 @@ class CompressedLayout(PartsLayout):
         """That of the other layout."""
         return self._inner.version
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether each replica has all weights, by the other layout."""
+        return self._inner.keeps_weights
+
     def run_replica(
         self, variables: Sequence[keras.Variable], values: Sequence[Any], code: ReplicaCode
     ) -> tuple[PyTree, list[Any]]:

@@ -77,6 +77,11 @@ class FullyShardedLayout(ShardedLayout):
 
     name = "fully_sharded"
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether each replica has all weights between steps."""
+        return False
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies; see `StateLayout.of`."""
         layout = super().of(variable, is_stacked)

@@ -71,7 +71,9 @@ class MultiWorkerFit:
             ClusterError: on all workers, when their calls differ.
         """
         callbacks = flat_callbacks(arguments["callbacks"])
-        hooks, reads = decision_hooks(callbacks), any(map(may_read_weights, callbacks))
+        hooks = decision_hooks(callbacks)
+        # Weights in parts may be too large for a host, which no program must gather for nothing.
+        reads = self._strategy.state_layout.keeps_weights or any(map(may_read_weights, callbacks))
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
         validates_ahead = self._strategy.runs_ahead and can_run_ahead(model, callbacks, "evaluate")
