@@ -364,7 +364,7 @@ def test_an_endpoint_goes_on_whatever_direct_connections_send():
         while len(rpc_server._channels._channels) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(rpc_server._channels._channels) == 1
-        # Beside the segments of the honest client: each mapping has its file. The last connection may be closing.
+        # Beside the segments of the honest client: each mapping has its file. The last may still be closing.
         while len(os.listdir("/proc/self/fd")) > before + 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(os.listdir("/proc/self/fd")) <= before + 4
