@@ -43,10 +43,11 @@ test-all: $(VENV)/installed  ## those, too, and those marked numbers compiled as
 all-clusters:
 	$(CLUSTERS)
 
-# What `numbers` compares is run once: with all of XLA's optimizations, which take most of the compilation's time.
+# What `numbers` compares is compiled with all of XLA's optimizations, which take most of the compilation's time;
+# further cases of it quickly.
 all-others:
-	$(OTHERS) -m "not numbers"
-	XLA_FLAGS= $(OTHERS) -m numbers
+	$(OTHERS) -m "exhaustive or not numbers"
+	XLA_FLAGS= $(OTHERS) -m "numbers and not exhaustive"
 
 coverage: $(VENV)/installed  ## which lines the tests without clusters run, and which test runs which
 	$(OTHERS) -m "not exhaustive" --cov --cov-context=test --cov-report=term:skip-covered
