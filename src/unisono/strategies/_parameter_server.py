@@ -69,7 +69,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         max_staleness: how many other updates may be applied between a step's pull and its own update; None
             for no bound. With 0 the numbers are those of one device.
         push_dtype: `"bfloat16"` or `"float16"`, in which gradients in float32 of 8 KiB and more travel to the
-            servers, in half the bytes; None for float32. Without a cluster nothing travels.
+            servers, in half the bytes; None for float32. In float16, numbers beyond 65,504 are infinite.
+            Without a cluster nothing travels.
 
     Raises:
         InvalidArgumentError: the cluster has no `ps` or `worker`, or more than one chief; or `max_staleness`

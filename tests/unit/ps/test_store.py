@@ -360,6 +360,13 @@ def test_a_pull_of_a_whole_table_is_a_copy():
     assert not np.array_equal(after, before)
 
 
+def test_rows_in_16_bits_are_summed_in_32():
+    # In float16 a sum of ones stays at 2,048.
+    ones = np.ones((4096, 1), "float16")
+    _, (rows,) = combine_rows(np.zeros(4096, int), [ones])
+    assert (rows.dtype, rows.tolist()) == (np.float16, [[4096.0]])
+
+
 def test_combined_rows_keep_the_dtype_and_the_order_of_the_batch():
     indices, (rows,) = combine_rows(np.array([5, 1, 5, 5]), [np.array([[1], [2], [4], [8]], "bfloat16")])
     assert indices.tolist() == [1, 5]

@@ -155,7 +155,7 @@ class PushLayout(StateLayout):
 
     def __init__(self, mesh: ReplicaMesh, push_dtype: str | None = None) -> None:
         super().__init__(mesh)
-        self.push_dtype = push_dtype
+        self._push_dtype = push_dtype
         #: By the `id`s of all that an optimizer changes: of its first update in a step, its second, ...
         self._notes: dict[tuple[int, ...], list[GradientNotes]] = {}
 
@@ -219,7 +219,7 @@ class PushLayout(StateLayout):
         given, extras = prepare_gradients(optimizer, grads, values)
         # To the type of the variable, as an optimizer's update does first.
         given = [
-            None if g is None else keras.ops.cast(g, pushed_dtype(v, self.push_dtype))
+            None if g is None else keras.ops.cast(g, pushed_dtype(v, self._push_dtype))
             for g, v in zip(given, trained, strict=True)
         ]
         pairs: list[tuple[keras.Variable, Any]] = [*zip(notes.gradients, given, strict=True)]
