@@ -7,7 +7,8 @@ import pytest
 
 from tests.cluster._workers import Workers
 
-PROGRAM = str(Path(__file__).parent / "programs" / "peers.py")
+PROGRAMS = Path(__file__).parent / "programs"
+PROGRAM = str(PROGRAMS / "peers.py")
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +50,13 @@ def test_a_silent_worker_is_not_waited_for_for_ever(launched, mode, words):
     log = workers.logs[0].read_text()
     assert words in log
     assert ("its machine cannot be reached" in log) is bool(mode), log
+
+
+def test_saving_parts_on_one_worker_is_an_error(tmp_path):
+    file = tmp_path / "m.keras"
+    workers = Workers(tmp_path, [str(PROGRAMS / "saves_alone.py"), str(file)])
+    assert workers.wait(120) == [1, 1], workers.text()
+    assert "unisono.ClusterError: All workers must read variables that lie in parts together. Received: " in (
+        workers.logs[0].read_text()
+    )
+    assert not file.exists()

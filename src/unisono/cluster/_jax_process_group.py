@@ -165,6 +165,10 @@ class JaxProcessGroup(ProcessGroup):
         """Note a call, and compare it with what the next process does."""
         self._monitor.begin_call(name)
 
+    def note_read(self) -> None:
+        """Note a read, and compare it with what the next process does."""
+        self._monitor.begin_read()
+
     def dispatch(self) -> contextlib.AbstractContextManager[None]:
         """Mark the call as in flight: on CPUs it may wait for the other processes."""
         return self._in_flight.collective()

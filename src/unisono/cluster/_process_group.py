@@ -36,7 +36,7 @@ class ProcessGroup(abc.ABC):
     """The processes that train together, as one of them sees the others.
 
     All processes must call the collective methods in the same order. Only `note_step`, `note_call`,
-    `share_file`, `checkpoint_number` and `explain` send messages beside the collectives.
+    `note_read`, `share_file`, `checkpoint_number` and `explain` send messages beside the collectives.
 
     Args:
         index: the number of this process; 0 is the chief.
@@ -225,6 +225,14 @@ class ProcessGroup(abc.ABC):
         """
 
     @abc.abstractmethod
+    def note_read(self) -> None:
+        """Note that this process reads a variable whose parts lie on all, before the collective.
+
+        Raises:
+            ClusterError: when the next process does something else, or has ended its program.
+        """
+
+    @abc.abstractmethod
     def dispatch(self) -> contextlib.AbstractContextManager[None]:
         """Surround the start of a program, which may block until the other processes have started theirs."""
 
@@ -348,6 +356,9 @@ class SingleProcessGroup(ProcessGroup):
         """Do nothing."""
 
     def note_call(self, name: str) -> None:
+        """Do nothing."""
+
+    def note_read(self) -> None:
         """Do nothing."""
 
     def dispatch(self) -> contextlib.AbstractContextManager[None]:

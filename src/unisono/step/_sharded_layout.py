@@ -13,6 +13,7 @@ Tests: tests/virtual/strategies/test_sharded_state.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -131,7 +132,7 @@ class Shards(AgreedHandle):
     def gather(self) -> None:
         """Bring the value to the host of every one of several workers; all must call it."""
         if self.needs_all:
-            self._gathered = np.asarray(self.whole())
+            self._gathered = np.asarray(self.layout.gathered(self.parts))
 
     def read(self) -> jax.Array:
         """Return the value for code that reads the variable.
@@ -249,9 +250,13 @@ class ShardedVariableLayout(VariableLayout):
         Args:
             parts: flat.
         """
-        with self.group.dispatch():
+        together = not parts.is_fully_addressable
+        if together:
+            self.group.note_read()
+        with self.group.collective() if together else contextlib.nullcontext():
             whole: jax.Array = self.mesh.local(_gather(self)(parts))
-        return whole
+            # A worker that waits is then seen by those that have ended.
+            return whole.block_until_ready() if together else whole
 
 
 class _WholeLayout(VariableLayout):

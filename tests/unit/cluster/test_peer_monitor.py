@@ -410,6 +410,17 @@ def test_a_call_on_the_chief_alone_is_an_error_at_once(cluster, other):
         two.members[0].begin_call("evaluate")
 
 
+@pytest.mark.parametrize("other", ["step", "call", "end"])
+def test_a_read_on_the_chief_alone_is_an_error_at_once(cluster, other):
+    two = cluster(2)
+    if other == "end":
+        two.statuses[1].is_finished = True
+    else:
+        two.statuses[1].begin_step(("train", ((8,),)) if other == "step" else ("a call of `fit`", ()))
+    with pytest.raises(ClusterError, match=r"variables that lie in parts together.*not on the chief alone"):
+        two.members[0].begin_read()
+
+
 def test_calls_that_differ_are_compared_with_their_arguments_later(cluster):
     two = cluster(2)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

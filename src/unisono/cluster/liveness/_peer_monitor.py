@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from unisono._errors import ClusterError
-from unisono.cluster.liveness._status import CALL, Step, WorkerStatus, describe_step
+from unisono.cluster.liveness._status import CALL, READ, Step, WorkerStatus, describe_step
 from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers
 from unisono.cluster.rendezvous._mismatch import differences, shortened
 from unisono.cluster_resolver._spec import split_address
@@ -85,6 +85,14 @@ class PeerMonitor:
             ClusterError: when the next worker takes a step instead, or has reached the end of its program.
         """
         self._begin((f"{CALL}`{name}`", ()))
+
+    def begin_read(self) -> None:
+        """Note that a variable in parts is read, which all workers must do together.
+
+        Raises:
+            ClusterError: when the next worker does something else, or has reached the end of its program.
+        """
+        self._begin((READ, ()))
 
     def _begin(self, step: Step) -> None:
         is_new = self.status.begin_step(step)
@@ -302,6 +310,8 @@ def _early_end_text(received: str) -> str:
 
 
 def _unequal_ends_text(received: str) -> str:
+    if READ in received:
+        return _unequal_reads_text(f"{received}.")
     return (
         f"All workers must take the same steps until their programs end. Received: {received}. Give every "
         "worker the same number of batches, leave a loop after the same step on every worker, and call "
@@ -313,7 +323,17 @@ def _are_calls(*steps: str) -> bool:
     return all(step.startswith(CALL) for step in steps)
 
 
+def _unequal_reads_text(received: str) -> str:
+    return (
+        "All workers must read variables that lie in parts together. "
+        f"Received: {received} Call `model.save`, `get_weights` and the like on every worker, not on the "
+        "chief alone: each sends its parts, and the chief writes the file."
+    )
+
+
 def _unequal_steps_text(received: str) -> str:
+    if READ in received:
+        return _unequal_reads_text(received)
     if f"'{CALL}" in received:
         return (
             f"All workers must make the same calls of `fit`, `evaluate` and `predict`. Received: {received} "

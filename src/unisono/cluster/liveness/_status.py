@@ -20,6 +20,9 @@ Step = tuple[str, tuple[tuple[int, ...], ...] | None]
 #: How the text of a `fit`, `evaluate` or `predict` call begins; their arguments are compared in a collective.
 CALL = "a call of "
 
+#: A step that reads a variable whose parts lie on all workers.
+READ = "a read of variables in parts"
+
 #: What the answer to each kind of question holds.
 _STATE: dict[str, tuple[type, ...]] = {
     "steps": (int,),
