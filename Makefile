@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others coverage mutants versions soak recording lint types check docs bench gpu gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions soak recording lint types check docs bench gpu gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,26 +28,31 @@ LAUNCHER := tests/cluster/test_launch.py tests/cluster/test_launch_restarts.py t
 CLUSTERS = $(BIN)/python -m pytest tests/cluster $(LAUNCHER:%=--ignore=%)
 OTHERS = $(BIN)/python -m pytest -n 2 --dist worksteal $(LAUNCHER) tests/unit tests/virtual src
 
-test: $(VENV)/installed  ## all but the tests marked exhaustive
+test: $(VENV)/installed  ## all but the tests marked exhaustive or slow
 	$(MAKE) --jobs=2 clusters others
 
 clusters:
-	$(CLUSTERS) -m "not exhaustive"
+	$(CLUSTERS) -m "not exhaustive and not slow"
 
 others:
-	$(OTHERS) -m "not exhaustive"
+	$(OTHERS) -m "not exhaustive and not slow"
+
+times = -o junit_family=xunit1 --junitxml=build/times/$(1).xml
 
 test-all: $(VENV)/installed  ## those, too, and those marked numbers compiled as users' programs are
 	$(MAKE) --jobs=2 all-clusters all-others
 
 all-clusters:
-	$(CLUSTERS)
+	$(CLUSTERS) $(call times,clusters)
 
 # What `numbers` compares is compiled with all of XLA's optimizations, which take most of the compilation's time;
 # further cases of it quickly.
 all-others:
-	$(OTHERS) -m "exhaustive or not numbers"
-	XLA_FLAGS= $(OTHERS) -m "numbers and not exhaustive"
+	$(OTHERS) -m "exhaustive or not numbers" $(call times,others)
+	XLA_FLAGS= $(OTHERS) -m "numbers and not exhaustive" $(call times,numbers)
+
+slow-tests:  ## which tests `make test` leaves out, by the times of the last `make test-all`
+	$(BIN)/python tools/slow_tests.py build/times/*.xml
 
 coverage: $(VENV)/installed  ## which lines the tests without clusters run, and which test runs which
 	$(OTHERS) -m "not exhaustive" --cov --cov-context=test --cov-report=term:skip-covered

@@ -61,6 +61,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Both set variables of the environment when they are imported; no test must be blamed for that.
 import keras  # noqa: F401
+import pytest
 import sklearn  # noqa: F401
 
 import unisono
@@ -71,3 +72,13 @@ unisono.get_strategy  # noqa: B018
 # What is loaded now stays: the garbage collector need not look at it again and again.
 gc.collect()
 gc.freeze()
+
+#: See `tools/slow_tests.py`.
+SLOW = frozenset((Path(__file__).parent / "tests" / "slow_tests.txt").read_text().splitlines())
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the tests that `make test` leaves to `make test-all`, as others of their files are quicker."""
+    for item in items:
+        if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
+            item.add_marker(pytest.mark.slow)
