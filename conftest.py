@@ -72,6 +72,8 @@ unisono.get_strategy  # noqa: B018
 # What is loaded now stays: the garbage collector need not look at it again and again.
 gc.collect()
 gc.freeze()
+# Tracing makes millions of objects: with Python's thresholds the collector took 7% of the time of such tests.
+gc.set_threshold(50_000, 20, 20)
 
 #: See `tools/slow_tests.py`.
 SLOW = frozenset((Path(__file__).parent / "tests" / "slow_tests.txt").read_text().splitlines())
