@@ -1,6 +1,7 @@
 """Trains a model in a process that may hold so many bytes; `test_larger_than_a_device.py` starts it.
 
-python limited_memory.py LAYOUT BYTES: in one process, or in those of TF_CONFIG.
+python limited_memory.py LAYOUT BYTES [FOLDER EPOCHS]: in one process, or in those of TF_CONFIG; with backups
+in FOLDER, from where it goes on.
 """
 
 import re
@@ -38,7 +39,10 @@ def main():
         hidden = [keras.layers.Dense(WIDTH, activation="tanh") for _ in range(LAYERS)]
         model = keras.Sequential([keras.Input((WIDTH,)), *hidden, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(1e-5), "mse")
-    losses = model.fit(x, np.ones((8, 1)), batch_size=8, epochs=4, verbose=0).history["loss"]
+    folder, epochs = sys.argv[3:] or ("", 4)
+    backups = [unisono.callbacks.BackupAndRestore(folder, delete_checkpoint=False)] if folder else []
+    options = {"batch_size": 8, "epochs": int(epochs), "verbose": 0, "callbacks": backups}
+    losses = model.fit(x, np.ones((8, 1)), **options).history["loss"]
     print("losses", *losses, flush=True)
 
 

@@ -44,7 +44,10 @@ def test_more_workers_go_on_after_one_was_killed(tmp_path, expected):
 
 @pytest.mark.timeout(400)
 def test_an_elastic_launch_shrinks_and_grows_and_ends_with_equal_numbers(tmp_path, expected):
-    """Worker 1 is killed and its machine is gone; then there is room for it again."""
+    """Worker 1 is killed in a backup and its machine is gone; then there is room for it again.
+
+    Weights lie in parts on two workers, are whole on one, and lie in parts again.
+    """
     script = f"import runpy\nrunpy.run_path({PROGRAM!r}, run_name='__main__')\n"
     args = [str(tmp_path / "backup"), str(tmp_path / "result"), "elastic"]
     flags = ("--elastic", "1:2", "--spares", "0", "--cool-down", "0.1")
@@ -55,4 +58,6 @@ def test_an_elastic_launch_shrinks_and_grows_and_ends_with_equal_numbers(tmp_pat
         # The first may also be a resize: the launcher looks at the capacity from time to time.
         assert run.history("ending")[1]["detail"] == "resize"
         assert re.findall(r"^workers (\d)$", run.log("worker:0"), re.M) == ["2", "1", "2"]
+        # The sixth is the one in which it was killed.
+        assert re.findall(r"^backups(.*)$", run.log("worker:0"), re.M)[:2] == ["", " backup-4 backup-5"]
     check(tmp_path / "result", expected)

@@ -84,6 +84,9 @@ class BackupAndRestore(FitExtension):
     3
     """
 
+    #: All workers read them, one after the other, when one is saved.
+    reads_weights = False
+
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
@@ -117,6 +120,8 @@ class BackupAndRestore(FitExtension):
         self._preempted = False
         self._batches = 0
         self._agreement: SaveConsensus | None = None
+        #: Where all workers must read the state together: what one of them wants alone, they agree on.
+        self._wishes: SaveConsensus | None = None
         self._run: FitBackup | None = None
         self._backups: Backups | None = None
         self._interval: BackupInterval | None = None
@@ -134,6 +139,9 @@ class BackupAndRestore(FitExtension):
         if self._handles_sigterm:
             # Also of several workers that train apart, each for itself.
             self._agreement = consensus_of(strategy.process_group) if strategy else LocalConsensus()
+        replicated = None if strategy is None else strategy.replicated
+        is_shared = replicated is not None and replicated.state_layout.needs_all
+        self._wishes = consensus_of(replicated.process_group) if replicated and is_shared else None
         _commits.check_place(self.backup_dir, writes=writes)
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
@@ -224,20 +232,23 @@ class BackupAndRestore(FitExtension):
         # one batch there is no state at the beginning of a batch: such an epoch is saved at its end.
         if (is_last or self._preempted) and self._agree_on_preemption(is_last=is_last):
             return True
-        if is_last and batches and self.save_freq and (not self.delete_checkpoint or backups.is_watched):
-            # What is kept ends with the end of training.
-            return True
-        if epoch_ended and self.save_freq != "epoch" and backups.is_busy:
-            # The next batch asks again.
-            return False
-        if self._wanted:
-            self._wanted = False
-            return True
-        if self.save_freq == "epoch":
-            return epoch_ended
-        if self.save_freq == "auto":
-            return self._interval is not None and self._interval.is_due(batches)
-        return bool(self.save_freq) and batches >= int(self.save_freq)
+        is_at_end = epoch_ended and self.save_freq == "epoch"
+        in_number = isinstance(self.save_freq, int) and 0 < self.save_freq <= batches
+        # If not, the next batch asks again.
+        is_free = is_at_end or not backups.is_busy
+        by_measure = self._interval is not None and self._interval.is_due(batches)
+        # What is kept ends with the end of training.
+        is_end = is_last and batches > 0 and bool(self.save_freq)
+        is_kept = is_end and (not self.delete_checkpoint or backups.is_watched)
+        wanted = is_kept or (is_free and (self._wanted or by_measure))
+        if self._wishes is None:
+            is_due = wanted or (is_free and (is_at_end or in_number))
+        else:
+            # The others do not know whether the first one is writing: it waits.
+            is_due = is_at_end or in_number
+            is_due |= self._wishes.agree(self._batches, wanted, is_last=epoch_ended) is not None
+        self._wanted &= not is_due
+        return is_due
 
     @contextlib.contextmanager
     def _sigterm(self) -> Iterator[None]:

@@ -12,13 +12,14 @@ from unisono._errors import CheckpointError, CheckpointUnreadableError
 from unisono._system._object_store import Place
 from unisono.callbacks._interval import WriteRecord
 from unisono.checkpoint import _markers
-from unisono.checkpoint._contents import Snapshot
 from unisono.checkpoint._series import CommitSeries
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint._writer import BackgroundWriter, settle
 from unisono.checkpoint.commits import _commits
 
 _LOG = logging.getLogger("unisono")
 _NAME = "backup"
+_NOT_WRITTEN = "A backup could not be written, and training continues without it. %s"
 
 
 class Backups:
@@ -58,13 +59,18 @@ class Backups:
         return self._series.newest()
 
     def write(self, snapshot: Snapshot) -> None:
-        """Start to write one."""
-        self._writer.submit(lambda: self._write(snapshot))
+        """Start to write one; what all workers must read together is on the disk when this returns."""
+        try:
+            staged = self._series.staged(snapshot)
+        except CheckpointError as error:
+            _LOG.warning(_NOT_WRITTEN, error)
+            return
+        self._writer.submit(lambda: self._write(staged))
         if not self._asynchronous:
             self._writer.wait()
 
     def _write(self, snapshot: Snapshot) -> None:
-        began = time.perf_counter()
+        began, size = time.perf_counter(), snapshot.nbytes
         try:
             self._series.write(_commits.newest_number(self.directory, _NAME) + 1, snapshot)
             self.written += 1
@@ -72,8 +78,7 @@ class Backups:
             raise
         except CheckpointError as error:
             # Training is worth more than one backup: the next may find room again.
-            _LOG.warning("A backup could not be written, and training continues without it. %s", error)
-        size = sum(a.nbytes for a in snapshot.arrays.values())
+            _LOG.warning(_NOT_WRITTEN, error)
         self.last = WriteRecord(time.perf_counter() - began, size)
 
     def wait(self) -> None:

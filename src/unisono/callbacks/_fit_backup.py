@@ -50,14 +50,15 @@ from unisono.callbacks._data import check_facts
 from unisono.callbacks._fit_progress import Progress, progress_in, restore_model, snapshot_of
 from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._resumable_data import ResumableData
-from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._arrays import read_along
+from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.cluster.liveness._task_events import process_events
 from unisono.step._keras_internals import is_synced
 from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
-from unisono.training.stateful._form import optimizers_of
 from unisono.training.trainer._local_training import end_local_phase, is_in_phase
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
@@ -178,11 +179,13 @@ class FitBackup:
         strategy = strategy_of(self._model)
         if strategy is None:
             return self._backups.newest()
-        return strategy.process_group.value_of_chief(
+        group = strategy.process_group
+        found = group.value_of_chief(
             self._backups.newest,
             lambda found: b"" if found is None else found[1].to_bytes(),
-            lambda data: (self._backups.directory, Snapshot.from_bytes(data)) if data else None,
+            lambda data: (self._backups.directory, Snapshot.from_bytes(data, group)) if data else None,
         )
+        return None if found is None else (found[0], found[1].sent(group) if group.is_chief else found[1])
 
     def _facts_to_compare(self, progress: Progress) -> dict[str, Any]:
         """Return what must be as it was: another number of steps may fit the position."""
@@ -308,10 +311,12 @@ class FitBackup:
         if self._interval is not None:
             self._interval.begin_batch(watched.batches, self._backups.is_busy, self._backups.last)
         done = watched.batches - self._saved_at
-        if watched.state is None or not done or self._backups.is_busy:
+        if watched.state is None or not done:
             return
         if (is_in_phase(self._model) and not ends_phase) or not self._is_due(done, False, False):
             return
+        # One at a time, also where all workers must save now.
+        self._backups.wait()
         end_local_phase(self._model)
         variables = variables_of(self._model, TrainerTask.TRAIN)
         # While Keras trains, the model's variables are empty, and the running state has their values; but a
@@ -360,12 +365,8 @@ class FitBackup:
     def _save(self, progress: Progress, values: dict[int, jax.Array]) -> None:
         # Also on workers that do not write: `is_saved` must be alike on all.
         self._saved_at = self._watching.batches
-        strategy = strategy_of(self._model)
-        # A collective, so before the workers that do not write return.
-        if strategy is not None:
-            owners = [self._model, *optimizers_of(self._model)]
-            strategy.gather_state([v for owner in owners for v in owner.variables], values)
         if self._backups.read_only:
+            read_along(Parts({"model": self._model}).shared(values))
             return
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():
             self._backups.write(self._snapshot(progress, values))

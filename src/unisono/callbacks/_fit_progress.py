@@ -16,8 +16,9 @@ import numpy as np
 
 from unisono._errors import CheckpointMismatchError
 from unisono._types import PyTree, State
-from unisono.checkpoint._contents import Parts, Snapshot, copy_of
+from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._json_state import decode, encode
+from unisono.checkpoint._snapshot import Snapshot, copy_of
 from unisono.step._call_signature import LazyArray
 
 
@@ -113,4 +114,5 @@ def restore_model(
     logs = {n: a for n, a in arrays.items() if n.startswith("logs/")}
     weights = {n: a for n, a in arrays.items() if n not in metrics and n not in logs}
     Parts({"model": model}).restore(Snapshot(weights, snapshot.facts))
-    return [metrics[n] for n in names], {n.removeprefix("logs/"): a for n, a in logs.items()}
+    found = {n.removeprefix("logs/"): np.asarray(a) for n, a in logs.items()}
+    return [np.asarray(metrics[n]) for n in names], found

@@ -6,12 +6,13 @@ Tests: tests/unit/checkpoint/test_arrays.py, tests/virtual/checkpoint/test_check
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 
 from unisono._errors import CheckpointError
 from unisono.checkpoint import _safetensors
+from unisono.checkpoint._json_state import Array, HostArray
+from unisono.step._value_handle import ValueHandle
 
 _LOG = logging.getLogger("unisono")
 
@@ -33,33 +36,72 @@ _PLAIN = re.compile(r"[\w\-./=,+@ ]*", re.ASCII)
 _ROOT, _STORES = "manifest.ocdbt", "ocdbt.process_*"
 
 
-def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray], *, in_one_file: bool = False) -> None:
+def save_arrays(
+    folder: Path, arrays: Mapping[str, HostArray], *, in_one_file: bool = False, file: Path | None = None
+) -> None:
     """Write arrays into a folder.
 
     Args:
         in_one_file: whether to write without Orbax what the format of such a file can hold, which is much
             faster.
+        file: what `stage_arrays` wrote of further arrays, on the same file system; it is moved.
     """
-    full = {name: np.asarray(a) for name, a in arrays.items() if np.size(a)}
-    if in_one_file:
+    full = {name: np.asarray(a) for name, a in arrays.items() if a.nbytes}
+    if file is not None:
+        file.replace(folder / _FILE)
+    elif in_one_file:
         held = {name: a for name, a in full.items() if _safetensors.can_hold(name, a)}
         _safetensors.save(folder / _FILE, held)
         full = {name: a for name, a in full.items() if name not in held}
     # Orbax refuses arrays without elements, and empty trees.
-    empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if not np.size(a)}
+    empty = {name: [list(a.shape), str(a.dtype)] for name, a in arrays.items() if not a.nbytes}
     (folder / _EMPTY).write_text(json.dumps(empty))
     if full:
         with _plain_path(folder) as plain, _quiet():
             _save_with_retry(plain / _FOLDER, full)
 
 
-def load_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Read what `save_arrays` wrote.
+def stage_arrays(
+    folder: Path, arrays: Mapping[str, Array], note: Callable[[memoryview], object] | None
+) -> tuple[Path, dict[str, np.ndarray]]:
+    """Write arrays one after the other, each when it is its turn to be read; return the rest of them, read.
+
+    Args:
+        folder: is made.
+        note: called with all that is written.
+
+    Returns:
+        The file, for `save_arrays`, and what it cannot hold.
+    """
+    held = {name: a for name, a in arrays.items() if _is_staged(name, a)}
+    rest = {name: np.asarray(a) for name, a in arrays.items() if name not in held}
+    _safetensors.save(folder / _FILE, held, note)
+    return folder / _FILE, rest
+
+
+def read_along(arrays: Mapping[str, ValueHandle]) -> None:
+    """Read what lies in parts on all workers, on those that do not write, in the order of `stage_arrays`."""
+    for _, array in sorted(arrays.items(), key=lambda item: _is_staged(*item)):
+        array.whole()
+
+
+def _is_staged(name: str, array: Array) -> bool:
+    return array.nbytes > 0 and _safetensors.can_hold(name, array)
+
+
+def digest_of(folder: Path) -> str:
+    """Return the digest of the file that `stage_arrays` wrote."""
+    with (folder / _FILE).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_arrays(folder: Path) -> dict[str, HostArray]:
+    """Read what `save_arrays` wrote; large arrays are read where they are needed.
 
     Raises:
         CheckpointError: Orbax cannot read it.
     """
-    found = {
+    found: dict[str, HostArray] = {
         name: np.zeros(shape, dtype)
         for name, (shape, dtype) in json.loads((folder / _EMPTY).read_text()).items()
     }

@@ -13,9 +13,11 @@ from pathlib import Path
 from unisono._errors import InvalidArgumentError
 from unisono._system._object_store import Place, place_of
 from unisono._types import Trackable
-from unisono.checkpoint._contents import Parts, Snapshot, holds_objects
+from unisono.checkpoint._arrays import read_along
+from unisono.checkpoint._contents import Parts, holds_objects
 from unisono.checkpoint._restoring import Restoration, RestoreStatus
 from unisono.checkpoint._series import read_snapshot, write_snapshot
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
 from unisono.checkpoint.commits import _commits
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
@@ -148,19 +150,19 @@ class Checkpoint(Holder):
             CheckpointError: another directory, cannot be written, or not be read back; what was there stays.
         """
         target = place_of(file_prefix)
-        variables = self.parts().variables.values()
-        # `gather` is a collective: every worker calls it, also those that do not write, in the same order
-        # (that of a set would differ between processes).
-        for strategy in dict.fromkeys(holder_of(variable) for variable in variables):
-            if strategy is not None:
-                strategy.gather_state(variables)
         if self.is_written_here():
             # Once per directory: what a file system does not give back is noticed at the first save.
             read_back = target.parent not in self._was_read
             write_snapshot(target.parent, target.name, self.snapshot(), read_back=read_back, replaces=True)
             self._was_read.add(target.parent)
+        else:
+            self.read_along()
         self.share(str(target))
         return str(target)
+
+    def read_along(self) -> None:
+        """Read, on a worker that does not write, what all must read together; the first one writes it."""
+        read_along(self.parts().shared())
 
     def is_written_here(self) -> bool:
         """Whether this process writes: of several workers the first does, for all."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +16,11 @@ import keras
 import numpy as np
 
 from unisono._errors import CheckpointMismatchError, InvalidArgumentError
-from unisono._types import ArrayLike, Json, Trackable
-from unisono.checkpoint._json_state import Array, decode, encode
+from unisono._types import Json, Trackable
+from unisono.checkpoint._json_state import Array, HostArray, decode, encode
+from unisono.checkpoint._snapshot import Copies, Facts, Snapshot, copy_of
 from unisono.checkpoint._tracking import GrowthNotifier, Holder, TrackedDict, TrackedList
+from unisono.checkpoint._unread_arrays import UnreadArray
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
 from unisono.step._keras_internals import (
     initialize_with,
@@ -43,76 +44,6 @@ WEIGHTS = "/weights"
 OPTIMIZER = "/optimizer"
 #: The same for those that it holds under names of its own.
 OPTIMIZERS = "/optimizers"
-
-
-class Copies(np.ndarray):
-    """The copies of a variable that have no common value: one for each replica, along the first dimension."""
-
-
-class Facts(TypedDict):
-    """What a checkpoint holds besides arrays, by the names of the objects."""
-
-    states: dict[str, Json]
-    values: dict[str, Json]
-    #: The arrays that are `Copies`.
-    copies: NotRequired[list[str]]
-    #: Where a run of `fit` stands, in its backups.
-    progress: NotRequired[Json]
-
-
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """The contents of a checkpoint, no longer touched by what trains on.
-
-    Args:
-        arrays: by name; on the devices or the host.
-    """
-
-    arrays: Mapping[str, Array]
-    facts: Facts
-
-    def on_host(self) -> dict[str, np.ndarray]:
-        """The arrays as numpy arrays, those of several copies as `Copies`; waits for the devices."""
-        copies = self.facts.get("copies", ())
-        arrays = {name: np.asarray(a) for name, a in self.arrays.items()}
-        return {name: a.view(Copies) if name in copies else a for name, a in arrays.items()}
-
-    def to_bytes(self) -> bytes:
-        """The snapshot as bytes, to be sent to other processes of one program."""
-        arrays = self.on_host()
-        # JSON and raw bytes, not pickle, which would run code that arrives from the network.
-        head = [[name, list(a.shape), str(a.dtype)] for name, a in arrays.items()]
-        text = json.dumps({"arrays": head, "facts": self.facts}).encode()
-        parts = [np.ascontiguousarray(a).tobytes() for a in arrays.values()]
-        return b"".join([len(text).to_bytes(8, "big"), text, *parts])
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Snapshot:
-        """Inverse of `to_bytes`."""
-        at = 8 + int.from_bytes(data[:8], "big")
-        head = json.loads(data[8:at])
-        arrays = {}
-        for name, shape, dtype in head["arrays"]:
-            kind = jnp.dtype(dtype)
-            count = int(np.prod(shape))
-            arrays[name] = np.frombuffer(data, kind, count, at).reshape(shape)
-            at += count * kind.itemsize
-        return cls(arrays, head["facts"])
-
-
-def copy_of(value: ArrayLike) -> jax.Array | np.ndarray:
-    """Return a copy of an array that no later step can donate; does not wait for it.
-
-    Args:
-        value: an array; of one that lies on every device, one copy is taken.
-    """
-    if not isinstance(value, jax.Array):
-        return np.array(value)
-    if value.is_fully_replicated and len(value.sharding.device_set) > 1:
-        value = value.addressable_shards[0].data
-    if value.sharding.memory_kind not in (None, "device"):
-        return np.array(value)
-    return jnp.copy(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,10 +177,9 @@ class Parts:
         arrays: dict[str, Array] = {}
         facts: Facts = {"states": {}, "values": {}}
         copies: list[str] = []
-        for name, variable in self.variables.items():
-            given = values.get(id(variable)) if values else None
-            arrays[name] = copy_of(_logical_value(variable) if given is None else given)
-            if given is None and _keeps_copies(variable):
+        for name, variable, value in self._held(values):
+            arrays[name] = copy_of(value)
+            if not (values and id(variable) in values) and _keeps_copies(variable):
                 copies.append(name)
         for name, owner in self.stateful.items():
             facts["states"][name] = encode(owner.get_state(), arrays, name)
@@ -258,6 +188,19 @@ class Parts:
         if copies:
             facts["copies"] = copies
         return Snapshot(arrays, facts)
+
+    def shared(self, values: Mapping[int, Any] | None = None) -> dict[str, ValueHandle]:
+        """What lies in parts on several workers, by name: all read it while the first one writes.
+
+        Args:
+            values: as for `snapshot`.
+        """
+        return {n: x for n, _, x in self._held(values) if isinstance(x, ValueHandle) and x.needs_all}
+
+    def _held(self, values: Mapping[int, Any] | None) -> Iterator[tuple[str, keras.Variable, Any]]:
+        for name, variable in self.variables.items():
+            given = values.get(id(variable)) if values else None
+            yield name, variable, _logical_value(variable) if given is None else given
 
     def restore(self, snapshot: Snapshot, parts: Sequence[str] | None = None) -> dict[str, Any]:
         """Put the contents of a snapshot into the objects, all of it or nothing.
@@ -278,7 +221,7 @@ class Parts:
         self.put(snapshot, arrays, ours)
         return plain_values(snapshot, arrays, parts)
 
-    def put(self, snapshot: Snapshot, arrays: Mapping[str, np.ndarray], names: Set[str]) -> None:
+    def put(self, snapshot: Snapshot, arrays: Mapping[str, HostArray], names: Set[str]) -> None:
         """Set variables and states.
 
         Args:
@@ -307,9 +250,7 @@ def wanted_names(names: Iterable[str], parts: Sequence[str] | None) -> set[str]:
     }
 
 
-def problems_of(
-    parts: Parts, arrays: Mapping[str, np.ndarray], ours: Set[str], theirs: Set[str]
-) -> list[str]:
+def problems_of(parts: Parts, arrays: Mapping[str, HostArray], ours: Set[str], theirs: Set[str]) -> list[str]:
     """In what objects differ from a checkpoint.
 
     Args:
@@ -343,7 +284,7 @@ def require_no(problems: Sequence[str]) -> None:
 
 
 def plain_values(
-    snapshot: Snapshot, arrays: Mapping[str, np.ndarray], parts: Sequence[str] | None
+    snapshot: Snapshot, arrays: Mapping[str, HostArray], parts: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the plain values of a snapshot, by name."""
     values = snapshot.facts["values"]
@@ -384,19 +325,22 @@ def _keeps_copies(variable: keras.Variable) -> bool:
     )
 
 
-def _logical_value(variable: keras.Variable) -> jax.Array:
+def _logical_value(variable: keras.Variable) -> Any:
     """The one value of a variable, whatever the number of replicas: sums are summed, and so on."""
     # The host joins what lies in parts: it is whole on no device.
     with in_parts():
-        value: jax.Array = variable.stored_copies if _keeps_copies(variable) else variable.value
-    return value
+        return variable.stored_copies if _keeps_copies(variable) else variable.value
 
 
-def _fitted(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
+def _fitted(variable: keras.Variable, saved: HostArray) -> HostArray:
     """Return what a variable gets of a saved value, where one has copies and the other has none.
 
     As in TensorFlow, a variable without copies gets the first, and each copy gets a value that is for all.
     """
+    if isinstance(saved, UnreadArray):
+        if saved.shape == tuple(variable.shape) and not _keeps_copies(variable):
+            return saved
+        saved = np.asarray(saved)
     saved = fitted_rows(variable, fitted_errors(variable, saved))
     may_have_copies = (
         isinstance(variable, Variable)
@@ -412,8 +356,10 @@ def _fitted(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
     return saved
 
 
-def _set_logical_value(variable: keras.Variable, saved: np.ndarray) -> None:
+def _set_logical_value(variable: keras.Variable, saved: HostArray) -> None:
     value = _fitted(variable, saved)
+    if isinstance(value, UnreadArray):
+        value = np.asarray(value)
     if isinstance(value, Copies):
         with jax.ensure_compile_time_eval():
             variable.stored_copies = jnp.asarray(np.asarray(value))
@@ -432,8 +378,9 @@ def _set_logical_value(variable: keras.Variable, saved: np.ndarray) -> None:
             store_value(variable, held.assigned(new) if isinstance(held, ValueHandle) else new)
 
 
-def _difference(name: str, variable: keras.Variable, saved: np.ndarray) -> list[str]:
-    saved, shape, found = _fitted(variable, saved), tuple(variable.shape), []
+def _difference(name: str, variable: keras.Variable, saved: HostArray) -> list[str]:
+    saved, shape = _fitted(variable, saved), tuple(variable.shape)
+    found: list[str] = []
     if isinstance(saved, Copies):
         shape = (variable.num_copies, *shape)
     if shape != saved.shape:

@@ -15,11 +15,16 @@ import numpy as np
 
 from unisono._errors import InvalidTypeError
 from unisono._types import Json, State
+from unisono.checkpoint._unread_arrays import UnreadArray
+from unisono.step._value_handle import ValueHandle
 
 _KIND = "__kind__"
 
-#: On a device or the host.
-Array: TypeAlias = "jax.Array | np.ndarray"
+#: On the host, or not read yet.
+HostArray: TypeAlias = "np.ndarray | UnreadArray"
+
+#: On a device, on those of several workers, or on the host.
+Array: TypeAlias = "jax.Array | ValueHandle | HostArray"
 
 
 def encode(value: State, arrays: dict[str, Array], where: str) -> Json:
@@ -94,10 +99,10 @@ def decode(value: Json, arrays: Mapping[str, Array]) -> State:
         case "bytes":
             return base64.b64decode(value["base64"])
         case "array":
-            return arrays[value["name"]]
+            return np.asarray(arrays[value["name"]])
         case "scalar":
             # A NumPy scalar again; the stored array has no dimensions.
-            return arrays[value["name"]][()]
+            return np.asarray(arrays[value["name"]])[()]
         case "dict":
             return {decode(k, arrays): decode(v, arrays) for k, v in value["pairs"]}
         case kind:

@@ -136,8 +136,10 @@ class CheckpointManager:
         self._newest = max(newest, number)
         path = self._unshared = str(self.directory / f"{self._name}-{number}")
         if self._checkpoint.is_written_here():
-            snapshot = self._checkpoint.snapshot()
+            snapshot = self._series.staged(self._checkpoint.snapshot())
             self._writer.submit(lambda: self._series.write(number, snapshot))
+        else:
+            self._checkpoint.read_along()
         if not self._asynchronous:
             self.wait()
             self._writer.close()

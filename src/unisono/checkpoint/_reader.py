@@ -121,7 +121,7 @@ class CheckpointReader:
             raise CheckpointError(
                 f"A checkpoint must hold what is read. Received: {name!r}; it has {sorted(self._arrays)}."
             )
-        return self._arrays[name]
+        return np.asarray(self._arrays[name])
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:

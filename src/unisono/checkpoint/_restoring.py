@@ -23,13 +23,13 @@ from unisono.checkpoint._contents import (
     OPTIMIZER,
     WEIGHTS,
     Parts,
-    Snapshot,
     names_in,
     plain_values,
     problems_of,
     require_no,
     wanted_names,
 )
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint._tracking import Holder
 from unisono.training.stateful._form import has_stateful_step
 from unisono.training.stateful._stateful_function import when_built_by_step

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import numpy as np
 
 from unisono._checks import whole_numbers
 from unisono._errors import CheckpointError
+from unisono.checkpoint._json_state import Array
+from unisono.checkpoint._unread_arrays import FileArray, ReadableFile, UnreadArray
 
 #: The format's names of types.
 _CODES = {
@@ -47,8 +49,11 @@ _METADATA = "__metadata__"
 #: The beginning of the data lies at a multiple of so many bytes.
 _ALIGNMENT = 8
 
+#: Arrays of so many bytes are read where they are needed.
+LARGE = 1 << 20
 
-def can_hold(name: str, array: np.ndarray) -> bool:
+
+def can_hold(name: str, array: Array) -> bool:
     """Return whether the format has a place for an array.
 
     >>> can_hold("a", np.zeros(2, "float32")), can_hold("a", np.zeros(2, "complex128"))
@@ -58,12 +63,32 @@ def can_hold(name: str, array: np.ndarray) -> bool:
     return name != _METADATA and str(array.dtype) in _CODES
 
 
-def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays into a new file.
+def save(path: Path, arrays: Mapping[str, Array], note: Callable[[memoryview], object] | None = None) -> None:
+    """Write arrays into a new file, one after the other: each is made, or read, when it is its turn.
 
     Args:
+        path: of the file; folders that are missing are made.
         arrays: by name; `can_hold` is true for each.
+        note: called with all that is written, piece by piece.
     """
+    pieces = _pieces(arrays)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            for piece in pieces:
+                file.write(piece)
+                if note is not None:
+                    note(piece)
+                # Before the next one is made.
+                del piece
+    except OSError:
+        # What lies on several workers all of them read in turn: the others do not know of a full disk.
+        for _ in pieces:
+            pass
+        raise
+
+
+def _pieces(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
     header: dict[str, Any] = {}
     end = 0
     for name, array in arrays.items():
@@ -73,15 +98,13 @@ def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     text = json.dumps(header).encode()
     # The format allows spaces at the header's end.
     text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for array in arrays.values():
-            file.write(_bytes_of(np.ascontiguousarray(array)))
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for array in arrays.values():
+        yield _bytes_of(np.ascontiguousarray(array))
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
-    """Read what `save` wrote; each array has memory of its own.
+def load(path: Path) -> dict[str, np.ndarray | UnreadArray]:
+    """Read what `save` wrote; each array has memory of its own, and large ones are not read yet.
 
     Raises:
         CheckpointError: the file is not in the format.
@@ -94,10 +117,15 @@ def load(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError(f"a header of {size} bytes in a shorter file")
             header = json.loads(file.read(size))
             header.pop(_METADATA, None)
-            found = {}
+            found: dict[str, np.ndarray | UnreadArray] = {}
+            later = ReadableFile(path) if ReadableFile.is_possible else None
             for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
                 begin = _begin_of(name, entry, room)
-                array = np.empty(entry["shape"], jnp.dtype(_TYPES[entry["dtype"]]))
+                shape, dtype = tuple(entry["shape"]), jnp.dtype(_TYPES[entry["dtype"]])
+                if later is not None and math.prod(shape) * dtype.itemsize >= LARGE:
+                    found[name] = FileArray(shape, dtype, later, 8 + size + begin)
+                    continue
+                array = np.empty(shape, dtype)
                 file.seek(8 + size + begin)
                 if file.readinto(_bytes_of(array)) != array.nbytes:
                     raise ValueError(f"the file ends within {name}")

@@ -5,15 +5,21 @@ Tests: tests/virtual/checkpoint/test_checkpoint.py, tests/virtual/callbacks/test
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from unisono._errors import CheckpointError, CheckpointUnreadableError
 from unisono._system._object_store import Place, StorePath
-from unisono.checkpoint._arrays import load_arrays, save_arrays
-from unisono.checkpoint._contents import Snapshot
+from unisono.checkpoint._arrays import digest_of, load_arrays, save_arrays, stage_arrays
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint.commits import _commits
+from unisono.step._value_handle import ValueHandle
 
 _FACTS = "facts.json"
 
@@ -39,22 +45,54 @@ def write_snapshot(
         CheckpointUnreadableError: it was written, and cannot be read back; nothing is left.
         CheckpointError: it cannot be written; nothing is left.
     """
+    snapshot = staged(directory / name, snapshot, read_back=read_back)
     # One copy on the host for both: reading back compares with exactly what was written.
     arrays = snapshot.on_host()
 
     def fill(folder: Path) -> None:
-        save_arrays(folder, arrays, in_one_file=in_one_file or isinstance(directory, StorePath))
+        in_file = in_one_file or isinstance(directory, StorePath)
+        save_arrays(folder, arrays, in_one_file=in_file, file=snapshot.file)
         (folder / _FACTS).write_text(json.dumps(snapshot.facts))
 
     def check(folder: Path) -> None:
-        problem = _problem_of(folder, Snapshot(arrays, snapshot.facts))
+        problem = _problem_of(folder, dataclasses.replace(snapshot, arrays=arrays))
         if problem:
             raise CheckpointUnreadableError(
                 f"A checkpoint must be readable after it was written. Received: {directory / name}, where "
                 f"{problem}. Nothing is left of it. Save to another directory."
             )
 
-    return _commits.write_commit(directory, name, fill, check if read_back else None, replaces=replaces)
+    try:
+        return _commits.write_commit(directory, name, fill, check if read_back else None, replaces=replaces)
+    finally:
+        if snapshot.file is not None:
+            shutil.rmtree(snapshot.file.parent, ignore_errors=True)
+
+
+def staged(target: Place, snapshot: Snapshot, *, read_back: bool) -> Snapshot:
+    """Write now what all workers must read together, each array when it is read; without such, do nothing.
+
+    So that no host holds more than one of them, and later steps may change what lies in parts. The other
+    workers call `read_along`.
+
+    Args:
+        target: of the commit that it will be.
+        read_back: whether it will be compared.
+
+    Raises:
+        CheckpointError: the disk is full or fails; nothing is left then.
+    """
+    if not any(isinstance(a, ValueHandle) for a in snapshot.arrays.values()):
+        return snapshot
+    digest = hashlib.sha256()
+    aside = _commits.place_aside(target)
+    with _commits.translated_errors(target):
+        try:
+            file, rest = stage_arrays(aside, snapshot.arrays, digest.update if read_back else None)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    return Snapshot(rest, snapshot.facts, file, digest.hexdigest() if read_back else "")
 
 
 def _problem_of(folder: Path, written: Snapshot) -> str:
@@ -63,10 +101,13 @@ def _problem_of(folder: Path, written: Snapshot) -> str:
         found = read_snapshot(folder)
     except CheckpointError as error:
         return f"reading fails ({error})"
-    if found.arrays.keys() != written.arrays.keys():
+    if written.file is not None:
+        if digest_of(folder) != written.digest:
+            return "arrays have other values"
+    elif found.arrays.keys() != written.arrays.keys():
         return f"there are the arrays {sorted(found.arrays)} instead of {sorted(written.arrays)}"
-    for name, array in written.arrays.items():
-        other = found.arrays[name]
+    for name, unread in written.arrays.items():
+        other, array = np.asarray(found.arrays[name]), np.asarray(unread)
         # Bytes, because by value NaN differs from itself, and -0.0 equals 0.0.
         if (other.shape, other.dtype) != (array.shape, array.dtype) or other.tobytes() != array.tobytes():
             return f"{name} has other values"
@@ -118,6 +159,10 @@ class CommitSeries:
         """The newest one that is as it was written; see `newest_good`."""
         with _commits.reached(self._directory):
             return _commits.newest_good(self._directory, self._name, _load)
+
+    def staged(self, snapshot: Snapshot) -> Snapshot:
+        """Write now what all workers must read together, for the next `write`; see `staged`."""
+        return staged(self._directory / self._name, snapshot, read_back=not self._was_read)
 
     def write(self, number: int, snapshot: Snapshot) -> None:
         """Write one, as `write_snapshot`, and delete what `keep` leaves out."""

@@ -173,6 +173,11 @@ class StateLayout:
         """Whether each replica has all weights between steps."""
         return True
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether all of several workers must read variables together."""
+        return False
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies.
 

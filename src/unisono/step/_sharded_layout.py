@@ -92,10 +92,7 @@ class Shards(AgreedHandle):
         """Return the parts of another value; in a trace, that value."""
         if self.in_replica or isinstance(value, jax.core.Tracer):
             return value
-        new = self.layout.hold(self.layout.place(value))
-        if not new.parts.is_fully_addressable:
-            new._token = np.array([2, zlib.crc32(np.asarray(value).tobytes())], np.uint32)
-        return new
+        return self.layout.cut(value)
 
     def is_deleted(self) -> bool:
         """Whether a step was given the parts."""
@@ -208,6 +205,13 @@ class ShardedVariableLayout(VariableLayout):
         """Return what the variable holds for all parts."""
         return Shards(array, self)
 
+    def cut(self, value: jax.Array) -> Shards:
+        """Return what the variable holds after an assignment of a whole value."""
+        new = self.hold(self.place(value))
+        if not new.parts.is_fully_addressable:
+            new._token = np.array([2, zlib.crc32(np.asarray(value).tobytes())], np.uint32)
+        return new
+
     def enter(self, array: jax.Array, in_replica: bool) -> Shards:
         """Return what stands for the variable in a program; code that reads it gets the whole."""
         return Shards(array, self, in_replica)
@@ -291,6 +295,11 @@ class PartsLayout(StateLayout):
         self._group = group
         self._whole = _WholeLayout(mesh)
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether all of several workers must read variables together."""
+        return self._group.size > 1
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies; see `StateLayout.of`."""
         layout = getattr(variable, _MARK, None)
@@ -344,7 +353,7 @@ class ShardedLayout(PartsLayout):
         if len(self._mesh.local_devices) == self._mesh.num_replicas:
             return layout.hold(layout.place(value))
         # Several workers begin with the first one's values: they are made where all know its seed.
-        return value if value.is_repeatable else None
+        return value.lying(layout.cut) if value.is_repeatable else None
 
     def _first_layout(self, variable: keras.Variable) -> ShardedVariableLayout | None:
         """Return how a variable begins; the optimizer's decides later how it lies."""
@@ -479,7 +488,7 @@ class ShardedLayout(PartsLayout):
 
     @property
     def _sends_over_gloo(self) -> bool:
-        return self._group.size > 1 and self._mesh.platform == "cpu"
+        return self.needs_all and self._mesh.platform == "cpu"
 
 
 def _own(layout: ShardedVariableLayout | None, value: Any) -> Any:

@@ -7,6 +7,7 @@ tests/virtual/strategies/test_sharded_state.py.
 from __future__ import annotations
 
 import abc
+import math
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,6 +31,12 @@ class ValueHandle(abc.ABC):
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        self.nbytes = math.prod(shape) * dtype.itemsize
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether all workers must read the value together."""
+        return False
 
     @abc.abstractmethod
     def whole(self) -> jax.Array:

@@ -46,6 +46,8 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
     is_entered = False
     #: Whether it reads the state after every single batch: then no step runs ahead.
     sees_batches = True
+    #: Whether it reads weights where an epoch ends, perhaps on one worker alone.
+    reads_weights = True
     #: What of it must be the same on all workers, besides its class.
     common = ""
 

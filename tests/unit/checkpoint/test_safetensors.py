@@ -1,5 +1,6 @@
 """The file of a backup's arrays: every type comes back bit for bit, and damage is an error."""
 
+import errno
 import json
 import struct
 
@@ -117,3 +118,35 @@ def test_nothing_is_overwritten(tmp_path):
     save(tmp_path / "file", {})
     with pytest.raises(FileExistsError):
         save(tmp_path / "file", {"a": np.zeros(1)})
+
+
+class Turn:
+    """An array that all workers read together, each when it is its turn."""
+
+    def __init__(self, taken):
+        self.shape, self.dtype, self.nbytes, self.taken = (2,), np.dtype("f4"), 8, taken
+
+    def __array__(self, dtype=None, copy=None):
+        self.taken.append(self)
+        return np.arange(2, dtype="f4")
+
+
+@pytest.mark.parametrize("fails", ["at the first byte", "later"])
+def test_where_the_disk_is_full_every_array_is_read_all_the_same(tmp_path, fails):
+    """The other workers read each together with this one, and know nothing of its disk."""
+    taken = []
+    arrays = {str(i): Turn(taken) for i in range(3)}
+    save(tmp_path / "file", arrays)
+    assert taken == list(arrays.values())
+    assert np.asarray(load(tmp_path / "file")["2"]).tolist() == [0, 1]
+    taken.clear()
+
+    def full(piece):
+        if fails == "later" and len(taken) == 2:
+            raise OSError(errno.ENOSPC, "full")
+
+    # A folder cannot be made where a file is.
+    path = tmp_path / "file" / "below" if fails == "at the first byte" else tmp_path / "other"
+    with pytest.raises(OSError, match=r"full|directory|exists"):
+        save(path, arrays, full)
+    assert taken == list(arrays.values())

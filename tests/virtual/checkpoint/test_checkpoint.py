@@ -31,8 +31,8 @@ from unisono.checkpoint import (
     list_variables,
     load_checkpoint,
 )
-from unisono.checkpoint._contents import Snapshot
 from unisono.checkpoint._series import read_snapshot, write_snapshot
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint.commits._manifests import MANIFEST, make_manifest
 from unisono.data import Dataset
 

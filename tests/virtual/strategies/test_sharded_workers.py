@@ -4,6 +4,7 @@
 """
 
 import os
+import weakref
 
 import keras
 import numpy as np
@@ -20,8 +21,11 @@ from tests.virtual.strategies.test_sharded_state import (
     in_shards,
     values,
 )
-from unisono.checkpoint import Checkpoint
+from unisono.callbacks import BackupAndRestore
+from unisono.checkpoint import Checkpoint, _safetensors
+from unisono.checkpoint._unread_arrays import SentArray
 from unisono.step._keras_internals import stored_value
+from unisono.step._sharded_layout import ShardedVariableLayout
 from unisono.step.variables._deferred_value import DeferredValue
 
 pytestmark = pytest.mark.skipif("TF_CONFIG" not in os.environ, reason="needs a cluster")
@@ -158,3 +162,73 @@ def test_spread_weights(tmp_path):
     Checkpoint(model=mirrored).restore(Checkpoint(model=model).write(files["own"]))
     losses = [m.fit(x, y, batch_size=16, verbose=0, shuffle=False).history["loss"] for m in models]
     np.testing.assert_allclose(*losses, **CLOSE)
+
+
+class Wholes:
+    """Counts the bytes of whole values of variables in parts that are there at the same time."""
+
+    def __init__(self):
+        self.now = self.most = self.count = 0
+
+    def add(self, array):
+        self.count += 1
+        self.now += array.nbytes
+        self.most = max(self.most, self.now)
+        weakref.finalize(array, self._remove, array.nbytes)
+        return array
+
+    def _remove(self, size):
+        self.now -= size
+
+
+@pytest.fixture
+def wholes(monkeypatch):
+    """What this worker gathers to save, and what it reads or receives to restore."""
+    counted, gathered, read = Wholes(), ShardedVariableLayout.gathered, SentArray.__array__
+    monkeypatch.setattr(
+        ShardedVariableLayout, "gathered", lambda self, parts: counted.add(gathered(self, parts))
+    )
+    monkeypatch.setattr(
+        SentArray, "__array__", lambda self, *args, **kw: counted.add(read(self, *args, **kw))
+    )
+    monkeypatch.setattr(_safetensors, "LARGE", 4096)
+    return counted
+
+
+def test_spread_backup(tmp_path, wholes):
+    """Of a state in parts no worker has more than two whole variables, whether it is saved or restored."""
+    x, y = fully_sharded.data(48)
+    folder = tmp_path.parent.parent / "backup"
+
+    def fitted(epochs, save_freq=None):
+        strategy = unisono.MultiWorkerMirroredStrategy(state_layout="fully_sharded")
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            layers = [keras.layers.Dense(size, "tanh") for size in (35, 35)]
+            model = keras.Sequential([keras.Input(x.shape[1:]), *layers, keras.layers.Dense(3)])
+            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        saves = (
+            [] if save_freq is None else [BackupAndRestore(folder, save_freq, delete_checkpoint=epochs == 3)]
+        )
+        wholes.count = wholes.most = 0
+        model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=saves)
+        return model
+
+    wanted = fitted(3)
+    assert not wholes.count
+    spread = [*fully_sharded.in_parts(wanted.weights), *fully_sharded.in_parts(wanted.optimizer.variables)]
+    sizes = [v.nbytes for v in map(stored_value, spread)]
+    most = 2 * max(sizes)
+    assert most < sum(sizes)
+    # The first worker alone measures, and all save when it wants to; the end of training is kept.
+    fitted(1, "auto")
+    assert wholes.count in range(len(spread), 9 * len(spread), len(spread))
+    assert wholes.most <= most
+    # Restored, and saved at the end of an epoch.
+    fitted(2, "epoch")
+    assert wholes.count > len(spread)
+    assert wholes.most <= most
+    model = fitted(3, "epoch")
+    assert wholes.most <= most
+    for ours, theirs in zip(values(model), values(wanted), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

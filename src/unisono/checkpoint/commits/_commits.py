@@ -62,7 +62,7 @@ def write_commit(
         CheckpointError: the commit exists, or the disk is full or fails; nothing is left then.
     """
     target = directory / name
-    with _translated_errors(target), process_events().span("save"):
+    with translated_errors(target), process_events().span("save"):
         if isinstance(target, StorePath):
             _uploads.upload_commit(target, write, check, replaces)
         else:
@@ -74,9 +74,7 @@ def _rename_commit(
     target: Path, write: Callable[[Path], None], check: Callable[[Path], None] | None, replaces: bool
 ) -> None:
     directory = target.parent
-    # Beside the target, since a rename is atomic only within one file system. The dot hides it from readers;
-    # by host and process `sweep` knows what a dead writer has left, and what is still being written.
-    aside = directory / f".{target.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
+    aside = _aside(target)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if target.exists() and not (replaces and (target / MANIFEST).is_file()):
@@ -103,8 +101,32 @@ def _rename_commit(
         raise
 
 
+def _aside(target: Path) -> Path:
+    # Beside the target, since a rename is atomic only within one file system. The dot hides it from readers;
+    # by host and process `sweep` knows what a dead writer has left, and what is still being written.
+    return target.with_name(
+        f".{target.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
+    )
+
+
+def place_aside(target: Place) -> Path:
+    """Return a new path for what will be moved into a commit; of a file system, one that `sweep` deletes.
+
+    Args:
+        target: the commit.
+    """
+    if isinstance(target, Path):
+        return _aside(target)
+    return Path(tempfile.gettempdir()) / f"unisono-{uuid.uuid4().hex}"
+
+
 @contextlib.contextmanager
-def _translated_errors(target: Place) -> Iterator[None]:
+def translated_errors(target: Place) -> Iterator[None]:
+    """Raise errors of the disk as `CheckpointError`s.
+
+    Args:
+        target: the commit that is written.
+    """
     try:
         yield
     except Exception as error:
@@ -278,9 +300,7 @@ def delete_commit(path: Place) -> None:
         with reached(path):
             _uploads.delete_upload(path)
         return
-    aside = path.with_name(
-        f".{path.name}.{socket.gethostname()}@{os.getpid()}.{uuid.uuid4().hex[:8]}.partial"
-    )
+    aside = _aside(path)
     try:
         # The new name is one that `sweep` finds, if this process dies before all is deleted.
         os.rename(path, aside)

@@ -274,6 +274,8 @@ class PreemptionCheckpointHandler:
             self._config.save_fn(*args, **kwargs)
         elif self._is_chief:
             self._manager.save(*args, **kwargs)
+        else:
+            self._manager.checkpoint.read_along()
         # Also what `save_fn` began with the manager must be on the disk.
         self._manager.close()
 

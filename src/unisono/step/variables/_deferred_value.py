@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.step._value_handle import AgreedHandle, different_values
+from unisono.step._value_handle import AgreedHandle, VariableValue, different_values
 
 #: The seeds that workers can tell each other.
 _SEEDS = range(1 << 32)
@@ -24,15 +24,34 @@ class DeferredValue(AgreedHandle):
 
     Args:
         initializer: of Keras; one that is not repeatable is called once.
+        cut: returns the parts of another value that is assigned; None where it stays whole.
 
     >>> value = DeferredValue(keras.initializers.RandomUniform(seed=1), (2, 3), "float32")
     >>> value.whole().shape, value.is_repeatable, value.fill
     ((2, 3), True, None)
     """
 
-    def __init__(self, initializer: Callable[..., jax.Array], shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(
+        self,
+        initializer: Callable[..., jax.Array],
+        shape: tuple[int, ...],
+        dtype: str,
+        cut: Callable[[jax.Array], VariableValue] | None = None,
+    ) -> None:
         super().__init__(shape, jnp.dtype(dtype))
-        self._make = initializer
+        self._make, self._cut = initializer, cut
+
+    def lying(self, cut: Callable[[jax.Array], VariableValue]) -> DeferredValue:
+        """Return the same first value of a variable that lies in parts.
+
+        Args:
+            cut: returns the parts of another value.
+        """
+        return DeferredValue(self._make, self.shape, self.dtype.name, cut)
+
+    def assigned(self, value: jax.Array) -> VariableValue:
+        """Return another value: its parts, where it lies in parts."""
+        return value if self._cut is None or isinstance(value, jax.core.Tracer) else self._cut(value)
 
     def whole(self) -> jax.Array:
         """Return the value, which is made for that."""
@@ -72,7 +91,7 @@ class DeferredValue(AgreedHandle):
             raise different_values()
         initializer = copy.copy(self._make)
         initializer.seed = int(token[1])  # type: ignore[attr-defined]
-        return DeferredValue(initializer, self.shape, self.dtype.name)
+        return DeferredValue(initializer, self.shape, self.dtype.name, self._cut)
 
     def __deepcopy__(self, memo: dict[int, object]) -> DeferredValue:
         return self
