@@ -312,7 +312,8 @@ class FitBackup:
             return
         if (is_in_phase(self._model) and not ends_phase) or not self._is_due(done, False, False):
             return
-        end_local_phase(self._model)
+        if ends_phase:
+            end_local_phase(self._model)
         variables = variables_of(self._model, TrainerTask.TRAIN)
         # While Keras trains, the model's variables are empty, and the running state has their values; but a
         # callback that has read or changed them since has filled them.
