@@ -67,11 +67,7 @@ class LocalUpdates:
                 "fragments=1)`, for example."
             )
         if isinstance(outer_optimizer, keras.Optimizer):
-            if outer_optimizer.built:
-                raise InvalidArgumentError(
-                    "`outer_optimizer` must be an optimizer that no model uses. Received: "
-                    f"{outer_optimizer.name!r}, which was built for one. Make a new one for `LocalUpdates`."
-                )
+            _check_is_new(outer_optimizer)
         elif outer_optimizer is not None and not callable(outer_optimizer):
             raise _not_an_optimizer(outer_optimizer)
         self.every, self.fragments = int(every), parts
@@ -112,6 +108,7 @@ class LocalUpdates:
 
         Raises:
             InvalidTypeError: when a function returned something else.
+            InvalidArgumentError: when it returned an optimizer that is in use.
         """
         if self._outer is None:
             return None
@@ -120,11 +117,21 @@ class LocalUpdates:
         made: object = self._outer()
         if not isinstance(made, keras.Optimizer):
             raise _not_an_optimizer(made)
+        _check_is_new(made)
         return made
 
     def __repr__(self) -> str:
         outer = "" if self._outer is None else ", outer_optimizer=..."
         return f"LocalUpdates({self.every}{outer}{f', fragments={self.fragments}' * (self.fragments > 1)})"
+
+
+def _check_is_new(optimizer: keras.Optimizer) -> None:
+    if optimizer.built:
+        raise InvalidArgumentError(
+            "`outer_optimizer` must be an optimizer that no model uses, or a function that makes a new one "
+            f"at each call. Received: {optimizer.name!r}, which was built for one. Make a new one for "
+            "`LocalUpdates`."
+        )
 
 
 def _not_an_optimizer(received: object) -> InvalidTypeError:

@@ -451,6 +451,9 @@ def test_what_cannot_train_apart_is_rejected():
             fitted(compiled(LocalUpdates(2), **change))
     with pytest.raises(unisono.InvalidArgumentError, match=r"fragments=5\) for 4 weights"):
         fitted(compiled(LocalUpdates(5, fragments=5)))
+    one = outer()
+    with pytest.raises(unisono.InvalidArgumentError, match=r"makes a new one at each call.*sgd"):
+        fitted(compiled(LocalUpdates(5, lambda: one, fragments=2)))
     model = compiled(LocalUpdates(2))
     model.run_eagerly = True
     with pytest.raises(unisono.InvalidArgumentError, match="must be compiled"):
