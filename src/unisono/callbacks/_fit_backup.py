@@ -317,7 +317,8 @@ class FitBackup:
             return
         # One at a time, also where all workers must save now.
         self._backups.wait()
-        end_local_phase(self._model)
+        if ends_phase:
+            end_local_phase(self._model)
         variables = variables_of(self._model, TrainerTask.TRAIN)
         # While Keras trains, the model's variables are empty, and the running state has their values; but a
         # callback that has read or changed them since has filled them.

@@ -21,7 +21,9 @@ strategies = {
         "top_k": unisono.CompressedAllReduce("top_k", k=0.01),
     }.items()
 }
-strategies["local"] = unisono.MultiWorkerMirroredStrategy(sync=unisono.LocalUpdates(10, outer))
+for name, fragments in (("local", 1), ("fragments", 2)):
+    sync = unisono.LocalUpdates(10, outer, fragments)
+    strategies[name] = unisono.MultiWorkerMirroredStrategy(sync=sync)
 
 import keras
 import numpy as np

@@ -1,5 +1,6 @@
 """Replicas that train apart between exchanges: what a phase is, who sees what, and that nothing is sent."""
 
+import itertools
 import re
 import signal
 from typing import NamedTuple
@@ -55,37 +56,56 @@ def fitted(model, epochs=1, rows=512, batch_size=32, **options):
     return model.fit(x[:rows], y[:rows], **given).history
 
 
-def by_hand(model, shared, phases, batch_size=32, replicas=2, outer_of=None):
-    """Phases of plain Keras models, one for each replica; returns the outer weights after the last one.
+def by_hand(model, shared, exchanges, outer_of=None, fragments=((0, 1, 2, 3),), rows=512):
+    """Plain Keras models, one for each replica; returns the outer weights after each exchange.
 
     Args:
         shared: the weights at the beginning.
-        phases: how many steps each has.
-        outer_of: makes the outer optimizer; None for the mean.
+        exchanges: after how many steps which fragments are exchanged.
+        outer_of: makes the outer optimizer of a fragment; None for the mean.
+        fragments: the places of the weights of each.
+        rows: how many there are; 32 of them make a step, of which each of two replicas takes the half.
     """
     x, y = digits()
-    part = batch_size // replicas
     models = []
-    for _ in range(replicas):
+    for _ in range(2):
         own = keras.models.clone_model(model)
         own.compile(type(model.optimizer).from_config(model.optimizer.get_config()), crossentropy())
+        own.set_weights(shared)
         models.append(own)
     weights = [keras.Variable(w) for w in shared]
-    optimizer = None if outer_of is None else outer_of()
-    first = 0
-    for steps in phases:
+    optimizers = [None if outer_of is None else outer_of() for _ in fragments]
+    seen, step = [], 0
+    for end, due in exchanges.items():
         for replica, own in enumerate(models):
-            own.set_weights(shared)
-            for step in range(first, first + steps):
-                begin = step * batch_size + replica * part
-                own.train_on_batch(x[begin : begin + part], y[begin : begin + part])
-        first += steps
-        means = [np.mean(each, axis=0) for each in zip(*(m.get_weights() for m in models), strict=True)]
-        if optimizer is not None:
-            optimizer.apply([a - b for a, b in zip(shared, means, strict=True)], weights)
-            means = [w.numpy() for w in weights]
-        shared = means
-    return shared
+            for begin in range(32 * step, 32 * end, 32):
+                # Of a batch that does not divide each replica takes all.
+                half = slice(begin + 16 * replica, begin + 16 * replica + 16)
+                taken = half if begin + 32 <= rows else slice(begin, rows)
+                own.train_on_batch(x[taken], y[taken])
+        step = end
+        replica_weights = [m.get_weights() for m in models]
+        for number in due:
+            places = fragments[number]
+            means = [np.mean([each[i] for each in replica_weights], axis=0) for i in places]
+            own = [weights[i] for i in places]
+            if optimizers[number] is None:
+                for variable, mean in zip(own, means, strict=True):
+                    variable.assign(mean)
+            else:
+                deltas = [v.numpy() - m for v, m in zip(own, means, strict=True)]
+                optimizers[number].apply(deltas, own)
+            for each in replica_weights:
+                for i in places:
+                    each[i] = weights[i].numpy()
+        for each, values in zip(models, replica_weights, strict=True):
+            each.set_weights(values)
+        seen.append([w.numpy() for w in weights])
+    return seen
+
+
+#: Of 16 steps: two phases of six, and one of four, which the epoch's end ends.
+PHASES = {6: [0], 12: [0], 16: [0]}
 
 
 def assert_same_weights(found, wanted, **tolerance):
@@ -133,7 +153,7 @@ def trained(tmp_path_factory):
 def test_phases_are_those_of_one_keras_model_for_each_replica(trained):
     """Of 16 steps: two phases of six, and one of four, which the epoch's end ends. Slots stay apart."""
     model = trained.model
-    assert_same_weights(model.get_weights(), by_hand(model, trained.before, [6, 6, 4], outer_of=outer))
+    assert_same_weights(model.get_weights(), by_hand(model, trained.before, PHASES, outer_of=outer)[-1])
     slots = [v for v in model.optimizer.variables if v.name.endswith("momentum") and "kernel" in v.name]
     assert len(slots) == 2
     for slot in slots:
@@ -149,7 +169,7 @@ def test_without_an_outer_optimizer_all_continue_from_the_mean():
     model = compiled(LocalUpdates(6))
     before = model.get_weights()
     fitted(model)
-    assert_same_weights(model.get_weights(), by_hand(model, before, [6, 6, 4]))
+    assert_same_weights(model.get_weights(), by_hand(model, before, PHASES)[-1])
 
 
 def test_one_step_and_no_outer_optimizer_is_synchronous_training():
@@ -185,17 +205,67 @@ def test_a_learning_rate_of_the_outer_optimizer_may_follow_a_schedule():
     assert_same_weights(model.get_weights(), middle, rtol=0, atol=0)
 
 
-COLLECTIVE = re.compile(r" (?:all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)\(")
+#: Three fragments of the four weights, phases of six steps and one of five, and what is exchanged when. The
+#: epoch's end exchanges what was trained since: the second fragment's turn has just been.
+FRAGMENTS = ((0,), (2,), (1, 3))
+TURNS = {2: [0], 4: [1], 6: [2], 8: [0], 10: [1], 12: [2], 14: [0], 16: [1, 0, 2]}
+
+
+class SeenAll(keras.callbacks.Callback):
+    """Notes all weights at the ends of batches and of the epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.weights.append(self.model.get_weights())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.weights.append(self.model.get_weights())
+
+
+def test_fragments_take_turns():
+    """Each is exchanged in every phase, and callbacks see the outer weights of its last exchange."""
+    model, seen = compiled(LocalUpdates(6, outer, fragments=3)), SeenAll()
+    before = model.get_weights()
+    fitted(model, callbacks=[seen])
+    wanted = by_hand(model, before, TURNS, outer_of=outer, fragments=FRAGMENTS)
+    # The last batch's end comes before the end of the epoch.
+    for end, weights in zip([*list(TURNS)[:-1], 17], wanted, strict=True):
+        assert_same_weights(seen.weights[end - 1], weights)
+    changed = [
+        [i for i in range(4) if np.any(old[i] != new[i])]
+        for old, new in itertools.pairwise([before, *seen.weights])
+    ]
+    turns = [[], [0], [], [2], [], [1, 3]]
+    assert changed == [*turns, *turns, *turns[:4], [0, 1, 3]]
+
+
+@pytest.mark.exhaustive
+def test_fragments_without_an_outer_optimizer_continue_from_the_mean():
+    """Also with a batch that does not divide, which all replicas compute."""
+    model = compiled(LocalUpdates(6, fragments=3), K.SGD(0.1))
+    before = model.get_weights()
+    fitted(model, rows=515)
+    turns = {**TURNS, 16: [1], 17: [0, 1, 2]}
+    wanted = by_hand(model, before, turns, fragments=FRAGMENTS, rows=515)
+    assert_same_weights(model.get_weights(), wanted[-1])
+
+
+COLLECTIVE = re.compile(
+    r"(?:\[(\d*)\]\S*)? (?:all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)\("
+)
 
 
 def collectives(program):
-    """Whether each operation that exchanges something is in a branch of a conditional, as XLA compiled it."""
+    """Whether each operation that exchanges something is in a branch, as XLA compiled it, and its size."""
     computations = re.split(r"^}", program, flags=re.MULTILINE)
     branches = set(re.findall(r"%([\w.-]+)", " ".join(re.findall(r"_computations?=[^=]*", program))))
     for text in computations:
         name = re.search(r"^(?:ENTRY )?%([\w.-]+) \(", text, flags=re.MULTILINE)
-        for _ in COLLECTIVE.findall(text):
-            yield name[1] in branches
+        for size in COLLECTIVE.findall(text):
+            yield name[1] in branches, int(size or 1)
 
 
 def test_steps_exchange_nothing_but_where_a_phase_ends(monkeypatch):
@@ -208,10 +278,13 @@ def test_steps_exchange_nothing_but_where_a_phase_ends(monkeypatch):
 
     monkeypatch.setattr(CompiledStep, "jaxpr", noted)
     layers = lambda: [*normal(), keras.layers.Dropout(0.1)]  # noqa: E731
-    for sync in (LocalUpdates(8, outer), None):
+    for sync in (LocalUpdates(8, outer), LocalUpdates(8, outer, fragments=3), None):
         found.clear()
         fitted(compiled(sync, middle=layers), rows=32)
-        assert set(found) == {sync is not None}
+        assert {in_branch for in_branch, _ in found} == {sync is not None}
+        if sync is not None:
+            # Of 1242 numbers 1024 are one weight. The program of the epoch's end has the same exchanges.
+            assert {size for _, size in found} == ({1278} if sync.fragments == 1 else {1024, 160, 94})
 
 
 # --- what is seen outside of the steps ----------------------------------------------------------------
@@ -296,13 +369,18 @@ class Fails(keras.callbacks.Callback):
             raise Stop
 
 
-def test_a_run_that_resumes_has_the_same_bits(tmp_path):
+@pytest.mark.parametrize(("fragments", "save_freq"), [(1, 3), (2, "epoch")])
+def test_a_run_that_resumes_has_the_same_bits(tmp_path, fragments, save_freq):
     """Backups wait for the end of a phase, and change nothing of what is trained."""
-    backup = lambda: BackupAndRestore(str(tmp_path), save_freq=3)  # noqa: E731
+    backup = lambda name, freq: BackupAndRestore(str(tmp_path / name), save_freq=freq)  # noqa: E731
+    new = lambda: compiled(LocalUpdates(5, outer, fragments=fragments), middle=normal)  # noqa: E731
     with pytest.raises(Stop):
-        fitted(compiled(LocalUpdates(5, outer), middle=normal), 3, callbacks=[backup(), Fails()])
-    resumed, whole = (compiled(LocalUpdates(5, outer), middle=normal) for _ in range(2))
-    assert fitted(resumed, 3, callbacks=[backup()]) == fitted(whole, 3)
+        fitted(new(), 3, callbacks=[backup("failed", save_freq), Fails()])
+    resumed, whole = new(), new()
+    # Within an epoch replicas differ in some fragment: what a backup has of it then is not restored here.
+    others = [] if fragments == 1 else [backup("whole", 3)]
+    history = fitted(resumed, 3, callbacks=[backup("failed", save_freq)])
+    assert history == fitted(whole, 3, callbacks=others)
     assert_same_bits(resumed, whole)
 
 
@@ -314,20 +392,27 @@ class Preempts(keras.callbacks.Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_preempted_task_ends_the_phase_and_saves(tmp_path):
+@pytest.mark.parametrize("fragments", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_a_preempted_task_ends_the_phase_and_saves(tmp_path, fragments):
     """After step 8, so that phases of 5, 3, 5 and 3 steps remain of an epoch of 16."""
+    new = lambda: LocalUpdates(5, outer, fragments=fragments)  # noqa: E731
     backup = lambda: BackupAndRestore(str(tmp_path / "backup"), save_before_preemption=True)  # noqa: E731
-    model = compiled(LocalUpdates(5, outer))
+    model = compiled(new())
     before = model.get_weights()
     with pytest.raises(SystemExit):
         fitted(model, callbacks=[backup(), Preempts()])
-    resumed = compiled(LocalUpdates(5, outer))
+    resumed = compiled(new())
     fitted(resumed, callbacks=[backup()])
-    assert_same_weights(resumed.get_weights(), by_hand(resumed, before, [5, 3, 5, 3], outer_of=outer))
+    exchanges, places = {5: [0], 8: [0], 13: [0], 16: [0]}, [(0, 1, 2, 3)]
+    if fragments == 2:
+        exchanges = {2: [0], 5: [1], 7: [0], 8: [0, 1], 10: [0], 13: [1], 15: [0], 16: [0, 1]}
+        places = [(0,), (1, 2, 3)]
+    wanted = by_hand(resumed, before, exchanges, outer_of=outer, fragments=places)
+    assert_same_weights(resumed.get_weights(), wanted[-1])
     # A file of Keras has one row, from which all replicas continue.
     path = str(tmp_path / "file.keras")
     resumed.save(path)
-    with strategy_with(LocalUpdates(5, outer)).scope():
+    with strategy_with(new()).scope():
         other = keras.models.load_model(path)
     slots = [
         np.asarray(next(v for v in m.optimizer.variables if v.name.endswith("velocity")))
@@ -342,6 +427,9 @@ def test_a_preempted_task_ends_the_phase_and_saves(tmp_path):
 def test_arguments_are_checked():
     with pytest.raises(unisono.InvalidArgumentError, match=r"`every` must be a number of steps.*every=0"):
         LocalUpdates(0)
+    for fragments in (0, 3, 1.5):
+        with pytest.raises(unisono.InvalidArgumentError, match=rf"from 1 to `every`.*={fragments}, every=2"):
+            LocalUpdates(2, fragments=fragments)
     with pytest.raises(unisono.InvalidTypeError, match=r"`outer_optimizer` must be .*'sgd'"):
         LocalUpdates(2, "sgd")
     with pytest.raises(unisono.InvalidTypeError, match=r"`sync` must be a `LocalUpdates`. Received: sync=8"):
@@ -361,6 +449,11 @@ def test_what_cannot_train_apart_is_rejected():
     ):
         with pytest.raises(unisono.InvalidArgumentError, match=text):
             fitted(compiled(LocalUpdates(2), **change))
+    with pytest.raises(unisono.InvalidArgumentError, match=r"fragments=5\) for 4 weights"):
+        fitted(compiled(LocalUpdates(5, fragments=5)))
+    one = outer()
+    with pytest.raises(unisono.InvalidArgumentError, match=r"makes a new one at each call.*sgd"):
+        fitted(compiled(LocalUpdates(5, lambda: one, fragments=2)))
     model = compiled(LocalUpdates(2))
     model.run_eagerly = True
     with pytest.raises(unisono.InvalidArgumentError, match="must be compiled"):

@@ -3,11 +3,12 @@
 What a replica's steps change lies in a program as a pair: the shared value, which is that of the end of the
 last phase and what everything outside of the steps sees; and a row of its own for each replica. Variables of
 the inner optimizer stay apart also beyond a phase: they have a row for each replica, and lie in parts.
-The optimizer gets further variables: the number of steps of the running phase, and those of the outer
-optimizer.
+The optimizer gets further variables: the number of steps since a fragment of the weights was exchanged, and
+those of its outer optimizer.
 
-Source: Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023
-(https://arxiv.org/abs/2311.08105).
+Sources: Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023
+(https://arxiv.org/abs/2311.08105); "Streaming DiLoCo with overlapping communication", 2025
+(https://arxiv.org/abs/2501.18512).
 
 Tests: tests/virtual/strategies/test_local_updates.py.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -90,7 +92,7 @@ def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
     """
     shape = tuple(variable.shape)
     if hasattr(variable, _STEPS):
-        return np.zeros_like(saved)
+        return np.zeros(shape, saved.dtype)
     if not hasattr(variable, _ROWS) or saved.shape == shape:
         return saved
     if saved.shape == shape[1:]:
@@ -145,18 +147,30 @@ class PairLayout(VariableLayout):
         return array[1][0]
 
 
+class Fragment(NamedTuple):
+    """Weights that are exchanged together.
+
+    Args:
+        weights: their places among those of the inner optimizer.
+        outer: the outer optimizer, built for these; its variables' values are the inner one's.
+        values: the places of its variables among the inner optimizer's.
+    """
+
+    weights: list[int]
+    outer: keras.Optimizer | None
+    values: list[int]
+
+
 class _OuterState(NamedTuple):
     """What `LocalLayout` knows of an inner optimizer.
 
     Args:
-        outer: the outer optimizer, built for the same weights; its variables' values are the inner one's.
-        steps: the place of the number of steps among the inner optimizer's variables.
-        values: the places of the outer optimizer's variables.
+        steps: the place among its variables of the steps since each fragment was exchanged.
+        fragments: in the order in which a phase exchanges them.
     """
 
-    outer: keras.Optimizer | None
     steps: int
-    values: list[int]
+    fragments: list[Fragment]
 
 
 class LocalLayout(PartsLayout):
@@ -179,27 +193,40 @@ class LocalLayout(PartsLayout):
         """Give an optimizer a row for each replica, and the outer optimizer's variables.
 
         Raises:
-            InvalidArgumentError: for an optimizer that cannot train apart.
+            InvalidArgumentError: for an optimizer that cannot train apart, or fewer weights than fragments.
             ContextError: in a function given to `run`.
         """
         _check(optimizer, weights)
-        first = len(optimizer.variables)
+        fragments = self.sync.fragments
+        if fragments > len(weights):
+            raise InvalidArgumentError(
+                "`fragments` must be at most the number of weights that are trained. Received: "
+                f"{self.sync!r} for {len(weights)} weights. Write fewer fragments."
+            )
+        steps = len(optimizer.variables)
         # Outside of the scope, where variables stay as they are made.
         with entered(None):
-            outer = self.sync.new_outer()
-            added = [optimizer.add_variable((), "zeros", "int32", name="local_steps")]
-            if outer is not None:
-                outer.build(list(weights))
-            for number, variable in enumerate([] if outer is None else outer.variables):
-                initial = functools.partial(_value_of, variable)
-                # Not by a name in which Keras counts the models of the program.
-                name = f"outer_{number}"
-                added.append(optimizer.add_variable(variable.shape, initial, variable.dtype, name=name))
-        object.__setattr__(added[0], _STEPS, True)
-        for variable in added:
+            shape = () if fragments == 1 else (fragments,)
+            variable = optimizer.add_variable(shape, "zeros", "int32", name="local_steps")
+            sizes = [math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights]
+            parts = [self._fragment(optimizer, places, weights, steps) for places in self.sync.split(sizes)]
+        object.__setattr__(variable, _STEPS, True)
+        for variable in optimizer.variables[steps:]:
             mark_added(variable)
-        places = range(first + 1, len(optimizer.variables))
-        self._added[optimizer] = _OuterState(outer, first, list(places))
+        self._added[optimizer] = _OuterState(steps, parts)
+
+    def _fragment(
+        self, optimizer: keras.Optimizer, places: list[int], weights: Sequence[keras.Variable], steps: int
+    ) -> Fragment:
+        """Return a fragment, whose outer optimizer's variables are now the inner one's, too."""
+        outer, first = self.sync.new_outer(), len(optimizer.variables)
+        if outer is not None:
+            outer.build([weights[i] for i in places])
+        for number, variable in enumerate([] if outer is None else outer.variables, first - steps - 1):
+            initial = functools.partial(_value_of, variable)
+            # Not by a name in which Keras counts the models of the program.
+            optimizer.add_variable(variable.shape, initial, variable.dtype, name=f"outer_{number}")
+        return Fragment(places, outer, list(range(first, len(optimizer.variables))))
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Give a variable of the inner optimizer a row for each replica."""
@@ -265,9 +292,9 @@ class LocalLayout(PartsLayout):
             left[i] = Shards(left[i].reshape(-1), value.layout, in_replica=True)
         return list(new), left
 
-    def end_phase(
+    def exchange(
         self,
-        optimizer: keras.Optimizer,
+        outer: keras.Optimizer | None,
         weights: Sequence[Pair],
         others: Sequence[tuple[Merge, Pair]],
         values: Sequence[jax.Array],
@@ -276,11 +303,12 @@ class LocalLayout(PartsLayout):
         """Return what all replicas continue from, in the trace of one of them; one message.
 
         Args:
-            weights: of the optimizer, in its order.
+            outer: of the fragment.
+            weights: of the fragment, in the outer optimizer's order.
             others: what else the replicas have changed, and how it becomes one.
             values: of the outer optimizer's variables.
         """
-        outer, replicas = self.added(optimizer).outer, engine.num_replicas
+        replicas = engine.num_replicas
         own = [rows[0] if outer is None else shared - rows[0] for shared, rows in weights]
         sums, totals = engine.all_reduce(
             ReduceOp.SUM, (own, [_part(rule, rows[0], engine) for rule, (_, rows) in others])

@@ -6,6 +6,10 @@ ends, and where a preempted task saves. Between two phases all replicas hold the
 statistics and metrics; during one, everything outside of the steps sees those of the last end. Backups are
 written between two phases, so that they do not change what is trained.
 
+With several fragments a phase exchanges one after another, the last one and all but the weights at its end:
+there, too, replicas differ in the others. `end_local_phase` exchanges all that were trained since. A backup
+within an epoch has the shared values, with which all replicas continue when it is restored.
+
 Tests: tests/virtual/strategies/test_local_updates.py.
 """
 
@@ -18,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
 from unisono.step._layout import VariableLayout
-from unisono.step.variables._local_layout import LocalLayout, PairLayout
+from unisono.step.variables._local_layout import Fragment, LocalLayout, PairLayout
 from unisono.step.variables._merge_rules import Merge, localize, merge_all
 from unisono.training._model_state import release_state
 from unisono.training.groups._batch_group import BatchGroup
@@ -120,8 +125,8 @@ class LocalState(FitState):
         return tuple(layouts)
 
     def in_step(self, step: PureStep) -> PureStep:
-        """Return a step for the arrays of a program, which ends a phase that has all of its steps."""
-        layouts, every = self._layouts, self._local.sync.every
+        """Return a step for the arrays of a program, which exchanges the fragments that are due."""
+        layouts, ends = self._layouts, np.array(self._local.sync.ends)
 
         def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
             own = tuple(
@@ -136,7 +141,8 @@ class LocalState(FitState):
                 [_left(one, old, x) for one, old, x in zip(part, olds, xs, strict=True)]
                 for part, olds, xs in zip(layouts, state, new, strict=True)
             )
-            return logs, self._ended_if(left, lambda steps: steps + 1, lambda steps: steps >= every)
+            # The last fragment's steps are those of the phase.
+            return logs, self._exchanged_if(left, lambda steps: steps + 1, lambda steps: steps[-1] == ends)
 
         return program
 
@@ -144,7 +150,7 @@ class LocalState(FitState):
         """Return the program that ends a phase of fewer steps, and leaves a state without one as it is."""
         strategy = self._strategy
         return CompiledStep(
-            lambda state, _: ((), self._ended_if(state, lambda steps: steps, lambda steps: steps > 0)),
+            lambda state, _: ((), self._exchanged_if(state, lambda steps: steps, lambda steps: steps > 0)),
             strategy.mesh,
             state_shardings=self.shardings,
             in_specs=(self.specs, ()),
@@ -152,50 +158,63 @@ class LocalState(FitState):
             process_group=strategy.process_group,
         )
 
-    def _ended_if(
+    def _exchanged_if(
         self,
         state: State,
         count: Callable[[jax.Array], jax.Array],
-        is_over: Callable[[jax.Array], jax.Array],
+        is_due: Callable[[jax.Array], jax.Array],
     ) -> State:
-        """Return the state after the end of a phase, if it is over; in the trace of a replica.
+        """Return the state after the exchange of the fragments that are due; in the trace of a replica.
 
         Args:
-            count: from the number of its steps to the new one.
-            is_over: from the new number to whether it is over.
+            count: from the numbers of steps since the exchange of each fragment to the new ones.
+            is_due: from the new numbers to which fragments are due.
         """
         parts = [list(part) for part in state]
-        optimizer = self._model.optimizer
-        added = self._local.added(optimizer)
-        steps = count(parts[_OPTIMIZER][added.steps])
+        added = self._local.added(self._model.optimizer)
+        held = parts[_OPTIMIZER][added.steps]
+        steps = count(jnp.atleast_1d(held))
+        due = is_due(steps)
+        for number, fragment in enumerate(added.fragments):
+            is_last = number == len(added.fragments) - 1
+            self._exchange_if(due[number], parts, fragment, self._joined() if is_last else [])
+        parts[_OPTIMIZER][added.steps] = jnp.where(due, 0, steps).astype(jnp.int32).reshape(held.shape)
+        return tuple(parts)
+
+    def _joined(self) -> list[tuple[int, int]]:
+        """Return the places of all but weights that replicas change apart: the end of a phase joins it."""
+        changed = [(_NON_TRAINABLE, i) for i in self._changed]
+        changed += [(_METRICS, i) for i in range(len(self._layouts[_METRICS]))]
+        return [(p, i) for p, i in changed if isinstance(self._layouts[p][i], PairLayout)]
+
+    def _exchange_if(
+        self, is_due: jax.Array, parts: list[list[Any]], fragment: Fragment, joined: list[tuple[int, int]]
+    ) -> None:
+        """Exchange a fragment, and what is joined with it, if it is due."""
         numbers = {id(v): i for i, v in enumerate(self._model.trainable_variables)}
-        places = [(_TRAINABLE, numbers[id(v)]) for v in trained_variables(optimizer)]
-        merged = [(_NON_TRAINABLE, i) for i in self._changed] + [(_METRICS, i) for i in range(len(parts[-1]))]
-        merged = [(p, i) for p, i in merged if isinstance(self._layouts[p][i], PairLayout)]
-        rules = [self._layouts[p][i].rule for p, i in merged]  # type: ignore[attr-defined]
+        trained = trained_variables(self._model.optimizer)
+        places = [(_TRAINABLE, numbers[id(trained[i])]) for i in fragment.weights]
+        rules = [self._layouts[p][i].rule for p, i in joined]  # type: ignore[attr-defined]
         engine = LocalStep(self._model, self._strategy, self._task).engine()
 
-        def end(given: Any) -> Any:
+        def exchange(given: Any) -> Any:
             weights, others, values = given
-            found = self._local.end_phase(
-                optimizer, weights, list(zip(rules, others, strict=True)), values, engine
+            found = self._local.exchange(
+                fragment.outer, weights, list(zip(rules, others, strict=True)), values, engine
             )
             # Both branches must give the same types, weak ones included.
             return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), given, found)
 
         given = (
             [parts[p][i] for p, i in places],
-            [parts[p][i] for p, i in merged],
-            [parts[_OPTIMIZER][i] for i in added.values],
+            [parts[p][i] for p, i in joined],
+            [parts[_OPTIMIZER][i] for i in fragment.values],
         )
-        over = is_over(steps)
-        weights, others, values = jax.lax.cond(over, end, lambda same: same, given)
-        for (p, i), pair in zip([*places, *merged], [*weights, *others], strict=True):
+        weights, others, values = jax.lax.cond(is_due, exchange, lambda same: same, given)
+        for (p, i), pair in zip([*places, *joined], [*weights, *others], strict=True):
             parts[p][i] = pair
-        for i, value in zip(added.values, values, strict=True):
+        for i, value in zip(fragment.values, values, strict=True):
             parts[_OPTIMIZER][i] = value
-        parts[_OPTIMIZER][added.steps] = jnp.where(over, 0, steps).astype(jnp.int32)
-        return tuple(parts)
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Return names and arrays of what must be equal on all workers: what the replicas share."""
