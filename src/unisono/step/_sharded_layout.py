@@ -398,7 +398,7 @@ class ShardedLayout(PartsLayout):
         if len(weights) != len(trained) or len(values) != len(slots):
             # Keras says what must hold.
             return None
-        # In a stateless scope of the user the values are others; where a step gives them itself they are whole.
+        # In a stateless scope of the user the values are others; they may also be whole.
         held = [value for v, value in zip(slots, values, strict=True) if hasattr(v, _MARK)]
         if not all(isinstance(value, Shards) and value.in_replica for value in held):
             return None

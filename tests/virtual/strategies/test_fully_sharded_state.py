@@ -161,7 +161,7 @@ def test_loops(differentiate, is_all):
 
 
 def test_updates_that_keras_allows():
-    """A gradient too few, a weight twice, and the optimizer's pure update; too few weights for it are an error."""
+    """A gradient too few, a weight twice, and the optimizer's pure update, which checks its weights."""
     found = []
     for layout in ("mirrored", "fully_sharded"):
         strategy = strategy_with(layout, 2)
