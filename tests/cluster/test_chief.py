@@ -58,7 +58,7 @@ def test_progress_is_printed_on_the_chief_alone(run):
 def test_logs_and_predictions_are_those_of_all_workers(run):
     first, second = both(run, "writing")
     assert first == second
-    assert (first["batches"], first["rows"]) == (6, 40)
+    assert (first["batches"], first["rows"], first["epochs"], first["steps"]) == (6, 40, 2, 3)
     assert set(first["history"]) == {"loss", "mae", "val_loss", "val_mae"}
 
 

@@ -403,11 +403,16 @@ class ShardedLayout(PartsLayout):
         apply: PureUpdate,
     ) -> tuple[list[jax.Array], list[jax.Array]] | None:
         """Update this replica's part of everything, and make the weights whole; see `StateLayout.update`."""
-        # In a stateless scope of the user the values are others.
-        is_ours = any(isinstance(value, Shards) and value.in_replica for value in values)
-        if not is_ours and all(part_of(weight) is None for weight in weights):
-            return None
         trained, slots = trained_variables(optimizer), list(optimizer.variables)
+        if len(weights) != len(trained) or len(values) != len(slots):
+            # Keras says what must hold.
+            return None
+        # In a stateless scope of the user the values are others; they may also be whole.
+        held = [value for v, value in zip(slots, values, strict=True) if hasattr(v, _MARK)]
+        if not all(isinstance(value, Shards) and value.in_replica for value in held):
+            return None
+        if not held and all(part_of(weight) is None for weight in weights):
+            return None
         layouts = [
             ShardedVariableLayout(self._mesh, tuple(v.shape), self._group) if is_split(v.shape) else None
             for v in trained

@@ -337,9 +337,12 @@ def _apply_in_parts(
     slots, trained = list(optimizer.variables), trained_variables(optimizer)
     with in_parts():
         values = [v.value for v in slots]
-    # Keras raises an error for a variable that the optimizer does not know.
-    if not {id(v) for v in variables} <= {id(v) for v in trained}:
+    # Keras raises an error for a variable that the optimizer does not know, updates one twice that is given
+    # twice, and leaves variables out for which there are no gradients at the end of the list.
+    given_once = {id(v) for v in variables}
+    if len(given_once) < len(variables) or not given_once <= {id(v) for v in trained}:
         return False
+    variables = variables[: len(grads)]
 
     def aggregate(reduce: GradientReducer | None) -> list[jax.Array | None]:
         found = zip(variables, aggregate_gradients(grads, variables, context, reduce), strict=True)

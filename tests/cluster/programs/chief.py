@@ -112,7 +112,9 @@ def writing():
     history = fit(model, verbose=1, validation_split=0.25, callbacks=callbacks)
     model.evaluate(x, y, verbose=1, callbacks=[Logger(own / "logger")])
     rows = model.predict(x, verbose=1)
-    return {"history": history, "batches": steps.batches, "rows": len(rows), "hash": digest(model)}
+    facts = {"history": history, "batches": steps.batches, "rows": len(rows), "hash": digest(model)}
+    # What callbacks know of `fit`, after validation.
+    return facts | {"epochs": steps.params["epochs"], "steps": steps.params["steps"]}
 
 
 def deciding():

@@ -160,6 +160,39 @@ def test_loops(differentiate, is_all):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
+def test_updates_that_keras_allows():
+    """A gradient too few, a weight twice, and the optimizer's pure update, which checks its weights."""
+    found = []
+    for layout in ("mirrored", "fully_sharded"):
+        strategy = strategy_with(layout, 2)
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            model, optimizer = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(WIDTH)]), K.Adam()
+        kernel, bias = trained = model.trainable_variables
+
+        def step(optimizer=optimizer, kernel=kernel, bias=bias, trained=trained):
+            grads = [keras.ops.sin(100 * v) for v in trained]
+            optimizer.apply(grads, trained)
+            optimizer.apply(grads[:1], trained)
+            optimizer.apply([grads[0], grads[1], -2 * grads[0]], [kernel, bias, kernel])
+            state = [v.value for v in optimizer.variables]
+            new, left = optimizer.stateless_apply(state, grads, [v.value for v in trained])
+            for variable, value in zip([*trained, *optimizer.variables], [*new, *left], strict=True):
+                variable.assign(value)
+
+        def too_few(optimizer=optimizer, kernel=kernel):
+            state = [v.value for v in optimizer.variables]
+            optimizer.stateless_apply(state, [keras.ops.ones((WIDTH, WIDTH))], [kernel.value])
+
+        strategy.run(step)
+        strategy.run(step)
+        assert len(in_parts(trained)) == (layout == "fully_sharded")
+        with pytest.raises(ValueError, match="optimizer was built with 2 variables"):
+            strategy.run(too_few)
+        found.append([np.asarray(v) for v in [*trained, *optimizer.variables]])
+    assert_close(found[1], found[0])
+
+
 @pytest.mark.exhaustive
 def test_a_step_of_the_users_own():
     """It sees whole weights, and may return weights of its own making."""

@@ -124,7 +124,8 @@ class MultiWorkerFit:
         """
         arguments = dict(inspect.signature(method).bind(model, *args, **kwargs).arguments)
         arguments.pop("self")
-        if is_validation(arguments.get("kwargs", {})):
+        validates = is_validation(arguments.get("kwargs", {}))
+        if validates:
             # In `fit`, Keras evaluates with arguments that were compared when it began.
             ahead = self._validates_ahead
         else:
@@ -135,7 +136,8 @@ class MultiWorkerFit:
             ahead = all(answer[0] for answer in every)
         if not self._group.is_chief:
             arguments["verbose"] = 0
-            if "callbacks" in arguments:
+            # Those of `fit` are chosen already, and a list of them would get the `params` of `evaluate`.
+            if "callbacks" in arguments and not validates:
                 arguments["callbacks"] = _of_all(flat_callbacks(arguments["callbacks"]))
         return {**arguments.pop("kwargs", {}), **arguments}, ahead
 
