@@ -10,7 +10,7 @@ Tests: tests/virtual/strategies/test_contract.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -263,14 +263,11 @@ class StateLayout:
         """
         return code(list(values))
 
-    def gather(
-        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
-    ) -> None:
+    def gather(self, variables: Iterable[keras.Variable]) -> None:
         """Let one of several workers alone read variables until the next step; all of them must call it.
 
         Args:
             variables: any.
-            values: by `id` of a variable, what it would hold if Keras' loop had not emptied it.
         """
 
     def update(

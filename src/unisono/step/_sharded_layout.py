@@ -20,7 +20,7 @@ import logging
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -317,13 +317,10 @@ class PartsLayout(StateLayout):
             for i, (layout, value) in enumerate(zip(layouts, values, strict=True))
         ]
 
-    def gather(
-        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
-    ) -> None:
+    def gather(self, variables: Iterable[keras.Variable]) -> None:
         """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
         for variable in variables:
-            held: VariableValue | None = (values or {}).get(id(variable))
-            held = stored_value(variable) if held is None else held
+            held = stored_value(variable)
             if isinstance(held, Shards):
                 held.gather()
 

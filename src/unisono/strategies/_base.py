@@ -190,14 +190,11 @@ class Strategy(DeprecatedMethods):
         """
         return args, kwargs, ahead
 
-    def gather_state(
-        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
-    ) -> None:
+    def gather_state(self, variables: Iterable[keras.Variable]) -> None:
         """Let one of several workers alone read variables until the next step; all of them must call it.
 
         Args:
             variables: any.
-            values: by `id` of a variable, what it would hold if Keras' loop had not emptied it.
         """
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -133,11 +133,9 @@ class ReplicatedStrategy(Strategy):
         """How many programs `run` has compiled and keeps."""
         return self._compiler.num_programs
 
-    def gather_state(
-        self, variables: Iterable[keras.Variable], values: Mapping[int, jax.Array] | None = None
-    ) -> None:
+    def gather_state(self, variables: Iterable[keras.Variable]) -> None:
         """Gather what lies in parts on several workers; see `step._layout.StateLayout.gather`."""
-        self.state_layout.gather(variables, values)
+        self.state_layout.gather(variables)
 
     def _run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Arguments) -> UserValue:
         return self._compiler.run(fn, args, kwargs)
