@@ -406,9 +406,8 @@ class ShardedLayout(PartsLayout):
             return None
         # In a stateless scope of the user the values are others; they may also be whole.
         held = [value for v, value in zip(slots, values, strict=True) if hasattr(v, _MARK)]
-        if not all(isinstance(value, Shards) and value.in_replica for value in held):
-            return None
-        if not held and all(part_of(weight) is None for weight in weights):
+        is_ours = all(isinstance(value, Shards) and value.in_replica for value in held)
+        if not is_ours or (not held and all(part_of(weight) is None for weight in weights)):
             return None
         layouts = [
             ShardedVariableLayout(self._mesh, tuple(v.shape), self._group) if is_split(v.shape) else None
