@@ -101,6 +101,8 @@ def by_torch(rank, hosts, sizes):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    # Else Gloo listens where the host's own name leads: on Debian at 127.0.1.1.
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     address = f"tcp://{address_of(0, 7001)}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=hosts)
     arrays = {size: torch.ones(int(size * 1e6) // 32 * 8) for size in sizes}
@@ -197,7 +199,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rates", nargs="+", default=["100mbit", "1gbit", "10gbit"])
     parser.add_argument("--hosts", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--megabytes", nargs="+", type=float, default=[0.1, 1.0, 10.0])
+    parser.add_argument("--megabytes", nargs="*", type=float, default=[0.1, 1.0, 10.0])
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--task", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
