@@ -57,7 +57,7 @@ def environment(case, rank, ports, cache, hosts=None):
     env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
     if cache:
         env["JAX_COMPILATION_CACHE_DIR"] = str(cache)
-    if case.processes > 1 and case.peer == "unisono":
+    if case.processes > 1 and case.peer.startswith("unisono"):
         env |= launched(env, rank, ports)
     elif case.processes > 1:
         env["OMP_NUM_THREADS"] = "1"  # as `torchrun` sets it
@@ -67,8 +67,8 @@ def environment(case, rank, ports, cache, hosts=None):
             known = f"127.0.0.1:{port}"
             env["TF_CONFIG"] = env.get("TF_CONFIG", "").replace(known, f"{hosts.address(other)}:{port}")
     if (case.peer == "DataParallel" or "by hand" in case.peer) and case.devices > 1:
-        # With XLA's default pool on two cores, two devices hang in a collective and XLA aborts the process.
-        env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 4))
+        # With fewer threads than two for each device they hang in a collective, and XLA aborts the process.
+        env["PJRT_NPROC"] = str(max(os.cpu_count() or 1, 2 * case.devices))
     return env
 
 

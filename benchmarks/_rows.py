@@ -237,6 +237,17 @@ def deep_rows():
             yield Row(f"{workload}-{name}-2-devices", what, claims, by_name_only=workload == "deep300")
 
 
+def layout_rows():
+    """`fit` of two processes that hold weights in parts, against the same in torch."""
+    for workload in ("mlp", "cnn3", "resnet", "transformer"):
+        ours, theirs = (
+            Point(Case(peer, workload, processes=2), "fit")
+            for peer in ("unisono, fully sharded", "torch FSDP2")
+        )
+        what = f"fit, {TITLES[workload]}, fully sharded, 2 processes"
+        yield Row(f"{workload}-fully-sharded-2-processes", what, (Claim(ours, theirs, 0.91),), True)
+
+
 ROWS = [
     *fit_rows(),
     *callback_rows(),
@@ -246,6 +257,7 @@ ROWS = [
     *batch_rows(),
     *start_rows(),
     *deep_rows(),
+    *layout_rows(),
 ]
 
 

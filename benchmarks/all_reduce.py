@@ -180,11 +180,15 @@ def measured(kind, hosts, rate, sizes):
             *map(str, sizes),
         ]
         tasks = [
-            machines.start(i, *words, "--rank", str(i), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            machines.start(i, *words, "--rank", str(i), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for i in range(hosts)
         ]
-        output = tasks[0].communicate(timeout=600)[0]
-        return json.loads(output.splitlines()[-1]) if not tasks[0].returncode and output else {}
+        output, errors = tasks[0].communicate(timeout=600)
+        if tasks[0].returncode or not output:
+            lines = errors.decode(errors="replace").splitlines() or ["nothing printed"]
+            print(f"{kind}: exit code {tasks[0].returncode}: {lines[-1]}", file=sys.stderr)
+            return {}
+        return json.loads(output.splitlines()[-1])
 
 
 def print_overlap(rate):

@@ -15,11 +15,13 @@ PEERS = {
     "plain Keras": ("keras_fit", {"who": "plain"}),
     "DataParallel": ("keras_fit", {"who": "data_parallel"}),
     "TF MirroredStrategy": ("keras_fit", {"who": "tensorflow"}),
+    "unisono, fully sharded": ("keras_fit", {"who": "fully_sharded"}),
     "unisono loop": ("unisono_loop", {}),
     "TF loop": ("tf_loop", {}),
     "JAX by hand": ("jax_by_hand", {}),
     "JAX by hand with Keras' model": ("keras_by_hand", {}),
     "torch DDP": ("torch_ddp", {}),
+    "torch FSDP2": ("torch_ddp", {"in_parts": True}),
 }
 
 #: The package that a peer needs besides JAX and Keras.
@@ -28,6 +30,7 @@ NEEDS = {
     "TF loop": "tensorflow",
     "JAX by hand": "optax",
     "torch DDP": "torch",
+    "torch FSDP2": "torch",
 }
 
 

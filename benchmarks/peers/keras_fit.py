@@ -14,19 +14,28 @@ TESTS = 3
 
 
 def start(place, who):
-    return {"unisono": unisono, "plain": plain, "data_parallel": data_parallel, "tensorflow": tensorflow}[
-        who
-    ](place)
+    who = {
+        "unisono": unisono,
+        "fully_sharded": fully_sharded,
+        "plain": plain,
+        "data_parallel": data_parallel,
+        "tensorflow": tensorflow,
+    }[who]
+    return who(place)
 
 
-def unisono(place):
+def fully_sharded(place):
+    return unisono(place, "fully_sharded")
+
+
+def unisono(place, layout="mirrored"):
     import unisono
 
     if place.processes > 1:
         compressed = place.compress and unisono.CompressedAllReduce(place.compress)
-        strategy = unisono.MultiWorkerMirroredStrategy(cross_device_ops=compressed)
+        strategy = unisono.MultiWorkerMirroredStrategy(cross_device_ops=compressed, state_layout=layout)
     else:
-        strategy = unisono.MirroredStrategy(place.names)
+        strategy = unisono.MirroredStrategy(place.names, state_layout=layout)
     return peer(place, strategy.scope, unisono.callbacks.BackupAndRestore, unisono.GradientTape)
 
 

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel over Gloo, as a user of torch writes the loop; alone without it."""
+"""torch's DistributedDataParallel or FSDP2 over Gloo, as a user of torch writes the loop; alone without."""
 
 import os
 
@@ -21,7 +21,19 @@ def register(model, kind):
 KINDS = ("bfloat16", "float16", "power_sgd")
 
 
-def start(place):
+def shard(model, processes):
+    """Divide each layer's weights over the processes, as FSDP2's documentation does it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (processes,))
+    for layer in model.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def start(place, in_parts=False):
     import torch
     import torch.distributed as dist
 
@@ -31,7 +43,10 @@ def start(place):
     if place.processes > 1:
         address = f"tcp://{place.host}:{place.port}"
         dist.init_process_group("gloo", init_method=address, rank=place.rank, world_size=place.processes)
-        model = torch.nn.parallel.DistributedDataParallel(model)
+        if in_parts:
+            shard(model, place.processes)
+        else:
+            model = torch.nn.parallel.DistributedDataParallel(model)
         if place.compress:
             register(model, place.compress)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)

@@ -85,6 +85,10 @@ def test_all_rows_but_those_by_name_are_selected():
         "lstm-2-processes",
         "deep300-first-step-2-devices",
         "deep300-memory-2-devices",
+        "mlp-fully-sharded-2-processes",
+        "cnn3-fully-sharded-2-processes",
+        "resnet-fully-sharded-2-processes",
+        "transformer-fully-sharded-2-processes",
     }
 
 
