@@ -157,8 +157,8 @@ def test_compressed_gradients_are_fewer_bytes_at_the_interface(hosts, tmp_path):
     for line in re.findall(r"replicas 2 programs (.*)", tasks.text):
         found_programs = ast.literal_eval(line)
         assert sum(exchanges for trains, exchanges in found_programs if trains) == 1
-        assert [exchanges for trains, exchanges in found_programs if not trains] == [True] * 2
-        assert len(found_programs) >= 8
+        assert [exchanges for trains, exchanges in found_programs if not trains] == [True]
+        assert len(found_programs) == 8
     assert losses["overlap"] == pytest.approx(loss_of_replicas(), rel=1e-5)
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from unisono.training.trainer._local_training import LocalState
 
 
-class _Sent(NamedTuple):
+class _SentFragment(NamedTuple):
     """A fragment that was sent, and is not applied yet.
 
     Args:
@@ -73,7 +73,7 @@ class ExchangeBesideSteps:
         self._steps = 0
         #: How many steps each fragment was trained since it was sent.
         self._trained = [0] * self._sync.fragments
-        self._running: collections.deque[_Sent] = collections.deque()
+        self._running: collections.deque[_SentFragment] = collections.deque()
         self._sum = self._sum_program()
         # What a process' replicas add up before it is sent.
         self._own_sum = jax.jit(lambda rows: jax.tree.map(lambda *xs: sum(xs[1:], xs[0]), *rows))
@@ -135,7 +135,7 @@ class ExchangeBesideSteps:
         (sums, agreed), _ = self._sum((), given)
         trained, self._trained[number] = self._trained[number], 0
         sums, agreed = mesh.local_each(sums), mesh.local(agreed)
-        self._running.append(_Sent(number, trained, self._steps, sums, agreed, rows))
+        self._running.append(_SentFragment(number, trained, self._steps, sums, agreed, rows))
 
     def _moved(self, parts: Sequence[jax.Array], device: jax.Device) -> list[jax.Array]:
         """Return a replica's rows on the device for exchanges."""
@@ -148,7 +148,7 @@ class ExchangeBesideSteps:
         shape = (self._mesh.num_replicas, *row.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._mesh.sharded, [row])
 
-    def _apply(self, sent: _Sent, state: State, newest: list[Started[PyTree, State]] | None) -> State:
+    def _apply(self, sent: _SentFragment, state: State, newest: list[Started[PyTree, State]] | None) -> State:
         program, mesh = self._program("apply", sent.number), self._strategy.mesh
         with self._strategy.process_group.dispatch():
             sums = mesh.put(sent.sums, mesh.replicated)
