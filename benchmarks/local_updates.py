@@ -2,9 +2,11 @@
 
     python benchmarks/local_updates.py [--rate 100mbit] [--hosts 4] [--every 50] [--steps 2000]
     python benchmarks/local_updates.py --task text --hosts 0 --every 10 --steps 1000
+    python benchmarks/local_updates.py --overlap --hosts 2 --hidden 8192 --every 20 --steps 1000
 
 `--task text`: a transformer of two layers predicts characters of Python's own language reference.
 `--hosts 0`: on four devices of this process, for the losses alone.
+`--overlap`: in place of synchronous training and of the mean, exchanges beside the steps.
 The hosts are network namespaces of this machine, which root can make. Every run has the same model, rows,
 order of rows and learning rates. Printed are the loss on training rows and on rows that were held out,
 steps a second after the first 250, and the bytes that host 0 sends in a step, counted at its interface.
@@ -71,20 +73,20 @@ def sent():
     return int(line.split()[9])
 
 
-def mlp():
+def mlp(hidden):
     """A model of digits."""
     import keras
 
     decay = keras.regularizers.L2(1e-3)
     layers = [
         keras.Input((64,)),
-        keras.layers.Dense(1024, activation="relu", kernel_regularizer=decay),
+        keras.layers.Dense(hidden, activation="relu", kernel_regularizer=decay),
         keras.layers.Dense(10, kernel_regularizer=decay),
     ]
     return keras.Sequential(layers)
 
 
-def transformer():
+def transformer(_):
     """A model of characters."""
     return keras_model(LAYERS, WIDTH, HEADS, LENGTH, 128)
 
@@ -93,7 +95,7 @@ def transformer():
 TASKS = {"digits": (digits, mlp, 0.003), "text": (text, transformer, 0.01)}
 
 
-def trained(task, strategy, steps):
+def trained(task, strategy, steps, hidden):
     """Train a new model; return its losses, steps a second, and bytes a step."""
     import keras
 
@@ -101,7 +103,7 @@ def trained(task, strategy, steps):
     (x, y), held_out, taken = split(rows_of(), steps)
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = model_of()
+        model = model_of(hidden)
         decay = keras.optimizers.schedules.CosineDecay(rate, steps)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(decay), loss)
@@ -118,7 +120,7 @@ def trained(task, strategy, steps):
     return losses, (steps - PER_EPOCH) / seconds, nbytes / (steps - PER_EPOCH)
 
 
-def run(task, every, steps):
+def run(task, every, steps, hidden, overlap):
     """What each worker runs."""
     import unisono
 
@@ -128,6 +130,12 @@ def run(task, every, steps):
         return keras.optimizers.SGD(OUTER_RATE, momentum=OUTER_MOMENTUM, nesterov=True)
 
     syncs = {"synchronous": None, "mean": unisono.LocalUpdates(every)}
+    if overlap:
+        # First: only the first strategy of a program can make a device for exchanges.
+        syncs = {
+            f"outer SGD, {steps} steps beside an exchange": unisono.LocalUpdates(every, outer, overlap=steps)
+            for steps in (max(1, every // 2), every)
+        }
     syncs["outer SGD"] = unisono.LocalUpdates(every, outer)
     if task == "text":
         # Of the digits' model one weight has most of the bytes.
@@ -138,7 +146,7 @@ def run(task, every, steps):
         strategy_with = functools.partial(unisono.MirroredStrategy, [f"cpu:{i}" for i in range(4)])
     strategies = {name: strategy_with(sync=sync) for name, sync in syncs.items()}
     for name, strategy in strategies.items():
-        (loss, held_out), speed, nbytes = trained(task, strategy, steps)
+        (loss, held_out), speed, nbytes = trained(task, strategy, steps, hidden)
         if strategy.is_chief:
             print(f"| {name} | {loss:.4f} | {held_out:.4f} | {speed:.1f} | {nbytes:.0f} |", flush=True)
 
@@ -155,12 +163,14 @@ def main():
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--hidden", type=int, default=1024, help="units of the digits' model")
+    parser.add_argument("--overlap", action="store_true")
     given = parser.parse_args()
     if not given.hosts:
         os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
         print(TITLE)
     if "TF_CONFIG" in os.environ or not given.hosts:
-        run(given.task, given.every, given.steps)
+        run(given.task, given.every, given.steps, given.hidden, given.overlap)
         return
     from tests.cluster.host_tasks import PORT, Tasks
     from tests.hosts import Hosts, why_not
@@ -168,6 +178,7 @@ def main():
     if reason := why_not():
         sys.exit(reason)
     arguments = ["--task", given.task, "--every", given.every, "--steps", given.steps]
+    arguments += ["--hidden", given.hidden, *["--overlap"] * given.overlap]
     with Hosts(given.hosts, given.rate) as hosts, tempfile.TemporaryDirectory(prefix="unisono-") as folder:
         workers = [f"{hosts.address(i)}:{PORT + i}" for i in range(given.hosts)]
         tasks = Tasks(hosts, Path(folder), {"worker": workers}, arguments, program=Path(__file__).absolute())

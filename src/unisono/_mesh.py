@@ -36,6 +36,9 @@ _NAME = re.compile(r"^(?:/?job:\w+/)?(?:/?replica:\d+/)?(?:/?task:\d+/)?/?(?:dev
 #: What users call the platforms that JAX knows under other names.
 _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 
+#: Whether each process has one CPU device more than its replicas need: the last one, see `exchange_devices`.
+_has_spare = False
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaMesh:
@@ -266,7 +269,7 @@ def _check_devices(devices: object) -> None:
 def _first(num: int | None) -> tuple[jax.Device, ...]:
     make_cpu_devices(1)
     # Those of this process: only a multi-worker strategy computes on the devices of others.
-    available = tuple(jax.local_devices())
+    available = _of_replicas(jax.local_devices())
     if num is None:
         return available
     if not 1 <= num <= len(available):
@@ -290,9 +293,9 @@ def _parse(name: str) -> tuple[str, int]:
 
 def _find(kind: str, index: int) -> jax.Device:
     try:
-        available = jax.local_devices(backend=kind)
+        available = local_devices(kind)
     except RuntimeError:
-        available = []
+        available = ()
     if index < len(available):
         return available[index]
     hint = (
@@ -307,7 +310,24 @@ def _find(kind: str, index: int) -> jax.Device:
 def devices_of_all() -> tuple[jax.Device, ...]:
     """Return the devices of all processes, those of the first process first."""
     make_cpu_devices(1)
-    return tuple(jax.devices())
+    return _of_replicas(jax.devices())
+
+
+def exchange_devices() -> tuple[jax.Device, ...]:
+    """Return the CPU device of each process on which no replica may be; none where they were not made.
+
+    XLA:CPU begins nothing on a device while a collective of that device runs. What is sent beside the steps
+    needs another one.
+    """
+    if not _has_spare:
+        return ()
+    last = {d.process_index: d for d in jax.devices("cpu")}
+    return tuple(last[process] for process in sorted(last))
+
+
+def _of_replicas(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+    spare = exchange_devices()
+    return tuple(d for d in devices if d not in spare)
 
 
 def local_devices(platform: str) -> tuple[jax.Device, ...]:
@@ -316,26 +336,33 @@ def local_devices(platform: str) -> tuple[jax.Device, ...]:
     Raises:
         RuntimeError: when JAX has none.
     """
-    return tuple(jax.local_devices(backend=platform))
+    return _of_replicas(jax.local_devices(backend=platform))
 
 
 def list_devices() -> str:
     """Return the names of this process' devices, for messages."""
-    devices = [*jax.local_devices(backend="cpu")]
+    devices = local_devices("cpu")
     if jax.default_backend() != "cpu":
-        devices = [*jax.local_devices(), *devices]
+        devices = (*jax.local_devices(), *devices)
     names = [f"{d.platform}:{d.id}" for d in devices]
     return ", ".join(names)
 
 
-def make_cpu_devices(count: int) -> None:
-    """Create `count` virtual CPU devices and threads for their collectives, if JAX has not started."""
+def make_cpu_devices(count: int, with_spare: bool = False) -> None:
+    """Create `count` virtual CPU devices and threads for their collectives, if JAX has not started.
+
+    Args:
+        with_spare: whether to create one more, see `exchange_devices`.
+    """
+    global _has_spare
     if jax_runs():
         return  # `_find` raises if a device is then absent
     known = max(int(_config("jax_num_cpu_devices")), devices_forced_by())
-    if count > max(1, known):
-        jax.config.update("jax_num_cpu_devices", count)
-    reserve_threads(max(count, known))
+    wanted = max(count, known) + 1 if with_spare else count
+    if wanted > max(1, known):
+        jax.config.update("jax_num_cpu_devices", wanted)
+    reserve_threads(max(wanted, known))
+    _has_spare |= with_spare
 
 
 def limit_collectives(seconds: float) -> None:

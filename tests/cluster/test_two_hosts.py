@@ -1,5 +1,6 @@
 """Every strategy of several processes on hosts whose own names are 127.0.1.1, as on Debian."""
 
+import ast
 import contextlib
 import os
 import re
@@ -8,9 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
+import unisono
 from tests.cluster.host_tasks import LIMIT, PORT, PROGRAM, Tasks, single_device_weights, weights
 from tests.cluster.standalone_support import KEY, until
 from tests.hosts import DEBIAN, Hosts, require_hosts
@@ -122,7 +125,8 @@ def test_compressed_gradients_are_fewer_bytes_at_the_interface(hosts, tmp_path):
     """Of 65,920 numbers, all but 384 in two kernels; each worker holds its own errors in a checkpoint.
 
     Replicas that train apart send weights after each tenth step, and nothing else. In two fragments an epoch
-    of three phases sends the first of them once more, which has five steps since its last exchange.
+    of three phases sends the first of them once more, which has five steps since its last exchange. Beside
+    the steps the same is sent, on devices of its own; the losses are those of replicas in one process.
     """
     program = Path(__file__).parent / "programs" / "compressed.py"
     tasks = Tasks(hosts, tmp_path, {"worker": addresses(hosts)}, [tmp_path], program=program)
@@ -140,6 +144,7 @@ def test_compressed_gradients_are_fewer_bytes_at_the_interface(hosts, tmp_path):
         "top_k": exact + 8 * 0.01 * kernels,
         "local": (exact + 4 * kernels) / 10,
         "fragments": (exact + 4 * kernels) / 10 * 3.5 / 3,
+        "overlap": (exact + 4 * kernels) / 10 * 3.5 / 3,
     }
     # Headers of packets, acknowledgements and heartbeats on top.
     for name, nbytes in wanted.items():
@@ -147,6 +152,28 @@ def test_compressed_gradients_are_fewer_bytes_at_the_interface(hosts, tmp_path):
     losses = {name: loss for name, (loss, _) in found.items()}
     for name in ("bfloat16", "float16", "int8"):
         assert losses[name] == pytest.approx(losses["exact"], rel=1e-3)
+    # Programs of steps, of what is sent and of what has arrived send nothing; that of an epoch's end does.
+    assert tasks.text.count("replicas 2 programs") == 2
+    for line in re.findall(r"replicas 2 programs (.*)", tasks.text):
+        found_programs = ast.literal_eval(line)
+        assert sum(exchanges for trains, exchanges in found_programs if trains) == 1
+        assert [exchanges for trains, exchanges in found_programs if not trains] == [True]
+        assert len(found_programs) == 8
+    assert losses["overlap"] == pytest.approx(loss_of_replicas(), rel=1e-5)
+
+
+def loss_of_replicas():
+    """The last loss of `programs/compressed.py` with an overlap, by two replicas of this process."""
+    outer = lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)  # noqa: E731
+    sync = unisono.LocalUpdates(10, outer, fragments=2, overlap=2)
+    x = np.random.default_rng(0).normal(size=(30 * 12, 128)).astype("float32")
+    keras.utils.set_random_seed(1)
+    with unisono.MirroredStrategy(["cpu:0", "cpu:1"], sync=sync).scope():
+        model = keras.Sequential([keras.Input((128,)), keras.layers.Dense(256), keras.layers.Dense(128)])
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+    for epochs in (1, 2):
+        history = model.fit(x, x, batch_size=12, epochs=epochs, shuffle=False, verbose=0).history
+    return history["loss"][-1]
 
 
 def test_parameter_servers(hosts, expected, tmp_path):

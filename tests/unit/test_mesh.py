@@ -73,6 +73,14 @@ SCRIPTS = {
         "unisono.MirroredStrategy(['cpu:0', 'cpu:1']); print(len(jax.devices()))",
         "4",
     ),
+    "creates a device that is no replica's": (
+        "import unisono, os, jax; from unisono import _mesh; _mesh.make_cpu_devices(2, with_spare=True)\n"
+        "try: unisono.MirroredStrategy(['cpu:2'])\n"
+        "except ValueError as e: print(e)\n"
+        "print(unisono.MirroredStrategy().num_replicas_in_sync, len(_mesh.devices_of_all()),\n"
+        "  _mesh.exchange_devices() == (jax.devices()[2],), _mesh.list_devices(), os.environ['PJRT_NPROC'])",
+        "2 2 True cpu:0, cpu:1 6",
+    ),
     "says what to do when JAX runs": (
         "import jax; jax.devices(); import unisono\n"
         "try: unisono.MirroredStrategy(['cpu:0', 'cpu:1'])\n"

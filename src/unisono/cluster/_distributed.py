@@ -59,7 +59,11 @@ def joined_group() -> ProcessGroup:
 
 
 def join(
-    resolver: ClusterResolver, timeouts: Timeouts, collective: float | None = None, interface: str = ""
+    resolver: ClusterResolver,
+    timeouts: Timeouts,
+    collective: float | None = None,
+    interface: str = "",
+    with_spare: bool = False,
 ) -> ProcessGroup:
     """Wait for the other processes and start JAX with the devices of all.
 
@@ -67,6 +71,7 @@ def join(
         timeouts: how long to wait for the other processes.
         collective: how long one collective may take, in seconds; that of `timeouts` if None.
         interface: over which the processes connect, see `CommunicationOptions`; empty to choose.
+        with_spare: whether each process gets a CPU device for exchanges beside the steps.
 
     Returns:
         The group of these processes.
@@ -106,10 +111,10 @@ def join(
             f"Received: process {process} of {count} there, and {'{} of {}'.format(*own_place())} in JAX. "
             "Leave out that call, or pass the resolver of the same cluster."
         )
-    make_cpu_devices(max(1, devices))
+    make_cpu_devices(max(1, devices), with_spare)
     limit = collective or timeouts.collective
     limit_collectives(limit)
-    configuration = _configuration(resolver, devices, generation)
+    configuration = _configuration(resolver, devices, generation) | {"exchange device": with_spare}
     addresses = _addresses(resolver, count)
     agreement = rendezvous(process, count, addresses, configuration, timeouts, host_service=True)
     _group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))

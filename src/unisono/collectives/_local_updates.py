@@ -27,6 +27,9 @@ class LocalUpdates:
     With `fragments` the weights are not exchanged at once: a phase has an exchange for each fragment of them,
     at equal distances (streaming DiLoCo, https://arxiv.org/abs/2501.18512).
 
+    With `overlap` replicas do not wait for an exchange: they take the next steps meanwhile, and what these
+    have changed is added to the weights that it gives (as in CoCoD-SGD, https://arxiv.org/abs/1906.12043).
+
     Args:
         every: how many steps a phase has. With 1 and no outer optimizer gradients are averaged at each step,
             as without `LocalUpdates`.
@@ -35,10 +38,13 @@ class LocalUpdates:
             made before JAX computes anything, as every optimizer does: it needs a function.
         fragments: into how many parts of about equal bytes the weights are divided, each of which is
             exchanged after every `every` steps. A weight is in one of them as a whole.
+        overlap: how many steps are taken while a fragment is exchanged; True for half of those between two
+            exchanges, False for none. The result is applied after this number of steps, never earlier: the
+            numbers do not depend on how fast a link is.
 
     Raises:
-        InvalidArgumentError: when `every` is not an integer of 1 or more, `fragments` is not one from 1 to
-            `every`, or the outer optimizer is in use.
+        InvalidArgumentError: when `every` is not an integer of 1 or more, `fragments` or `overlap` is not one
+            from 1 to `every`, or the outer optimizer is in use.
         InvalidTypeError: when the outer optimizer is not a `keras.Optimizer`.
 
     >>> import unisono
@@ -53,6 +59,7 @@ class LocalUpdates:
         every: int,
         outer_optimizer: keras.Optimizer | Callable[[], keras.Optimizer] | None = None,
         fragments: int = 1,
+        overlap: bool | int = False,
     ) -> None:
         if whole_number(every, 1) is None:
             raise InvalidArgumentError(
@@ -70,13 +77,23 @@ class LocalUpdates:
             _check_is_new(outer_optimizer)
         elif outer_optimizer is not None and not callable(outer_optimizer):
             raise _not_an_optimizer(outer_optimizer)
+        half = max(1, int(every) // (2 * parts))
+        steps = half * overlap if isinstance(overlap, bool) else whole_number(overlap, 1)
+        if steps is None or steps > int(every):
+            raise InvalidArgumentError(
+                "`overlap` must be True, False or a number of steps from 1 to `every`, in which each "
+                f"fragment is exchanged once. Received: overlap={overlap!r}, every={every}. Write "
+                f"`LocalUpdates({every}, overlap={half})`, for example."
+            )
         self.every, self.fragments = int(every), parts
+        #: How many steps are taken beside an exchange; 0 where steps wait for it.
+        self.overlap = int(steps)
         self._outer = outer_optimizer
 
     @property
     def is_synchronous(self) -> bool:
         """Whether this is nothing but the mean of all replicas' gradients at each step."""
-        return self.every == 1 and self._outer is None
+        return self.every == 1 and self._outer is None and not self.overlap
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -122,7 +139,9 @@ class LocalUpdates:
 
     def __repr__(self) -> str:
         outer = "" if self._outer is None else ", outer_optimizer=..."
-        return f"LocalUpdates({self.every}{outer}{f', fragments={self.fragments}' * (self.fragments > 1)})"
+        fragments = f", fragments={self.fragments}" * (self.fragments > 1)
+        overlap = f", overlap={self.overlap}" * (self.overlap > 0)
+        return f"LocalUpdates({self.every}{outer}{fragments}{overlap})"
 
 
 def _check_is_new(optimizer: keras.Optimizer) -> None:

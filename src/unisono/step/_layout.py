@@ -178,6 +178,11 @@ class StateLayout:
         """Whether all of several workers must read variables together."""
         return False
 
+    @property
+    def can_repeat(self) -> bool:
+        """Whether training steps may run again from an earlier state: nothing is sent beside them."""
+        return True
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies.
 

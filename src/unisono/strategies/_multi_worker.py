@@ -38,7 +38,7 @@ from unisono.collectives._cross_device import (
 )
 from unisono.collectives._local_updates import LocalUpdates
 from unisono.step.variables._compressed_layout import compressed_layout
-from unisono.step.variables._local_layout import local_layout
+from unisono.step.variables._local_layout import LocalLayout, local_layout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_named
@@ -98,7 +98,9 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         # Without a cluster it may still be the second strategy of a process that has joined one.
         group = joined_group()
         if self._resolver:
-            group = _distributed.join(self._resolver, timeouts, limit, self._options.interface or "")
+            with_spare = isinstance(sync, LocalUpdates) and sync.overlap > 0
+            interface = self._options.interface or ""
+            group = _distributed.join(self._resolver, timeouts, limit, interface, with_spare)
         super().__init__(ReplicaMesh(devices_of_all()), group)
         self._ops = own_ops(self._mesh.platform)
         #: What the workers compare and share in `fit`; None where there is one.
@@ -106,7 +108,9 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         if group.size > 1:
             self._ops = PackedAllReduce(self._options, self._mesh.platform, group.is_on_one_host)
             self._fit = MultiWorkerFit(self)
-            _connect(self._mesh, group)
+            # One device of each process was connected by the collectives that started the cluster.
+            if len(self._mesh.local_devices) > 1 or self._mesh.platform != "cpu":
+                _connect(self._mesh, group)
             if not group.is_chief:
                 silence_autologging()
         else:
@@ -116,6 +120,9 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         layout = layout_named(state_layout, self._mesh, self._group)
         layout = compressed_layout(layout, self._ops, self._mesh, self._group)
         self._state_layout = local_layout(layout, sync, self._mesh, self._group)
+        layout = self._state_layout
+        if self._fit is not None and isinstance(layout, LocalLayout) and layout.sync.overlap:
+            _connect(layout.exchange_mesh, group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:
@@ -185,8 +192,6 @@ def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:
 
     All workers are here now; later one may be loading data.
     """
-    if len(mesh.local_devices) == 1 and mesh.platform == "cpu":
-        return  # connected by the collectives that started the cluster
     spec = mesh.sharded.spec
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, AXIS), mesh=mesh.mesh, in_specs=spec, out_specs=spec, check_vma=False

@@ -56,15 +56,16 @@ def fitted(model, epochs=1, rows=512, batch_size=32, **options):
     return model.fit(x[:rows], y[:rows], **given).history
 
 
-def by_hand(model, shared, exchanges, outer_of=None, fragments=((0, 1, 2, 3),), rows=512):
-    """Plain Keras models, one for each replica; returns the outer weights after each exchange.
+def by_hand(model, shared, exchanges, outer_of=None, fragments=((0, 1, 2, 3),), rows=512, overlap=0):
+    """Plain Keras models, one for each replica; returns the outer weights after each step.
 
     Args:
         shared: the weights at the beginning.
-        exchanges: after how many steps which fragments are exchanged.
+        exchanges: after how many steps which fragments are sent. All have arrived at the last of them.
         outer_of: makes the outer optimizer of a fragment; None for the mean.
         fragments: the places of the weights of each.
         rows: how many there are; 32 of them make a step, of which each of two replicas takes the half.
+        overlap: how many steps later a fragment arrives.
     """
     x, y = digits()
     models = []
@@ -75,32 +76,39 @@ def by_hand(model, shared, exchanges, outer_of=None, fragments=((0, 1, 2, 3),), 
         models.append(own)
     weights = [keras.Variable(w) for w in shared]
     optimizers = [None if outer_of is None else outer_of() for _ in fragments]
-    seen, step = [], 0
-    for end, due in exchanges.items():
+
+    def arrive(number, sent):
+        places = fragments[number]
+        means = [np.mean([each[i] for each in sent], axis=0) for i in places]
+        own = [weights[i] for i in places]
+        if optimizers[number] is None:
+            for variable, mean in zip(own, means, strict=True):
+                variable.assign(mean)
+        else:
+            optimizers[number].apply([v.numpy() - m for v, m in zip(own, means, strict=True)], own)
+        for each, before in zip(models, sent, strict=True):
+            now = each.get_weights()
+            for i in places:
+                now[i] = weights[i].numpy() + (now[i] - before[i])
+            each.set_weights(now)
+
+    seen, running, last = {}, [], max(exchanges)
+    for step in range(1, last + 1):
+        begin = 32 * (step - 1)
         for replica, own in enumerate(models):
-            for begin in range(32 * step, 32 * end, 32):
-                # Of a batch that does not divide each replica takes all.
-                half = slice(begin + 16 * replica, begin + 16 * replica + 16)
-                taken = half if begin + 32 <= rows else slice(begin, rows)
-                own.train_on_batch(x[taken], y[taken])
-        step = end
-        replica_weights = [m.get_weights() for m in models]
-        for number in due:
-            places = fragments[number]
-            means = [np.mean([each[i] for each in replica_weights], axis=0) for i in places]
-            own = [weights[i] for i in places]
-            if optimizers[number] is None:
-                for variable, mean in zip(own, means, strict=True):
-                    variable.assign(mean)
+            half = slice(begin + 16 * replica, begin + 16 * replica + 16)
+            # Of a batch that does not divide each replica takes all.
+            taken = half if begin + 32 <= rows else slice(begin, rows)
+            own.train_on_batch(x[taken], y[taken])
+        while running and (step == last or running[0][0] + overlap == step):
+            arrive(*running.pop(0)[1:])
+        for number in exchanges.get(step, []):
+            sent = [m.get_weights() for m in models]
+            if overlap and step < last:
+                running.append((step, number, sent))
             else:
-                deltas = [v.numpy() - m for v, m in zip(own, means, strict=True)]
-                optimizers[number].apply(deltas, own)
-            for each in replica_weights:
-                for i in places:
-                    each[i] = weights[i].numpy()
-        for each, values in zip(models, replica_weights, strict=True):
-            each.set_weights(values)
-        seen.append([w.numpy() for w in weights])
+                arrive(number, sent)
+        seen[step] = [w.numpy() for w in weights]
     return seen
 
 
@@ -153,7 +161,7 @@ def trained(tmp_path_factory):
 def test_phases_are_those_of_one_keras_model_for_each_replica(trained):
     """Of 16 steps: two phases of six, and one of four, which the epoch's end ends. Slots stay apart."""
     model = trained.model
-    assert_same_weights(model.get_weights(), by_hand(model, trained.before, PHASES, outer_of=outer)[-1])
+    assert_same_weights(model.get_weights(), by_hand(model, trained.before, PHASES, outer_of=outer)[16])
     slots = [v for v in model.optimizer.variables if v.name.endswith("momentum") and "kernel" in v.name]
     assert len(slots) == 2
     for slot in slots:
@@ -169,7 +177,7 @@ def test_without_an_outer_optimizer_all_continue_from_the_mean():
     model = compiled(LocalUpdates(6))
     before = model.get_weights()
     fitted(model)
-    assert_same_weights(model.get_weights(), by_hand(model, before, PHASES)[-1])
+    assert_same_weights(model.get_weights(), by_hand(model, before, PHASES)[16])
 
 
 def test_one_step_and_no_outer_optimizer_is_synchronous_training():
@@ -232,8 +240,8 @@ def test_fragments_take_turns():
     fitted(model, callbacks=[seen])
     wanted = by_hand(model, before, TURNS, outer_of=outer, fragments=FRAGMENTS)
     # The last batch's end comes before the end of the epoch.
-    for end, weights in zip([*list(TURNS)[:-1], 17], wanted, strict=True):
-        assert_same_weights(seen.weights[end - 1], weights)
+    for end in TURNS:
+        assert_same_weights(seen.weights[end - (end < 16)], wanted[end])
     changed = [
         [i for i in range(4) if np.any(old[i] != new[i])]
         for old, new in itertools.pairwise([before, *seen.weights])
@@ -250,7 +258,7 @@ def test_fragments_without_an_outer_optimizer_continue_from_the_mean():
     fitted(model, rows=515)
     turns = {**TURNS, 16: [1], 17: [0, 1, 2]}
     wanted = by_hand(model, before, turns, fragments=FRAGMENTS, rows=515)
-    assert_same_weights(model.get_weights(), wanted[-1])
+    assert_same_weights(model.get_weights(), wanted[17])
 
 
 COLLECTIVE = re.compile(
@@ -408,7 +416,7 @@ def test_a_preempted_task_ends_the_phase_and_saves(tmp_path, fragments):
         exchanges = {2: [0], 5: [1], 7: [0], 8: [0, 1], 10: [0], 13: [1], 15: [0], 16: [0, 1]}
         places = [(0,), (1, 2, 3)]
     wanted = by_hand(resumed, before, exchanges, outer_of=outer, fragments=places)
-    assert_same_weights(resumed.get_weights(), wanted[-1])
+    assert_same_weights(resumed.get_weights(), wanted[16])
     # A file of Keras has one row, from which all replicas continue.
     path = str(tmp_path / "file.keras")
     resumed.save(path)

@@ -8,7 +8,8 @@ those of its outer optimizer.
 
 Sources: Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023
 (https://arxiv.org/abs/2311.08105); "Streaming DiLoCo with overlapping communication", 2025
-(https://arxiv.org/abs/2501.18512).
+(https://arxiv.org/abs/2501.18512); Shen et al., "Computation and communication decoupled stochastic gradient
+descent", 2019 (https://arxiv.org/abs/1906.12043), of which is `with_changes`.
 
 Tests: tests/virtual/strategies/test_local_updates.py.
 """
@@ -28,8 +29,8 @@ import keras
 import numpy as np
 
 from unisono._context import ReplicaEngine, current, entered
-from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
-from unisono._mesh import ReplicaMesh
+from unisono._errors import BackendError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._mesh import ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import own_ops
@@ -64,6 +65,7 @@ def local_layout(
     Raises:
         InvalidTypeError: when `sync` is something else than `LocalUpdates`.
         InvalidArgumentError: where the layout or the exchange of gradients is not the usual one.
+        BackendError: where workers have no device for exchanges beside the steps.
     """
     if sync is not None and not isinstance(sync, LocalUpdates):
         raise InvalidTypeError(
@@ -161,6 +163,42 @@ class Fragment(NamedTuple):
     values: list[int]
 
 
+class Turn(NamedTuple):
+    """What an exchange changes of a step's state. A place is the number of a list, and one in it.
+
+    Args:
+        outer: the outer optimizer of the fragment.
+        weights: places of the fragment.
+        others: places of what is joined with it.
+        rules: how each of the others becomes one.
+        values: places of the outer optimizer's variables.
+    """
+
+    outer: keras.Optimizer | None
+    weights: list[tuple[int, int]]
+    others: list[tuple[int, int]]
+    rules: list[Merge]
+    values: list[tuple[int, int]]
+
+    def of(self, state: Sequence[Sequence[Any]]) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
+        """Return weights, others and values of a state."""
+        weights, others, values = (
+            [state[p][i] for p, i in places] for places in (self.weights, self.others, self.values)
+        )
+        return weights, others, values
+
+    def put(self, state: Sequence[list[Any]], new: tuple[list[Pair], list[Pair], list[jax.Array]]) -> None:
+        """Put new weights, others and values into a state."""
+        weights, others, values = new
+        found = [*weights, *others, *values]
+        for (p, i), value in zip([*self.weights, *self.others, *self.values], found, strict=True):
+            state[p][i] = value
+
+    def ruled(self, others: Sequence[Pair]) -> list[tuple[Merge, Pair]]:
+        """Return the others with their rules."""
+        return list(zip(self.rules, others, strict=True))
+
+
 class _OuterState(NamedTuple):
     """What `LocalLayout` knows of an inner optimizer.
 
@@ -178,12 +216,28 @@ class LocalLayout(PartsLayout):
 
     Args:
         sync: what the strategy was given.
+
+    Raises:
+        BackendError: where workers have no device for exchanges beside the steps.
     """
 
     def __init__(self, mesh: ReplicaMesh, group: ProcessGroup, sync: LocalUpdates) -> None:
         super().__init__(mesh, group)
         self.sync = sync
+        #: A device of each process, where exchanges beside the steps are computed.
+        is_one_process = mesh.local_devices == mesh.devices
+        self.exchange_mesh = ReplicaMesh(mesh.devices[:1] if is_one_process else exchange_devices())
+        if sync.overlap and not self.exchange_mesh.devices:
+            raise BackendError(
+                "With `overlap` each worker must have a CPU device for exchanges, which the first strategy "
+                f"of a program makes. Received: {sync!r} for a later one. Make this strategy first."
+            )
         self._added: weakref.WeakKeyDictionary[keras.Optimizer, _OuterState] = weakref.WeakKeyDictionary()
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether nothing is sent beside the steps."""
+        return not self.sync.overlap
 
     def added(self, optimizer: keras.Optimizer) -> _OuterState:
         """Return what `extend` has added to an optimizer."""
@@ -308,21 +362,60 @@ class LocalLayout(PartsLayout):
             others: what else the replicas have changed, and how it becomes one.
             values: of the outer optimizer's variables.
         """
-        replicas = engine.num_replicas
+        totals = engine.all_reduce(ReduceOp.SUM, self.to_send(outer, weights, others, engine))
+        return self.joined(outer, weights, others, values, totals, engine)
+
+    def to_send(
+        self,
+        outer: keras.Optimizer | None,
+        weights: Sequence[Pair],
+        others: Sequence[tuple[Merge, Pair]],
+        engine: ReplicaEngine,
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return what a replica adds to the sums over all, of weights and of the others; see `exchange`."""
         own = [rows[0] if outer is None else shared - rows[0] for shared, rows in weights]
-        sums, totals = engine.all_reduce(
-            ReduceOp.SUM, (own, [_part(rule, rows[0], engine) for rule, (_, rows) in others])
-        )
+        return own, [_part(rule, rows[0], engine) for rule, (_, rows) in others]
+
+    def joined(
+        self,
+        outer: keras.Optimizer | None,
+        weights: Sequence[Pair],
+        others: Sequence[tuple[Merge, Pair]],
+        values: Sequence[jax.Array],
+        totals: tuple[list[jax.Array], list[jax.Array]],
+        engine: ReplicaEngine,
+    ) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
+        """Return what all replicas continue from; see `exchange`.
+
+        Args:
+            totals: the sums of what all replicas had `to_send`.
+        """
+        replicas, (sums, other_sums) = engine.num_replicas, totals
         means = [(s / replicas).astype(s.dtype) for s in sums]
         new = list(values)
         if outer is not None:
             means, new = outer.stateless_apply(new, means, [shared for shared, _ in weights])
         merged = [
             (t / replicas if rule is Merge.MEAN else t).astype(shared.dtype)
-            for t, (rule, (shared, _)) in zip(totals, others, strict=True)
+            for t, (rule, (shared, _)) in zip(other_sums, others, strict=True)
         ]
         begun = [(m, localize(r, m, engine)[None]) for m, (r, _) in zip(merged, others, strict=True)]
         return [(m, m[None]) for m in means], begun, list(new)
+
+
+def with_changes(begun: Pair, now: jax.Array, sent: jax.Array) -> Pair:
+    """Return what a replica continues from after an exchange beside which it has taken steps.
+
+    Args:
+        begun: what the exchange gives.
+        now: the replica's row.
+        sent: its row when the exchange began.
+    """
+    shared, rows = begun
+    if rows.dtype == jnp.bool_:
+        return shared, jnp.where(now == sent, rows, now)
+    # Without a change since then exactly what the exchange gives.
+    return shared, rows + (now - sent)
 
 
 def _value_of(variable: keras.Variable, shape: Sequence[int], dtype: Any = None) -> jax.Array:

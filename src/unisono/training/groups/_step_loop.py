@@ -93,6 +93,8 @@ class StepLoop:
     ) -> None:
         self._model, self._strategy, self._kind, self._runner = model, strategy, kind, runner
         self._notes_lone = notes_lone
+        #: Gives how many steps the next program may have.
+        self.limit: Callable[[], int] = lambda: sys.maxsize
         self._stagers = StagerCache(strategy.mesh)
         platform = strategy.mesh.platform
         self.group_size = AdaptiveGroupSize(strategy.process_group.size, platform)
@@ -182,6 +184,7 @@ class StepLoop:
             # A callback stopped the training before the first batch: Keras looks after it.
             stops = self._kind == "train" and self._model.stop_training
             room = 0 if stops else min(self.group_size.size - 1, slots - 1, source.room)
+        room = min(room, self.limit() - 1)
         if room > 0:
             waits = not is_ahead or self.group_size.is_agreed
             more = source.take_more(iterator, room, stager.fits, waits)

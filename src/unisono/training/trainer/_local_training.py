@@ -10,6 +10,9 @@ With several fragments a phase exchanges one after another, the last one and all
 there, too, replicas differ in the others. `end_local_phase` exchanges all that were trained since. A backup
 within an epoch has the shared values, with which all replicas continue when it is restored.
 
+With `overlap` the programs of steps exchange nothing: `_exchange_beside_steps` sends fragments in programs of
+its own, and groups of steps end where one is sent or applied.
+
 Tests: tests/virtual/strategies/test_local_updates.py.
 """
 
@@ -24,21 +27,24 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from unisono._context import ReplicaEngine
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
+from unisono.step._engines import UNSHARDED
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
 from unisono.step._layout import VariableLayout
-from unisono.step.variables._local_layout import Fragment, LocalLayout, PairLayout
+from unisono.step.variables._local_layout import LocalLayout, PairLayout, Turn
 from unisono.step.variables._merge_rules import Merge, localize, merge_all
 from unisono.training._model_state import release_state
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.stateful._form import is_stateful
+from unisono.training.trainer._exchange_beside_steps import ExchangeBesideSteps
 from unisono.training.trainer._fit_state import FitState, PureStep
 from unisono.training.trainer._protocol import State, plain_function_of
-from unisono.training.trainer._trainer_function import TrainerFunction
+from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
 
 if TYPE_CHECKING:
@@ -141,21 +147,72 @@ class LocalState(FitState):
                 [_left(one, old, x) for one, old, x in zip(part, olds, xs, strict=True)]
                 for part, olds, xs in zip(layouts, state, new, strict=True)
             )
+            if self._local.sync.overlap:
+                return logs, left
             # The last fragment's steps are those of the phase.
             return logs, self._exchanged_if(left, lambda steps: steps + 1, lambda steps: steps[-1] == ends)
 
         return program
 
     def end_program(self) -> CompiledStep[State, PyTree, PyTree]:
-        """Return the program that ends a phase of fewer steps, and leaves a state without one as it is."""
+        """Return the program that ends a phase of fewer steps, and leaves a state without one as it is.
+
+        With `overlap` it is given which fragments are exchanged.
+        """
+
+        def program(state: State, due: PyTree) -> tuple[PyTree, State]:
+            is_given = self._local.sync.overlap > 0
+            return (), self._exchanged_if(
+                state, lambda steps: steps, lambda steps: due if is_given else steps > 0
+            )
+
+        return self.compiled(program, UNSHARDED)
+
+    def compiled(self, program: PureStep, given: PyTree) -> CompiledStep[State, PyTree, PyTree]:
+        """Return a program that changes the state between two steps, and gives nothing else.
+
+        Args:
+            given: how what it gets besides lies on the replicas.
+        """
         strategy = self._strategy
         return CompiledStep(
-            lambda state, _: ((), self._exchanged_if(state, lambda steps: steps, lambda steps: steps > 0)),
+            program,
             strategy.mesh,
             state_shardings=self.shardings,
-            in_specs=(self.specs, ()),
+            in_specs=(self.specs, given),
             out_specs=((), self.specs),
             process_group=strategy.process_group,
+        )
+
+    @property
+    def engine(self) -> ReplicaEngine:
+        """How a replica exchanges values with the others inside of a program."""
+        return LocalStep(self._model, self._strategy, self._task).engine()
+
+    def continues(self, state: State) -> bool:
+        """Return whether what the replicas change apart is in a state as the last step has returned it."""
+        return self._returned is not None and all(
+            part is own
+            or all(
+                own.behind(i, x) is not None
+                for i, (x, one) in enumerate(zip(part, layouts, strict=True))
+                if isinstance(one, PairLayout)
+            )
+            for part, own, layouts in zip(state, self._returned, self._layouts, strict=True)
+        )
+
+    def turn(self, number: int) -> Turn:
+        """Return what the exchange of a fragment changes: the last one's that of all but weights, too."""
+        fragments = self._local.added(self._model.optimizer).fragments
+        fragment, others = fragments[number], self._joined() if number == len(fragments) - 1 else []
+        numbers = {id(v): i for i, v in enumerate(self._model.trainable_variables)}
+        trained = trained_variables(self._model.optimizer)
+        return Turn(
+            fragment.outer,
+            [(_TRAINABLE, numbers[id(trained[i])]) for i in fragment.weights],
+            others,
+            [self._layouts[p][i].rule for p, i in others],  # type: ignore[attr-defined]
+            [(_OPTIMIZER, i) for i in fragment.values],
         )
 
     def _exchanged_if(
@@ -175,9 +232,8 @@ class LocalState(FitState):
         held = parts[_OPTIMIZER][added.steps]
         steps = count(jnp.atleast_1d(held))
         due = is_due(steps)
-        for number, fragment in enumerate(added.fragments):
-            is_last = number == len(added.fragments) - 1
-            self._exchange_if(due[number], parts, fragment, self._joined() if is_last else [])
+        for number in range(len(added.fragments)):
+            self._exchange_if(due[number], parts, self.turn(number))
         parts[_OPTIMIZER][added.steps] = jnp.where(due, 0, steps).astype(jnp.int32).reshape(held.shape)
         return tuple(parts)
 
@@ -187,34 +243,17 @@ class LocalState(FitState):
         changed += [(_METRICS, i) for i in range(len(self._layouts[_METRICS]))]
         return [(p, i) for p, i in changed if isinstance(self._layouts[p][i], PairLayout)]
 
-    def _exchange_if(
-        self, is_due: jax.Array, parts: list[list[Any]], fragment: Fragment, joined: list[tuple[int, int]]
-    ) -> None:
+    def _exchange_if(self, is_due: jax.Array, parts: list[list[Any]], turn: Turn) -> None:
         """Exchange a fragment, and what is joined with it, if it is due."""
-        numbers = {id(v): i for i, v in enumerate(self._model.trainable_variables)}
-        trained = trained_variables(self._model.optimizer)
-        places = [(_TRAINABLE, numbers[id(trained[i])]) for i in fragment.weights]
-        rules = [self._layouts[p][i].rule for p, i in joined]  # type: ignore[attr-defined]
-        engine = LocalStep(self._model, self._strategy, self._task).engine()
+        engine = self.engine
 
         def exchange(given: Any) -> Any:
             weights, others, values = given
-            found = self._local.exchange(
-                fragment.outer, weights, list(zip(rules, others, strict=True)), values, engine
-            )
+            found = self._local.exchange(turn.outer, weights, turn.ruled(others), values, engine)
             # Both branches must give the same types, weak ones included.
             return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), given, found)
 
-        given = (
-            [parts[p][i] for p, i in places],
-            [parts[p][i] for p, i in joined],
-            [parts[_OPTIMIZER][i] for i in fragment.values],
-        )
-        weights, others, values = jax.lax.cond(is_due, exchange, lambda same: same, given)
-        for (p, i), pair in zip([*places, *joined], [*weights, *others], strict=True):
-            parts[p][i] = pair
-        for i, value in zip(fragment.values, values, strict=True):
-            parts[_OPTIMIZER][i] = value
+        turn.put(parts, jax.lax.cond(is_due, exchange, lambda same: same, turn.of(parts)))
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Return names and arrays of what must be equal on all workers: what the replicas share."""
@@ -261,6 +300,13 @@ class LocalTrainFunction(TrainerFunction):
         #: How many steps a phase has, and how many of the running one are done, where steps do not run again.
         self.every = layout.sync.every if isinstance(layout, LocalLayout) else 1
         self.steps_in_phase = 0
+        #: What is sent while the next steps run; None where steps wait for it.
+        self._beside: ExchangeBesideSteps | None = None
+        if isinstance(layout, LocalLayout) and layout.sync.overlap:
+            self._beside = beside = ExchangeBesideSteps(strategy, layout, self.carried)
+            self.loop.limit = lambda: beside.room(self.steps_in_phase)
+            # Without a message in a step: with the fragments.
+            self._programs.agree = False
         #: How many steps were done when the last phase was ended by `end_phase`.
         self._ended_at = 0
         self._end: CompiledStep[State, PyTree, PyTree] | None = None
@@ -285,11 +331,23 @@ class LocalTrainFunction(TrainerFunction):
             )
         return super().run(source, state, iterator)
 
+    def prepare(self, group: BatchGroup) -> ReadyProgram:
+        """Return a group's program; see `TrainerFunction.prepare`."""
+        if self._beside is not None and not self._is_placed and not self.carried.continues(self._state):
+            self._beside.drop()
+        return super().prepare(group)
+
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program; see `TrainerFunction.start`."""
-        started = super().start(group)
+        results, agreed = super().start(group)
         self.steps_in_phase = (self.steps_in_phase + group.count) % self.every
-        return started
+        if self._beside is not None:
+            wish = self.loop.group_size.wish
+            self._state = self._beside.advance(
+                self._state, group.count, self.steps_in_phase, wish, self.carried.done
+            )
+            agreed = self._beside.agreed
+        return results, agreed
 
     def end_phase(self) -> None:
         """End a phase that has fewer steps than others, between two steps; all workers must call it."""
@@ -299,10 +357,15 @@ class LocalTrainFunction(TrainerFunction):
         self._model.jax_state_sync()
         parts = variables_of(self._model, TrainerTask.TRAIN)
         held: Any = tuple([stored_value(v) for v in part] for part in parts)
+        if self._beside is not None and not self.carried.continues(held):
+            self._beside.drop()
+        due: PyTree = ()
         state = self.carried.place(held, None)
+        if self._beside is not None:
+            state, due = self._beside.finish(state)
         if self._end is None or self._end_sizes != self.carried.sizes:
             self._end, self._end_sizes = self.carried.end_program(), self.carried.sizes
-        _, new = self._end(state, ())
+        _, new = self._end(state, due)
         kept = self.carried.keep(new, self.num_steps)
         for part, values in zip(parts, kept, strict=True):
             for variable, value in zip(part, values, strict=True):

@@ -202,7 +202,8 @@ def lookahead_for(
     # Of several workers, one may use the state alone: no program that all run can then be repeated.
     if not strategy.runs_ahead or replicated is None or replicated.process_group.size > 1:
         return None
-    guesses = can_speculate(model, arguments.get("callbacks"), arguments, name)
+    can_repeat = name != "fit" or replicated.state_layout.can_repeat
+    guesses = can_repeat and can_speculate(model, arguments.get("callbacks"), arguments, name)
     return Speculation() if guesses else None
 
 

@@ -62,6 +62,8 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
     def __init__(self, step: TrainerStep, state: FitState) -> None:
         super().__init__()
         self._step, self._state = step, state
+        #: Whether the processes agree in each program of several steps how many the next ones have.
+        self.agree = step.strategy.process_group.size > 1
         #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
         self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
@@ -96,7 +98,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             whole = multi_step_program(whole, slots=key.slots)
         if key.slots > 1:
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
-            if strategy.process_group.size > 1:
+            if self.agree:
                 whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
         return CompiledStep(

@@ -124,7 +124,7 @@ class TrainerFunction:
         began = perf_counter()
         data, size = self._place(group), self.loop.group_size
         self.timer.placing += perf_counter() - began
-        if group.stager is not None and size.is_agreed:
+        if group.stager is not None and self._programs.agree:
             data = self._strategy.mesh.put_own(np.int32(size.wish)), data
         return ReadyProgram(self._programs.of_group(group), self._state, data)
 
@@ -139,7 +139,7 @@ class TrainerFunction:
         results, self._state = program(state, data, self.carried.done)
         self.num_steps += group.count
         results = jax.tree.map(self._strategy.mesh.local, results)
-        if group.stager is None or not self.loop.group_size.is_agreed:
+        if group.stager is None or not self._programs.agree:
             return results, None
         logs, agreed = results
         return logs, agreed
