@@ -1,8 +1,8 @@
 """What every task of `ps_recovery.py` runs: steps that leave a trace on each server, and notes.
 
 Each step adds one to its own place of a vector on each server, notes there how many updates it had pulled and
-which batch of its worker's dataset it has taken, and trains two variables with SGD. Tasks write what they do
-to `<task>.jsonl`, in lines that outlive them.
+which batch of its worker's dataset it has taken, and trains two variables with SGD, which are large enough to
+travel in 16 bits. Tasks write what they do to `<task>.jsonl`, in lines that outlive them.
 
     python _ps_counts.py FOLDER OPTIONS    # in a task of `unisono launch`
 """
@@ -20,6 +20,10 @@ TASK = json.loads(os.environ["TF_CONFIG"])["task"]
 ME = f"{TASK['type']}:{TASK['index']}"
 SERVERS = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["ps"])
 FILE = os.open(FOLDER / f"{TASK['type']}-{TASK['index']}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+#: The first value of what is trained. In 16 bits, numbers below it are not those of single steps.
+FIRST = 4097.0
 
 
 def note(kind, **fields):
@@ -83,6 +87,8 @@ def watch_worker():
 
     def noted_send(self, server, op, *args, **kwargs):
         sent = send(self, server, op, *args, **kwargs)
+        if op in (Op.PUSH, Op.PULL) and not counts["push"]:
+            note("types", pulled=args[0].get("dtype"), pushed=[str(a.dtype) for a in (*args, ())[1]])
         if op is Op.PUSH:
             counts["push"] += 1
             if any(point[:2] == [ME, "between pushes"] for point in OPTIONS["points"]) and server == 0:
@@ -153,7 +159,10 @@ def train(strategy):
             for i in range(SERVERS)
         ]
         trained = [
-            layer.add_weight(name=f"trained{i}", shape=(), initializer="zeros") for i in range(SERVERS)
+            layer.add_weight(
+                name=f"trained{i}", shape=(2048,), initializer=keras.initializers.Constant(FIRST)
+            )
+            for i in range(SERVERS)
         ]
         optimizer = keras.optimizers.SGD(1.0)
         optimizer.build(trained)
@@ -167,7 +176,8 @@ def train(strategy):
     @unisono.function
     def step(index, iterator):
         with unisono.GradientTape() as tape:
-            loss = sum(v.value for v in trained)
+            # Its gradient is 1, and reads the variable.
+            loss = sum(keras.ops.sum(v.value + 0 * v.value**2) for v in trained)
         optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
         place = keras.ops.one_hot(index, size)
         batch = keras.ops.one_hot(next(iterator), 2 * size)
@@ -197,7 +207,7 @@ def train(strategy):
     # By server, as they are numbered.
     homes = dict(zip(json.loads((FOLDER / "homes.json").read_text()), notes, strict=True))
     values = [[part.tolist() for part in np.split(homes[i].numpy(), parts)] for i in range(SERVERS)]
-    counts = [int(-v.numpy()) for v in trained]
+    counts = [int(n) for v in trained for n in np.unique(FIRST - v.numpy())]
     result = {"done": done, "values": values, "trained": counts}
     (FOLDER / "values.part").write_text(json.dumps(result))
     os.replace(FOLDER / "values.part", FOLDER / "values.json")
@@ -208,4 +218,4 @@ def train(strategy):
 import unisono
 
 note("process", pid=os.getpid())
-train(unisono.ParameterServerStrategy(max_staleness=OPTIONS["staleness"]))
+train(unisono.ParameterServerStrategy(max_staleness=OPTIONS["staleness"], **OPTIONS["types"]))

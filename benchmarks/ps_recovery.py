@@ -50,17 +50,19 @@ class Plan:
         points: task, place and count of what tasks do to themselves.
         staleness: the bound.
         environ: more variables for the tasks.
+        types: of the strategy: `push_dtype` and `pull_dtype`.
     """
 
     faults: FaultPlan = dataclasses.field(default_factory=FaultPlan)
     points: tuple = ()
     staleness: int | None = None
     environ: tuple = ()
+    types: tuple = (None, None)
 
     def __str__(self):
         texts = [f"{f.kind} {f.task} after step {f.step}" for f in self.faults.faults]
         texts += [f"kill {task} {point} {count}" for task, point, count in self.points]
-        return f"{' and '.join(texts)} (max_staleness={self.staleness})"
+        return f"{' and '.join(texts)} (max_staleness={self.staleness}, types={self.types})"
 
 
 def random_plan(seed):
@@ -79,7 +81,9 @@ def random_plan(seed):
             every = {"kill worker": [draw.choice(WORKERS)], "kill ps": [draw.choice(SERVERS)]}
             for task in (every | {"kill all workers": WORKERS, "kill chief": ["chief:0"]})[kind]:
                 faults = faults.kill(task, step)
-    return Plan(faults, tuple(points), draw.choice([None, 0, 1, 3]))
+    staleness = draw.choice([None, 0, 1, 3])
+    types = tuple(draw.choice([None, "bfloat16"]) for _ in range(2))
+    return Plan(faults, tuple(points), staleness, types=types)
 
 
 def start(command, env, out):
@@ -103,6 +107,7 @@ class Run:
         (folder / "saved").mkdir(parents=True)
         options = {"steps": 4000, "save_every": 40, "pause": 0.01}
         options |= {"staleness": plan.staleness, "points": plan.points}
+        options["types"] = dict(zip(("push_dtype", "pull_dtype"), plan.types, strict=True))
         command = [sys.executable, "-m", "unisono", "launch", "-n", "2", "--ps", "2", "--chief"]
         command += ["--log-dir", str(folder / "log"), "--grace", "5"]
         command += [str(HERE / "_ps_counts.py"), str(folder), json.dumps(options)]

@@ -20,10 +20,11 @@ class LocalCluster:
     Args:
         workers: how many.
         servers: how many.
+        copies: see `LoopbackNetwork`.
     """
 
-    def __init__(self, workers=2, servers=1):
-        self.network = LoopbackNetwork()
+    def __init__(self, workers=2, servers=1, copies=None):
+        self.network = LoopbackNetwork(copies)
         self.chief = Task("chief", 0)
         self.server_tasks = [Task("ps", i) for i in range(servers)]
         self.worker_tasks = [Task("worker", i) for i in range(workers)]
@@ -80,10 +81,10 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None, push_dtype=None):
+def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None, copies=None, **types):
     """Give a strategy on servers and workers of this process."""
-    cluster = LocalCluster(workers, servers)
-    strategy = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner, push_dtype)
+    cluster = LocalCluster(workers, servers, copies)
+    strategy = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner, **types)
     strategy.cluster = cluster
     try:
         yield strategy

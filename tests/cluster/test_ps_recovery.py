@@ -16,7 +16,10 @@ ps_recovery.start = lambda command, env, out: forked.Program(command[1:], Path.c
 
 #: A worker and the chief are killed from outside, a server by itself: its update is in the log, not answered.
 PLAN = ps_recovery.Plan(
-    FaultPlan().kill("worker:1", 30).kill("chief:0", 70), (("ps:0", "before the answer", 50),), staleness=3
+    FaultPlan().kill("worker:1", 30).kill("chief:0", 70),
+    (("ps:0", "before the answer", 50),),
+    staleness=3,
+    types=("bfloat16", "float16"),
 )
 
 
@@ -25,10 +28,16 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_each_update_counts_once(
 
     def show(run):
         seen["restarted"] = [e["task"] for e in run.events("restart task")]
+        for task in ps_recovery.WORKERS:
+            types = run.notes(task, "types")
+            pulled = {n["pulled"] for n in types if not n["pushed"]}
+            seen[task] = pulled, "bfloat16" in types[-1]["pushed"]
 
     _, verdict = ps_recovery.outcome(PLAN, show)
     assert sorted(seen["restarted"]) == ["chief:0", "ps:0", "worker:1"]
     assert (verdict.lost, verdict.twice, verdict.skipped) == (0, 0, 0)
+    # Restored servers and a restored checkpoint have the exact weights.
+    assert seen["worker:0"] == seen["worker:1"] == ({"float16"}, True)
     assert verdict.stalest <= 3
     assert verdict.steps > 70
 

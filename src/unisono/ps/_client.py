@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -46,8 +46,17 @@ WARN_AFTER = 10.0
 
 _LOG = logging.getLogger("unisono")
 
-#: A variable: the number of its server, and its own number there.
-Key = tuple[int, int]
+#: A variable: the number of its server, its own number there, and the type to which it is rounded, if it is.
+Key: TypeAlias = "tuple[int, int] | tuple[int, int, str]"
+
+
+def key_of(server: int, number: int, dtype: str | None = None) -> Key:
+    """Return the key of a variable.
+
+    Args:
+        dtype: to which it is rounded; None where it is not.
+    """
+    return (server, number) if dtype is None else (server, number, dtype)
 
 
 class PulledValues(list[Any]):
@@ -78,7 +87,7 @@ class ServerClient:
         self._lock = threading.Lock()
         #: Counts what goes to the servers, and what comes.
         self.traffic = Traffic()
-        #: By variable: the newest version that was seen, and its value.
+        #: By variable and type: the newest version that was seen, and its value.
         self._known: dict[Key, tuple[int, Any]] = {}
         #: By server: within which its versions can be compared, and how many pushes of it were applied.
         self._lineages: dict[int, str] = {}
@@ -197,8 +206,7 @@ class ServerClient:
         with self._lock:
             versions = [self._known[key][0] if key in self._known else -1 for key in keys]
             lineage, count = self._lineages.get(keys[0][0]), self._counts.get(keys[0][0], 0)
-        ids = [number for _, number in keys]
-        return {"ids": ids, "versions": versions, "lineage": lineage, "count": count}
+        return {**_named(keys), "versions": versions, "lineage": lineage, "count": count}
 
     def _finish_pull(
         self, pulled: Future[list[Any]], keys: Sequence[Key], error: BaseException | None
@@ -208,7 +216,7 @@ class ServerClient:
             return
         with self._lock:
             found = [self._known.get(key) for key in keys]
-            lineages = {server: self._lineages[server] for server, _ in keys}
+            lineages = {key[0]: self._lineages[key[0]] for key in keys}
         if None in found:
             # A server was started again, and the answer to another pull has dropped what it had before.
             self._pull(pulled, keys, ())
@@ -260,13 +268,13 @@ class ServerClient:
 
     def write(self, key: Key, value: Any) -> None:
         """Assign a variable."""
-        server, number = key
-        self.call(server, Op.WRITE, {"ids": [number]}, [np.asarray(value)])
+        self.call(key[0], Op.WRITE, {"ids": [key[1]]}, [np.asarray(value)])
 
-    def rows(self, server: int, numbers: Sequence[int], indices: Sequence[Any]) -> Future[list[Any]]:
-        """Return rows of variables of a server, later.
+    def rows(self, keys: Sequence[Key], indices: Sequence[Any]) -> Future[list[Any]]:
+        """Return rows of variables, later.
 
         Args:
+            keys: of one server.
             indices: for each variable, an array of its rows.
         """
         found: Future[list[Any]] = Future()
@@ -277,7 +285,7 @@ class ServerClient:
             else:
                 found.set_result(list(sent.result().arrays))
 
-        self.send(server, Op.ROWS, {"ids": list(numbers)}, indices).add_done_callback(answered)
+        self.send(keys[0][0], Op.ROWS, _named(keys), indices).add_done_callback(answered)
         return found
 
     def create(self, server: int, variables: Sequence[tuple[str, Any]]) -> list[int]:
@@ -336,6 +344,13 @@ def _by_server(keys: Sequence[Key]) -> dict[int, list[Key]]:
     for key in keys:
         parts.setdefault(key[0], []).append(key)
     return parts
+
+
+def _named(keys: Sequence[Key]) -> dict[str, Any]:
+    """Return the fields that name variables of one server, and which of them are rounded to which type."""
+    rounded = [key for key in keys if len(key) == 3]
+    types = {"rounded": [key[1] for key in rounded], "dtype": rounded[0][2]} if rounded else {}
+    return {"ids": [key[1] for key in keys], **types}
 
 
 class _Attempts:

@@ -11,13 +11,14 @@ CREATE    `variables`: see `StoredSpec`, with [`has_array`,        `ids`
           one
 DROP      `ids`                                                    nothing
 PROGRAM   its bytes                                                `digest`
-PULL      `ids`, [`versions`, `lineage`, `count`]                  `lineage`, `versions` of all, `changed`:
-                                                                   positions; the values of these; `count`
+PULL      `ids`, [`versions`, `lineage`, `count`; `rounded`:       `lineage`, `versions` of all, `changed`:
+          those of `ids` that are sent in `dtype`, 16 bits]        positions; the values of these; `count`
                                                                    of pushes, `dropped`: how many DROPs
 PUSH      see `Push`, [`lineage`; `pull`: as of PULL]              `applied`: whether now, `count` of pushes
                                                                    [`pulled`, and values: as of PULL]
 READ      `id`, [`begin`, `end`]                                   `version`; the value or its rows
-ROWS      `ids`; for each an array of indices                      the rows of each
+ROWS      `ids`, [`rounded`, `dtype`: as of PULL]; for each an     the rows of each
+          array of indices
 WRITE     `ids`: one, [`begin`]; the value or the rows from there, `applied`
           or with `rows`: new rows and an array of indices
 STATUS    [`variables`, `used`]                                    numbers about the state
@@ -48,7 +49,7 @@ from unisono.ps.state._create import decode_news
 from unisono.ps.state._push import Push
 from unisono.ps.state._update import StateLostError
 from unisono.rpc._calls import ClientId, StaleValuesError, error_answer
-from unisono.rpc._fields import ints, listed, mapping, whole
+from unisono.rpc._fields import ints, listed, mapping, text, whole
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.rpc._versions import check_versions
@@ -237,7 +238,7 @@ class VariableServer:
             if is_known:
                 self.store.check_count(whole(meta, "count", 0))
             count, dropped = self.store.applied_count, self.store.dropped_count
-            pulled = {number: (v, array) for number, v, array in self.store.pull(numbers, known)}
+            pulled = {n: (v, array) for n, v, array in self.store.pull(numbers, known, _rounded(meta))}
         changed = [i for i, number in enumerate(numbers) if number in pulled]
         versions = [pulled[n][0] if n in pulled else v for n, v in zip(numbers, known, strict=True)]
         answer = {
@@ -283,10 +284,11 @@ class VariableServer:
         return frame.answer(Op.OK, {"version": version}, [value])
 
     def _rows(self, frame: Frame) -> Frame:
-        numbers = ints(_meta(frame), "ids")
+        meta = _meta(frame)
+        numbers, types = ints(meta, "ids"), _rounded(meta)
         indices = _arrays(frame, len(numbers))
         with self.store.lock:
-            rows = [self.store.rows(n, i) for n, i in zip(numbers, indices, strict=True)]
+            rows = [self.store.rows(n, i, types.get(n)) for n, i in zip(numbers, indices, strict=True)]
         return frame.answer(Op.OK, {}, rows)
 
     def _status(self, frame: Frame) -> Frame:
@@ -317,6 +319,12 @@ class VariableServer:
 
 def _meta(frame: Frame) -> dict[str, Json]:
     return dict(frame.meta)
+
+
+def _rounded(meta: dict[str, Json]) -> dict[int, str]:
+    """Return the types to which the values of a request are rounded, by number of a variable."""
+    numbers = ints(meta, "rounded")
+    return dict.fromkeys(numbers, text(meta, "dtype")) if numbers else {}
 
 
 def _arrays(frame: Frame, count: int) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from unisono.ps.state._journal import Journal
 from unisono.ps.state._push import Array, Push
 from unisono.ps.state._request_dedup import RequestDedup
 from unisono.ps.state._update import StateLostError, check_push, check_rows, check_value, find, run_push
-from unisono.ps.state._variables import TABLE, DenseVariable, StoredSpec, Table
+from unisono.ps.state._variables import TABLE, DenseVariable, StoredSpec, Table, rounded
 
 
 class VariableStore:
@@ -83,7 +83,10 @@ class VariableStore:
     # reading
 
     def pull(
-        self, numbers: Sequence[int], versions: Sequence[int] | None = None
+        self,
+        numbers: Sequence[int],
+        versions: Sequence[int] | None = None,
+        types: Mapping[int, str] | None = None,
     ) -> list[tuple[int, int, Array]]:
         """Return number, version and value of each variable that is newer than a client's copy.
 
@@ -91,6 +94,7 @@ class VariableStore:
 
         Args:
             versions: those of the client's copies, of this lineage; -1 for none, None for none at all.
+            types: by number, to which values are rounded.
         """
         if versions is not None and len(versions) != len(numbers):
             raise InvalidArgumentError(
@@ -101,7 +105,7 @@ class VariableStore:
             self._check_state()
             found = [find(self.variables, n) for n in numbers]
             return [
-                (n, v.version, v.host() if isinstance(v, DenseVariable) else v.host().copy())
+                (n, v.version, v.sent((types or {}).get(n)))
                 for i, (n, v) in enumerate(zip(numbers, found, strict=True))
                 if versions is None or versions[i] != v.version
             ]
@@ -126,18 +130,20 @@ class VariableStore:
             part = variable.host()[begin:end] if variable.shape else variable.host()
             return part if isinstance(variable, DenseVariable) else part.copy()
 
-    def rows(self, number: int, indices: Array) -> Array:
+    def rows(self, number: int, indices: Array, dtype: str | None = None) -> Array:
         """Return a copy of some rows.
 
         Args:
             indices: of rows, in any order.
+            dtype: to which they are rounded; None where they are not.
         """
         with self.lock:
             self._check_state()
             variable: DenseVariable | Table = find(self.variables, number)
             if isinstance(variable, DenseVariable):
                 variable = Table(variable.spec, np.atleast_1d(variable.host()))
-            return variable.rows(variable.check_rows(indices))
+            rows = variable.rows(variable.check_rows(indices))
+            return rows if dtype is None else rounded(rows, dtype)
 
     # changes
 

@@ -71,10 +71,13 @@ class ParameterServerStrategy(ReplicatedStrategy):
         push_dtype: `"bfloat16"` or `"float16"`, in which gradients in float32 of 8 KiB and more travel to the
             servers, in half the bytes; None for float32. In float16, numbers beyond 65,504 are infinite.
             Without a cluster nothing travels.
+        pull_dtype: likewise, in which the weights that a step trains travel to its worker, which computes
+            with the rounded values. The servers keep and update them in float32: `evaluate`, `predict`,
+            checkpoints and `save` read these.
 
     Raises:
         InvalidArgumentError: the cluster has no `ps` or `worker`, or more than one chief; or `max_staleness`
-            is negative; or `push_dtype` is another type.
+            is negative; or `push_dtype` or `pull_dtype` is another type.
         InvalidTypeError: an argument has another type.
 
     >>> ParameterServerStrategy().cluster_resolver is None
@@ -96,8 +99,10 @@ class ParameterServerStrategy(ReplicatedStrategy):
         *,
         max_staleness: int | None = None,
         push_dtype: str | None = None,
+        pull_dtype: str | None = None,
     ) -> None:
-        _check(cluster_resolver, variable_partitioner, max_staleness, push_dtype)
+        _check(cluster_resolver, variable_partitioner, max_staleness)
+        _check_types(push_dtype, pull_dtype)
         resolver = resolve() if cluster_resolver is None else cluster_resolver
         spec = None if resolver is None else resolver.cluster_spec()
         if resolver is not None and spec:
@@ -112,7 +117,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
                 self.__class__ = _cluster_form_of(type(self))
                 form = cast("ClusterForm", self)
                 rules = Rules(max_staleness)
-                ClusterForm.__init__(form, connect(roles), rules, variable_partitioner, push_dtype)
+                cluster = connect(roles)
+                ClusterForm.__init__(form, cluster, rules, variable_partitioner, push_dtype, pull_dtype)
                 report_ready()
                 return
         super().__init__(ReplicaMesh(resolve_devices(None)))
@@ -162,6 +168,7 @@ class ClusterForm(ParameterServerStrategy):
         rules: the limits of closures.
         partitioner: divides variables; None for whole ones.
         push_dtype: the type in which large gradients are pushed; None for that of their variables.
+        pull_dtype: likewise of the weights that steps train.
     """
 
     has_cluster = True
@@ -175,12 +182,13 @@ class ClusterForm(ParameterServerStrategy):
         rules: Rules,
         partitioner: Callable[..., Any] | None = None,
         push_dtype: str | None = None,
+        pull_dtype: str | None = None,
     ) -> None:
         # One replica: what the chief traces is what one worker computes.
         ReplicatedStrategy.__init__(self, ReplicaMesh(self.parameter_devices))
         self._state_layout = PushLayout(self._mesh, push_dtype)
         self._partitioner = partitioner
-        self._job = Job(cluster, rules, push_dtype)
+        self._job = Job(cluster, rules, push_dtype, pull_dtype)
         self._calls = RunningCalls(self._job)
         _JOB.append(self._job)
         servers_joined()
@@ -274,7 +282,7 @@ def _check_first() -> None:
         )
 
 
-def _check(resolver: object, partitioner: object, max_staleness: object, push_dtype: object) -> None:
+def _check(resolver: object, partitioner: object, max_staleness: object) -> None:
     if resolver is not None and not isinstance(resolver, ClusterResolver):
         raise InvalidTypeError(
             "`cluster_resolver` must be a `ClusterResolver`. "
@@ -289,8 +297,13 @@ def _check(resolver: object, partitioner: object, max_staleness: object, push_dt
     if max_staleness is not None:
         hint = "Leave it out for no bound; with 0 steps run one by one."
         checked_whole(max_staleness, "max_staleness", 0, hint)
-    if push_dtype not in (None, "bfloat16", "float16"):
-        raise InvalidArgumentError(
-            "`push_dtype` must be 'bfloat16' or 'float16'. "
-            f"Received: {push_dtype!r}. Leave it out to push gradients as they are."
-        )
+
+
+def _check_types(push_dtype: object, pull_dtype: object) -> None:
+    checked = [("push_dtype", push_dtype, "push gradients"), ("pull_dtype", pull_dtype, "pull weights")]
+    for name, dtype, what in checked:
+        if dtype not in (None, "bfloat16", "float16"):
+            raise InvalidArgumentError(
+                f"`{name}` must be 'bfloat16' or 'float16'. "
+                f"Received: {dtype!r}. Leave it out to {what} as they are."
+            )

@@ -38,6 +38,7 @@ class Server:
         return frame.answer(Op.OK, {**answer, "pulled": meta}, arrays)
 
     def pulled(self, meta):
+        self.asked = meta
         known = meta["versions"] if meta["lineage"] == self.lineage else [-1] * 99
         found = [self.values[i] for i in meta["ids"]]
         changed = [i for i, (version, _) in enumerate(found) if version != known[i]]
@@ -98,6 +99,21 @@ def test_a_pull_brings_only_what_changed():
     servers[1].values[4], servers[1].lineage = (1, np.full(2, 5, np.float32)), "b"
     assert client.pull(keys).result(10)[2].tolist() == [5, 5]
     assert client.pull([]).result(10) == []
+
+
+def test_a_rounded_value_and_an_exact_one_are_kept_apart():
+    server = Server()
+    client = client_of([server])
+    for keys, sent in (
+        ([(0, 0), (0, 4, "float16")], 2),
+        ([(0, 0), (0, 4, "float16")], 0),
+        ([(0, 0), (0, 4)], 1),
+        ([(0, 4, "float16")], 0),
+    ):
+        client.pull(keys).result(10)
+        assert server.sent[-1] == sent
+        assert server.asked["ids"] == [key[1] for key in keys]
+        assert server.asked.get("rounded", []) == [key[1] for key in keys if len(key) == 3]
 
 
 def test_what_a_server_has_dropped_is_not_kept_here():

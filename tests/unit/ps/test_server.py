@@ -108,6 +108,31 @@ def test_pull_and_push(asked):
         assert again.meta["changed"] == [0, 1]
 
 
+def test_values_are_rounded_where_they_are_asked_for_so(asked):
+    value = np.linspace(-1, 1, 6, dtype="float32").reshape(W)
+    asked.ok(Op.WRITE, value, ids=[0])
+    asked.ok(Op.WRITE, np.tile(value[:1], (6, 1)), ids=[4])
+    known = {"ids": [0, 2, 4], "rounded": [0, 4], "dtype": "bfloat16"}
+    first = asked.ok(Op.PULL, client=WORKER, **known)
+    assert [a.dtype.name for a in first.arrays] == ["bfloat16", "int32", "bfloat16"]
+    np.testing.assert_array_equal(first.arrays[0], value.astype("bfloat16"))
+    # A version is that of the exact value.
+    known |= {"versions": first.meta["versions"], "lineage": first.meta["lineage"]}
+    assert asked.ok(Op.PULL, client=WORKER, **known).meta["changed"] == []
+    asked.push(Push(0, adds=((0, value),)))
+    (after,) = asked.ok(Op.PULL, client=WORKER, **known | {"dtype": "float16"}).arrays
+    np.testing.assert_array_equal(after, (2 * value).astype("float16"))
+    np.testing.assert_array_equal(asked.ok(Op.PULL, ids=[0]).arrays[0], 2 * value)
+    rows = asked.ok(Op.ROWS, np.array([3]), ids=[4], rounded=[4], dtype="float16").arrays[0]
+    np.testing.assert_array_equal(rows, value[:1].astype("float16"))
+    for said, meta in (
+        ("`dtype` must be", {"ids": [0], "rounded": [0]}),
+        ("to one of bfloat16, float16. Received: values of float32, and 'int8'", known | {"dtype": "int8"}),
+        ("Received: values of int32", {"ids": [2], "rounded": [2], "dtype": "float16"}),
+    ):
+        assert said in asked.error(Op.PULL, client=WORKER, **meta | {"versions": [-1] * len(meta["ids"])})
+
+
 def test_pushes_count_once_where_messages_are_lost_and_repeated(asked):
     seed = random.randrange(10**6)
     print(f"{seed=}")

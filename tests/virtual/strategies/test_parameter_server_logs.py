@@ -68,6 +68,13 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
     assert strategy._calls.tally is None
 
 
+def test_an_infinite_loss_is_logged_as_such(strategy):
+    x, y = data()
+    history = compiled(strategy).fit(x, 1e30 * y, batch_size=8, epochs=2, verbose=0).history
+    assert history["loss"] == [np.inf, np.inf]
+    assert np.isfinite(history["mae"]).all()
+
+
 def test_a_timer_of_this_process_says_where_the_speed_is(strategy):
     with pytest.raises(unisono.UnsupportedError, match="have `steps_per_second`"):
         compiled(strategy).fit(*data(), verbose=0, callbacks=[unisono.callbacks.StepTimer()])

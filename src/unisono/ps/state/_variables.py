@@ -23,6 +23,8 @@ from unisono.rpc._fields import listed, text
 
 #: Kinds of variables.
 DENSE, TABLE = "dense", "table"
+#: To what values of float32 may be rounded before they are sent.
+ROUNDED = ("bfloat16", "float16")
 #: What variables are for: workers pull values and not slots.
 VALUE, SLOT = "value", "slot"
 
@@ -101,6 +103,20 @@ class DenseVariable:
         #: That of NumPy.
         self.dtype: Any = value.dtype
         self._array: Array | jax.Array = value
+        #: The value, rounded for the first worker that has pulled it so.
+        self._rounded: Array | None = None
+
+    def sent(self, dtype: str | None) -> Array:
+        """Return the value as it is pulled, without a copy.
+
+        Args:
+            dtype: to which it is rounded; None where it is not.
+        """
+        if dtype is None:
+            return self.host()
+        if self._rounded is None or self._rounded.dtype.name != dtype:
+            self._rounded = rounded(self.host(), dtype)
+        return self._rounded
 
     def host(self) -> Array:
         """Return the value, without a copy; must not be written to."""
@@ -136,7 +152,7 @@ class DenseVariable:
         Args:
             value: of the same shape and dtype; taken over, not copied.
         """
-        self._array = value
+        self._array, self._rounded = value, None
         self.version += 1
 
 
@@ -167,6 +183,14 @@ class Table:
     def dtype(self) -> Any:
         """The dtype of NumPy."""
         return self.memory.dtype
+
+    def sent(self, dtype: str | None) -> Array:
+        """Return a copy of all rows.
+
+        Args:
+            dtype: to which they are rounded; None where they are not.
+        """
+        return self.memory.copy() if dtype is None else rounded(self.memory, dtype)
 
     def host(self) -> Array:
         """Return all rows, without a copy; they will change."""
@@ -223,6 +247,24 @@ class Table:
                 f"from {indices.min()} to {indices.max()}."
             )
         return indices.astype(np.intp, copy=False)
+
+
+def rounded(value: Array, dtype: str) -> Array:
+    """Return a value of float32 in 16 bits; in float16, what is beyond its largest number is infinite.
+
+    Args:
+        dtype: comes from outside, and is checked.
+
+    >>> rounded(np.array([1.001, -1e6], np.float32), "float16").tolist()
+    [1.0009765625, -inf]
+    """
+    if dtype not in ROUNDED or value.dtype != np.float32:
+        raise InvalidArgumentError(
+            f"Values of float32 can be rounded to one of {', '.join(ROUNDED)}. Received: values of "
+            f"{value.dtype}, and {dtype[:50]!r}."
+        )
+    with np.errstate(over="ignore"):
+        return value.astype(dtype)
 
 
 def combine_rows(indices: Array, gradients: list[Array]) -> tuple[Array, list[Array]]:

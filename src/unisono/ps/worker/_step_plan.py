@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypedDict
 
+from unisono.ps._client import Key, key_of
 from unisono.ps.worker._table_rows import LookupPlan, RowPush
 
 #: Stands in a plan for the worker's own number, among the arrays of a closure.
@@ -52,7 +53,7 @@ class StepPlan:
     """How a worker runs a program.
 
     Args:
-        pulls: the variables whose values are its first arguments: server, and number there.
+        pulls: the variables whose values are its first arguments.
         states: how many states of random generators follow, the first arrays of the closure.
         arrays: which of the other arrays follow: those of the closure, then those of batches taken here; or
             `OWN_INDEX`.
@@ -60,7 +61,7 @@ class StepPlan:
     """
 
     digest: str
-    pulls: tuple[tuple[int, int], ...]
+    pulls: tuple[Key, ...]
     states: int
     arrays: tuple[int, ...]
     pushes: tuple[PushPlan, ...]
@@ -80,7 +81,7 @@ class StepPlan:
             pushes.append(PushPlan(p["server"], tuple(p["outputs"]), p["meta"], rows))
         return cls(
             meta["digest"],
-            tuple((server, number) for server, number in meta["pulls"]),
+            tuple(key_of(*key) for key in meta["pulls"]),
             meta["states"],
             tuple(meta["arrays"]),
             tuple(pushes),

@@ -31,7 +31,7 @@ import numpy as np
 from unisono._errors import ClusterError, ContextError, UnisonoError
 from unisono._system._blocks import set_for_block
 from unisono.cluster.liveness._task_events import process_events
-from unisono.ps._client import Countdown
+from unisono.ps._client import Countdown, Key
 from unisono.ps._traffic import Traffic
 from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.worker._batch_spec import describe
@@ -64,17 +64,17 @@ class Servers(Protocol):
 
     traffic: Traffic
 
-    def pull(self, keys: Sequence[tuple[int, int]]) -> Future[list[Any]]:
+    def pull(self, keys: Sequence[Key]) -> Future[list[Any]]:
         """Return the values of variables, later."""
 
-    def rows(self, server: int, numbers: Sequence[int], indices: Sequence[Any]) -> Future[list[Any]]:
+    def rows(self, keys: Sequence[Key], indices: Sequence[Any]) -> Future[list[Any]]:
         """Return rows of variables of a server, later."""
 
     def take_until(self, future: Future[Any]) -> None:
         """Take answers in the present thread until a future is done, where no other thread does."""
 
     def push(
-        self, pushes: Sequence[PushToServer], pulls: Sequence[tuple[int, int]] | None
+        self, pushes: Sequence[PushToServer], pulls: Sequence[Key] | None
     ) -> tuple[list[Future[Any]], Future[list[Any]] | None]:
         """Send what a closure changes, and pull behind it; done when servers have acknowledged it."""
 

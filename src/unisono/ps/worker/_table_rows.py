@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from unisono.ps._client import Key, key_of
+
 #: An array of any shape and dtype.
 Array = np.ndarray[Any, Any]
 
-#: Asks a server for rows of variables: its number, numbers there, and an array of indices for each.
-AskRows = Callable[[int, Sequence[int], Sequence[Array]], Future[list[Array]]]
+#: Asks a server for rows of variables, by an array of indices for each.
+AskRows = Callable[[Sequence[Key], Sequence[Array]], Future[list[Array]]]
 
 #: The place of a number that is none of a row: behind every row, so that a lookup gives NaN.
 NO_PLACE = int(np.iinfo(np.int32).max)
@@ -45,11 +47,13 @@ class TablePlan:
 
     Args:
         parts: where its rows are, in their order.
+        rounded: the type to which rows are rounded before they are sent; None where they are not.
     """
 
     parts: tuple[TablePart, ...]
     row: tuple[int, ...]
     dtype: str
+    rounded: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +86,9 @@ class LookupPlan:
             GroupPlan(
                 group["size"],
                 tuple(
-                    TablePlan(tuple(TablePart(**p) for p in t["parts"]), tuple(t["row"]), t["dtype"])
+                    TablePlan(
+                        tuple(TablePart(**p) for p in t["parts"]), tuple(t["row"]), t["dtype"], t["rounded"]
+                    )
                     for t in group["tables"]
                 ),
             )
@@ -173,8 +179,10 @@ class TableRows:
             (
                 own,
                 self._ask(
-                    server,
-                    [part.number for _, _, part, _ in own],
+                    [
+                        key_of(server, part.number, plan.groups[group].tables[number].rounded)
+                        for group, number, part, _ in own
+                    ],
                     [numbers.rows[group][where] - part.begin for group, _, part, where in own],
                 ),
             )

@@ -61,9 +61,12 @@ class Job:
 
     Args:
         push_dtype: the type in which large gradients are pushed; None for that of their variables.
+        pull_dtype: likewise of the weights that steps train.
     """
 
-    def __init__(self, cluster: Cluster, rules: Rules, push_dtype: str | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, rules: Rules, push_dtype: str | None = None, pull_dtype: str | None = None
+    ) -> None:
         self._cluster = cluster
         self.client = ServerClient(cluster.servers)
         try:
@@ -71,7 +74,7 @@ class Job:
         except ClusterError:
             self._dismiss()
             raise
-        self.variables = RemoteVariables(self.client, self._settle, push_dtype)
+        self.variables = RemoteVariables(self.client, self._settle, push_dtype, pull_dtype)
         self.streams = RandomStreams()
         self._plans = PlanMaker(self.variables, self.client)
         self.pool = WorkerPool(

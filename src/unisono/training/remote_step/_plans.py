@@ -23,7 +23,7 @@ from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TableP
 from unisono.step._keras_internals import trained_variables
 from unisono.training.remote_step._remote_variables import RemoteVariables
 from unisono.training.remote_step.programs._jaxprs import exported
-from unisono.training.remote_step.programs._preparation import extras_of
+from unisono.training.remote_step.programs._preparation import extras_of, rounded_to
 from unisono.training.remote_step.programs._push_layout import UpdateCall
 from unisono.training.remote_step.programs._server_update import Piece, ServerUpdate
 from unisono.training.remote_step.programs._worker_program import WorkerProgram
@@ -82,16 +82,22 @@ class PlanMaker:
         """
         trained = [v for _, v in program.gradients]
         changed = [*trained, *(None for _ in program.extras), *program.adds, *program.assigns]
+        types = self._pulled_types(program, program.reads)
         blob = _in_parts(
             program.blob,
             [self._placed[v].division for v in program.reads],
             [None if v is None or self._placed[v].is_table else self._placed[v].division for v in changed],
+            types,
         )
         outputs = _Outputs.of(program, self._placed, len(jax.export.deserialize(bytearray(blob)).out_avals))
         pushes = [self._push(server, program, outputs) for server in range(self._client.num_servers)]
         plan = StepPlan(
             digest_of(blob),
-            tuple(key for v in program.reads for key in self._placed[v].keys),
+            tuple(
+                key
+                for v, dtype in zip(program.reads, types, strict=True)
+                for key in self._placed[v].keys(dtype)
+            ),
             len(program.streams),
             tuple(arrays),
             tuple(push for push in pushes if push.outputs or push.meta["updates"]),
@@ -102,28 +108,48 @@ class PlanMaker:
         lookups, of_lookups = self._lookups(program, program.lookups)
         return dataclasses.replace(plan, lookups=lookups), [blob, *of_lookups]
 
+    def _pulled_types(
+        self, program: WorkerProgram, variables: Sequence[keras.Variable | None]
+    ) -> list[str | None]:
+        """Return the types to which the weights that a step trains are rounded; None for all else.
+
+        Exact are metrics and moving averages, to which a step adds, and all that `evaluate` reads.
+
+        Args:
+            variables: those that the program takes; None for what is no variable.
+        """
+        trained = {id(v) for _, v in program.gradients}
+        return [
+            rounded_to(v, self._placed.pull_dtype) if v is not None and id(v) in trained else None
+            for v in variables
+        ]
+
     def _lookups(self, program: WorkerProgram, lookups: TableLookups) -> tuple[LookupPlan, list[bytes]]:
         """Return how workers find the rows of a step, and the program for that, where there is one."""
         groups = tuple(
-            GroupPlan(group.size, tuple(self._table(v) for v in group.tables)) for group in lookups.groups
+            GroupPlan(
+                group.size, tuple(map(self._table, group.tables, self._pulled_types(program, group.tables)))
+            )
+            for group in lookups.groups
         )
         if not lookups.sites:
             return LookupPlan("", (), groups, ()), []
-        counts = [len(self._placed[v].keys) for v in program.reads]
+        counts = [len(self._placed[v].keys()) for v in program.reads]
         first = [sum(counts[:i]) + max(0, i - len(counts)) for i in range(len(program.specs))]
         # Numbers of rows that depend on variables are rare: of divided ones all parts are taken.
         takes = tuple(first[i] + n for i in lookups.takes for n in range(counts[i] if i < len(counts) else 1))
         reads = [program.reads[i] if i < len(counts) else None for i in lookups.takes]
-        blob = _in_parts(lookups.blob, [None if v is None else self._placed[v].division for v in reads])
+        divisions = [None if v is None else self._placed[v].division for v in reads]
+        blob = _in_parts(lookups.blob, divisions, types=self._pulled_types(program, reads))
         return LookupPlan(digest_of(blob), takes, groups, lookups.sites), [blob]
 
-    def _table(self, variable: keras.Variable) -> TablePlan:
+    def _table(self, variable: keras.Variable, rounded: str | None) -> TablePlan:
         placed = self._placed[variable]
         parts = tuple(
             TablePart(part.server, placed.numbers[part], *(part.rows or (0, variable.shape[0])))
             for part in placed.division.pulled
         )
-        return TablePlan(parts, tuple(variable.shape[1:]), placed.held.dtype.name)
+        return TablePlan(parts, tuple(variable.shape[1:]), placed.held.dtype.name, rounded)
 
     def _push(self, server: int, program: WorkerProgram, outputs: _Outputs) -> PushPlan:
         sent: list[int] = []
@@ -201,15 +227,21 @@ def _parts_of(division: Division | None) -> Sequence[VariablePart]:
     return division.parts if division is not None and division.is_divided else _WHOLE
 
 
-def _in_parts(blob: bytes, takes: Sequence[Division | None], gives: Sequence[Division | None] = ()) -> bytes:
-    """Return a program that takes and gives the parts of divided variables.
+def _in_parts(
+    blob: bytes,
+    takes: Sequence[Division | None],
+    gives: Sequence[Division | None] = (),
+    types: Sequence[str | None] = (),
+) -> bytes:
+    """Return a program that takes variables as they are pulled, and gives the parts of divided ones.
 
     Args:
-        blob: takes and gives whole ones.
+        blob: takes and gives whole ones, of their own types.
         takes: where its first arguments lie; None for what is no variable.
         gives: likewise of its first results.
+        types: to which its first arguments are rounded; None where they are not.
     """
-    if all(_parts_of(division) is _WHOLE for division in (*takes, *gives)):
+    if not any(types) and all(_parts_of(division) is _WHOLE for division in (*takes, *gives)):
         return blob
     inner = jax.export.deserialize(bytearray(blob))
 
@@ -219,12 +251,13 @@ def _in_parts(blob: bytes, takes: Sequence[Division | None], gives: Sequence[Div
             next(left) if _parts_of(d) is _WHOLE else jnp.concatenate([next(left) for _ in _parts_of(d)])
             for d in takes
         ]
-        results = itertools.zip_longest(inner.call(*whole, *left), gives)
+        given = [x.astype(aval.dtype) for x, aval in zip([*whole, *left], inner.in_avals, strict=True)]
+        results = itertools.zip_longest(inner.call(*given), gives)
         return [part.of(value) for value, division in results for part in _parts_of(division)]
 
     specs = [
-        jax.ShapeDtypeStruct(part.shape(aval.shape), aval.dtype)
-        for aval, division in itertools.zip_longest(inner.in_avals, takes)
+        jax.ShapeDtypeStruct(part.shape(aval.shape), dtype or aval.dtype)
+        for aval, division, dtype in itertools.zip_longest(inner.in_avals, takes, types)
         for part in _parts_of(division)
     ]
     return exported(run, specs, inner.platforms)

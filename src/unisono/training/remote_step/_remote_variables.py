@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.ps._client import Key, ServerClient
+from unisono.ps._client import Key, ServerClient, key_of
 from unisono.ps._placement import Division, Placement, VariablePart
 from unisono.rpc._ops import Op
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
@@ -64,10 +64,13 @@ class RemoteVariable:
         """The servers."""
         return self.division.servers
 
-    @property
-    def keys(self) -> list[Key]:
-        """From where it is pulled: the value is these, joined."""
-        return [(part.server, self.numbers[part]) for part in self.division.pulled]
+    def keys(self, rounded: str | None = None) -> list[Key]:
+        """Return from where it is pulled: the value is these, joined.
+
+        Args:
+            rounded: the type to which it is rounded; None where it is not.
+        """
+        return [key_of(part.server, self.numbers[part], rounded) for part in self.division.pulled]
 
 
 class RemoteVariables:
@@ -80,12 +83,18 @@ class RemoteVariables:
     Args:
         before_read: is called before the chief reads or writes a value.
         push_dtype: the type in which large gradients are pushed; None for that of their variables.
+        pull_dtype: likewise of the weights that steps train.
     """
 
     def __init__(
-        self, client: ServerClient, before_read: Callable[[], None], push_dtype: str | None = None
+        self,
+        client: ServerClient,
+        before_read: Callable[[], None],
+        push_dtype: str | None = None,
+        pull_dtype: str | None = None,
     ) -> None:
-        self._client, self._before_read, self._push_dtype = client, before_read, push_dtype
+        self._client, self._before_read = client, before_read
+        self._push_dtype, self.pull_dtype = push_dtype, pull_dtype
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
         self._placed: dict[int, RemoteVariable] = {}
@@ -271,7 +280,7 @@ class RemoteVariables:
         placed = self[variable]
         if placed.is_table:
             return read_table(self._client, placed.division, placed.numbers, placed.held)
-        return placed.division.joined(self._client.pull(placed.keys).result())
+        return placed.division.joined(self._client.pull(placed.keys()).result())
 
     def read_rows(self, variable: keras.Variable, begin: int, end: int) -> np.ndarray:
         """Return rows that follow each other, from the servers that hold them.

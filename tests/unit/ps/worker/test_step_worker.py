@@ -44,7 +44,7 @@ class Servers:
     def take_until(self, future):
         """Others set the futures of these tests."""
 
-    def rows(self, server, numbers, indices):
+    def rows(self, keys, indices):
         raise AssertionError("the steps of this file use no tables")
 
     def push(self, pushes, pulls):

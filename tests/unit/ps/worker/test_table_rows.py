@@ -34,8 +34,9 @@ class Tables:
     def __init__(self):
         self.asked = []
 
-    def rows(self, server, numbers, indices):
-        self.asked.append((server, list(numbers), [i.tolist() for i in indices]))
+    def rows(self, keys, indices):
+        numbers = [number for _, number, *_ in keys]
+        self.asked.append((keys[0][0], numbers, [i.tolist() for i in indices]))
         begin = {part.number: part.begin for part in PARTS}
         answer = Future()
         found = [np.repeat((i + begin[n])[:, None], 2, 1) for n, i in zip(numbers, indices, strict=True)]
@@ -68,6 +69,24 @@ def test_numbers_that_are_none_of_a_row(dtype):
     assert clamped.rows[0][clamped.places[0]].tolist() == [3, 9, 9, 3, 0][: len(wild)]
 
 
+def test_rounded_rows_become_those_of_the_table():
+    lookups, asked = plan((0, False)), []
+    table = dataclasses.replace(lookups.groups[0].tables[0], rounded="float16")
+    lookups = dataclasses.replace(lookups, groups=(GroupPlan(10, (table,)),))
+
+    def rows(keys, indices):
+        asked.extend(keys)
+        answer = Future()
+        answer.set_result([np.full((len(i), 2), 0.1, "float16") for i in indices])
+        return answer
+
+    numbers = RowNumbers(lookups, [np.array([1, 8])])
+    found = TableRows(rows).pull(lookups, numbers).arguments()[0]
+    assert asked == [(1, 5, "float16"), (0, 7, "float16")]
+    assert found.dtype == np.float32
+    assert found[:2].tolist() == [[float(np.float16(0.1))] * 2] * 2
+
+
 def test_empty_batches_ask_for_nothing():
     tables, lookups = Tables(), plan((0, False))
     numbers = RowNumbers(lookups, [np.zeros((0, 3), "int32")])
@@ -87,7 +106,7 @@ def test_tables_of_one_group_come_with_one_request_of_each_server():
 def test_the_number_of_places_is_a_power_of_two_and_does_not_become_smaller():
     table = TablePlan((TablePart(0, 7, 0, 1000),), (2,), "float32")
     lookups = LookupPlan("ids", (0,), (GroupPlan(1000, (table,)),), ((0, False),))
-    rows = TableRows(lambda server, numbers, indices: Tables().rows(server, numbers, indices))
+    rows = TableRows(lambda keys, indices: Tables().rows(keys, indices))
     counts = []
     for ids in (np.arange(3), np.arange(100), np.arange(9), np.arange(129), np.zeros(800, int)):
         counts.append(len(rows.pull(lookups, RowNumbers(lookups, [ids])).arguments()[0]))

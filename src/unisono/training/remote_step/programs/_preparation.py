@@ -41,19 +41,18 @@ from unisono.step._layout import Gradients
 FINITE = "finite"
 
 
-#: Gradients of fewer bytes are pushed exactly, as `CompressedAllReduce` sums them.
+#: Values and gradients of fewer bytes travel exactly, as `CompressedAllReduce` sums them.
 _EXACT_BELOW = 8192
 
 
-def pushed_dtype(variable: keras.Variable, push_dtype: str | None) -> str:
-    """Return the type in which the gradient of a variable is pushed.
+def rounded_to(variable: keras.Variable, dtype: str | None) -> str | None:
+    """Return the type in which a variable's value or gradient travels; None for the variable's own.
 
     Args:
-        push_dtype: of large gradients in float32; None for the variable's own.
+        dtype: of large ones in float32, `push_dtype` or `pull_dtype` of a strategy.
     """
-    own = stored_dtype(variable)
-    is_large = own == "float32" and 4 * math.prod(variable.shape) >= _EXACT_BELOW
-    return push_dtype if push_dtype and is_large else own
+    is_large = stored_dtype(variable) == "float32" and 4 * math.prod(variable.shape) >= _EXACT_BELOW
+    return dtype if is_large else None
 
 
 def extras_of(optimizer: keras.Optimizer) -> tuple[str, ...]:

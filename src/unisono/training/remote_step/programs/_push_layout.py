@@ -31,11 +31,11 @@ import keras
 from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono._system._blocks import set_for_block
-from unisono.step._keras_internals import trained_variables
+from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout
 from unisono.step._program import current_frame
 from unisono.step.variables._variable_store import without_store
-from unisono.training.remote_step.programs._preparation import extras_of, prepare_gradients, pushed_dtype
+from unisono.training.remote_step.programs._preparation import extras_of, prepare_gradients, rounded_to
 
 if TYPE_CHECKING:
     from unisono.step._value_handle import ValueHandle
@@ -219,7 +219,7 @@ class PushLayout(StateLayout):
         given, extras = prepare_gradients(optimizer, grads, values)
         # To the type of the variable, as an optimizer's update does first.
         given = [
-            None if g is None else keras.ops.cast(g, pushed_dtype(v, self._push_dtype))
+            None if g is None else keras.ops.cast(g, rounded_to(v, self._push_dtype) or stored_dtype(v))
             for g, v in zip(given, trained, strict=True)
         ]
         pairs: list[tuple[keras.Variable, Any]] = [*zip(notes.gradients, given, strict=True)]

@@ -40,7 +40,7 @@ from unisono.training.remote_step.programs._preparation import (
     extra_spec,
     extras_of,
     of_prepared_gradients,
-    pushed_dtype,
+    rounded_to,
 )
 from unisono.training.replica._row_analysis import RowUse, uses_in_traces
 from unisono.training.tables._row_update import RowUpdate, row_update
@@ -126,7 +126,7 @@ class OptimizerUpdates:
         self._optimizer = optimizer
         self.trained: tuple[keras.Variable, ...] = tuple(trained_variables(optimizer))
         self.slots: tuple[keras.Variable, ...] = tuple(optimizer.variables)
-        self._pushed = [pushed_dtype(v, push_dtype) for v in self.trained]
+        self._pushed = [rounded_to(v, push_dtype) or stored_dtype(v) for v in self.trained]
         #: By which gradients are there, and the shapes of weights and slots.
         self._full: dict[tuple[tuple[bool, ...], Shapes], _FullUpdate] = {}
         #: By which weights are divided: whether each weight and slot is.

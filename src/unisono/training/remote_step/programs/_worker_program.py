@@ -397,7 +397,7 @@ class _TracedProgram:
         def step(*values: jax.Array) -> list[jax.Array]:
             found = compute(values)
             return [
-                found[of_output[n]] - values[old_of[n]] if n in old_of else found[of_output[n]]
+                _change(found[of_output[n]], values[old_of[n]]) if n in old_of else found[of_output[n]]
                 for n in self._outputs
             ]
 
@@ -417,6 +417,11 @@ class _TracedProgram:
             still = RandomStream(variables[i], np.zeros(variables[i].shape, stored_dtype(variables[i])))
             streams.append(changed.get(id(variables[i]), still))
         return given, streams, [i for i in used if i >= self._first_array]
+
+
+def _change(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Return what to add to an old value, also where both are infinite: their difference is NaN."""
+    return jnp.where(new == old, jnp.zeros_like(new), new - old)
 
 
 def _whole(closed: jex.ClosedJaxpr, place: Mapping[int, int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
