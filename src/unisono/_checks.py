@@ -85,9 +85,6 @@ def whole_numbers(values: Iterable[object], least: int) -> list[int] | None:
 def takes_arguments(fn: object, count: int, *names: str) -> bool:
     """Return whether a function can be called with a number of positional arguments, as far as is known.
 
-    Args:
-        names: arguments that are given by name, too.
-
     >>> takes_arguments(lambda x, y: x, 2), takes_arguments(lambda x: x, 2)
     (True, False)
     """

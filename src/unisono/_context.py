@@ -4,8 +4,6 @@ The three contexts are those of `tf.distribute`: *default* (no scope: one replic
 (inside `scope()` or `merge_call`) and *replica* (inside the function given to `run`). The
 context belongs to a thread, so a thread started inside a scope is outside of it.
 Source: https://www.tensorflow.org/api_docs/python/tf/distribute
-
-Tests: tests/unit/test_context.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`unisono.launch`: call a function in several processes of this machine, from a notebook or a script.
-
-Tests: tests/cluster/test_launch_function.py.
-"""
+"""`unisono.launch`: call a function in several processes of this machine, from a notebook or a script."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 `export` takes a model that was trained under any strategy, or none, and writes one replica's
 weights. `load` reads a StableHLO artefact back as a function, in a process that needs neither Keras
 nor the code of the model.
-
-Tests: tests/virtual/test_export.py.
 """
 
 from __future__ import annotations

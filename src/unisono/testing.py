@@ -3,8 +3,6 @@
 >>> plan = FaultPlan().kill("worker:1", step=17).fail("worker:0", step=3)
 >>> [fault.kind for fault in plan.faults]
 ['kill', 'fail']
-
-Tests: tests/unit/test_testing.py.
 """
 
 from __future__ import annotations

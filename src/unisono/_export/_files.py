@@ -97,11 +97,7 @@ def describe_files(folder: Path, names: Sequence[str]) -> dict[str, FileRecord]:
 
 
 def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return the body of the manifest of an artefact.
-
-    Raises:
-        InvalidArgumentError: when there is none, or `unseal` rejects it.
-    """
+    """Return the body of the manifest of an artefact."""
     file = folder / MANIFEST
     try:
         text = file.read_bytes()

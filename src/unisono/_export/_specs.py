@@ -144,9 +144,6 @@ def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[st
     Args:
         sizes: the sizes of the names in this call so far; new ones are added.
 
-    Raises:
-        InvalidArgumentError: when the shape does not match.
-
     >>> sizes = {}
     >>> bind_sizes(ArraySpec(("batch", 3), "float32"), (7, 3), "inputs", sizes)
     >>> sizes

@@ -36,11 +36,7 @@ _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy")
 
 @dataclasses.dataclass
 class _Serve:
-    """The model's inference as a function of (weights, inputs), two flat lists of arrays.
-
-    Args:
-        outputs: the structure of its outputs, set by tracing.
-    """
+    """The model's inference as a function of (weights, inputs), two flat lists of arrays."""
 
     model: keras.Model
     inputs: PyTree
@@ -100,11 +96,7 @@ def write_stablehlo(
 
 
 def one_replica(value: jax.Array | np.ndarray) -> np.ndarray:
-    """Return one replica's copy of a variable's value.
-
-    Args:
-        value: an array on one device, replicated on several, or in the host's memory.
-    """
+    """Return one replica's copy of a variable's value."""
     if isinstance(value, jax.Array) and value.is_fully_replicated:
         # `np.asarray` fails for an array that belongs to several processes.
         value = value.addressable_data(0)

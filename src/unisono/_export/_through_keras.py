@@ -75,14 +75,7 @@ def _sample(spec: ArraySpec) -> np.ndarray:
 
 
 def try_onnx(file: Path, inputs: Sequence[np.ndarray], name: str) -> None:
-    """Run an ONNX file once.
-
-    Args:
-        inputs: arrays in the order of its inputs.
-
-    Raises:
-        InvalidArgumentError: when it does not run.
-    """
+    """Run an ONNX file once."""
     onnxruntime = importlib.import_module("onnxruntime")
     try:
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])

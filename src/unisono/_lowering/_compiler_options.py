@@ -3,8 +3,6 @@
 XLA's CPU backend hands some operations to the library YNNPACK. Its convolutions are slower than those of
 Eigen, which XLA takes otherwise: a 3x3 convolution of 64 images of 26x26x32 to 32 features took 28 ms instead
 of 6 ms, and its gradient by the kernel 45 ms instead of 11 (2 cores, AVX-512, jaxlib 0.10.2, 2026-11-22).
-
-Tests: tests/unit/test_compiler_options.py.
 """
 
 from __future__ import annotations

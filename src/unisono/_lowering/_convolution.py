@@ -11,8 +11,6 @@ for 32x32x16 (2 cores, jaxlib 0.10.2, 2026-11-22). The loop carries the sum: fou
 9 ms, and more memory. Dot products of shifted slices and of all windows as rows of one matrix were slower.
 
 Convolutions of 1x1 are matrix products. Results differ from XLA's own by the order of sums alone.
-
-Tests: tests/virtual/test_convolution.py.
 """
 
 from __future__ import annotations
@@ -55,23 +53,13 @@ def install_fast_convolutions() -> None:
 
 
 def is_canonical(numbers: lax.ConvDimensionNumbers) -> bool:
-    """Return whether a convolution has the layout of XLA's fast code: batch, space, features.
-
-    Args:
-        numbers: where the dimensions lie.
-    """
+    """Return whether a convolution has the layout of XLA's fast code: batch, space, features."""
     canonical = _canonical(len(numbers.lhs_spec) - 2)
     return (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec) == canonical
 
 
 def is_replaced(lhs: jax.core.ShapedArray, rhs: jax.core.ShapedArray, parameters: Parameters) -> bool:
-    """Return whether `convolve` computes a convolution, or XLA's own lowering.
-
-    Args:
-        lhs: the shape and type of the data.
-        rhs: the same of the kernel.
-        parameters: of the primitive `conv_general_dilated`.
-    """
+    """Return whether `convolve` computes a convolution, or XLA's own lowering."""
     if parameters["feature_group_count"] != 1 or parameters["batch_group_count"] != 1:
         return False
     if lhs.dtype != rhs.dtype or lhs.dtype.name not in _DTYPES or _is_sharded(parameters["out_sharding"]):
@@ -90,9 +78,6 @@ def _is_sharded(out_sharding: jax.sharding.NamedSharding | None) -> bool:
 
 def convolve(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """Return a convolution, computed in the layout of XLA's fast code.
-
-    Args:
-        parameters: of the primitive `conv_general_dilated`.
 
     >>> numbers = lax.conv_dimension_numbers((1, 1, 3), (1, 1, 2), ("NCH", "OIH", "NCH"))
     >>> convolve(
@@ -129,13 +114,7 @@ def _sum_of_parts(lhs: jax.Array, rhs: jax.Array, parameters: Parameters) -> jax
 def is_sum_of_parts(
     lhs: jax.core.ShapedArray | jax.Array, rhs: jax.core.ShapedArray | jax.Array, parameters: Parameters
 ) -> bool:
-    """Return whether a convolution is computed as a sum over parts of the batch: a derivative by a kernel.
-
-    Args:
-        lhs: the shape and type of the data.
-        rhs: the same of the derivative by the results.
-        parameters: of the primitive `conv_general_dilated`.
-    """
+    """Return whether a convolution is computed as a sum over parts of the batch: a derivative by a kernel."""
     numbers = parameters["dimension_numbers"]
     # Features are the first dimension of both operands: the batch.
     is_by_kernel = numbers.lhs_spec[1] == numbers.rhs_spec[1] == 0

@@ -4,8 +4,6 @@ XLA's CPU backend compiles `select_and_scatter`, the derivative of max-pooling, 
 takes 3 to 12 times as long. Here it is a sum of elementwise operations on strided slices, one for each
 position in the window. As in XLA, the first of equal maxima gets the gradient, and the gradients of
 overlapping windows are added in the same order.
-
-Tests: tests/virtual/test_pooling.py.
 """
 
 from __future__ import annotations
@@ -51,14 +49,7 @@ def pooling_gradient(
     The signature is that of JAX's primitive `select_and_scatter_add`.
 
     Args:
-        source: the gradient of the pooled values.
         select_prim: `lax.ge_p` for max-pooling, `lax.le_p` for min-pooling.
-        window_dimensions: the window's size in each dimension.
-        window_strides: the stride in each dimension.
-        padding: the padding before and after, for each dimension.
-
-    Returns:
-        An array of the operand's shape.
 
     >>> pooling_gradient(
     ...     jnp.array([1.0, 10.0]), jnp.array([3.0, 3.0, 2.0, 5.0]), select_prim=lax.ge_p,
@@ -79,12 +70,7 @@ def pooling_gradient(
 
 
 class _PoolWindows:
-    """The windows of a pooling; a position is a row-major index within a window.
-
-    Args:
-        shape: the shape of the padded operand.
-        counts: the number of windows along each dimension.
-    """
+    """The windows of a pooling; a position is a row-major index within a window."""
 
     def __init__(
         self,
@@ -100,11 +86,7 @@ class _PoolWindows:
     def find_extremes(
         self, padded: jax.Array, keeps: Callable[[jax.Array, jax.Array], jax.Array]
     ) -> jax.Array:
-        """Return the position of each window's extreme value, the first one of equal values.
-
-        Args:
-            keeps: whether a value is kept, given the next one.
-        """
+        """Return the position of each window's extreme value, the first one of equal values."""
 
         def step(position: Position, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             best, chosen = carried

@@ -41,11 +41,7 @@ def parts_of(function: Function | BoundFunction) -> tuple[Function, tuple[Any, .
 def by_position(
     function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments by position as far as that can be.
-
-    Raises:
-        InvalidTypeError: the function does not take them.
-    """
+    """Return arguments by position as far as that can be."""
     try:
         bound = inspect.signature(function.python_function).bind(*args, **kwargs)
     except TypeError as error:
@@ -117,12 +113,7 @@ def with_common_rows(call: Call) -> list[Call]:
 
 
 def with_sizes(function: Function, call: Call, sizes: Iterable[int]) -> list[Call]:
-    """Return a call with those sizes in place of an open one, besides the rows, that a function takes.
-
-    Args:
-        call: with an open size of its own for each axis.
-        sizes: to try.
-    """
+    """Return a call with those sizes in place of an open one, besides the rows, that a function takes."""
     shapes = _named_shapes(call)
     inner = {size for shape in shapes for size in shape[1:] if isinstance(size, str)}
     found = []

@@ -103,15 +103,7 @@ class SavedInference:
         self._function = function
 
     def __call__(self, inputs: PyTree, training: bool = False) -> PyTree:
-        """Return the outputs.
-
-        Args:
-            inputs: of the model.
-            training: False.
-
-        Raises:
-            UnsupportedError: in training, or where nothing was saved but the class.
-        """
+        """Return the outputs."""
         if training or self._function is None:
             raise UnsupportedError(
                 "A model is trained where its class is known. Received: a model that was loaded without it. "
@@ -121,11 +113,7 @@ class SavedInference:
 
 
 class ModelSignature:
-    """A saved model's inference, which takes its inputs by their names, and returns a dict.
-
-    Args:
-        function: of the inputs: a Keras model, or what is known of one.
-    """
+    """A saved model's inference, which takes its inputs by their names, and returns a dict."""
 
     def __init__(self, function: Any) -> None:
         self._function = function

@@ -38,11 +38,7 @@ class LoadedModule(Module):
         self.signatures: dict[str, Signature] = {}
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """Call the saved `__call__`.
-
-        Raises:
-            InvalidTypeError: the module had none that is a `tf.function`.
-        """
+        """Call the saved `__call__`."""
         if "__call__" not in vars(self):
             raise InvalidTypeError(
                 "A loaded module is called if its `__call__` was a `tf.function`. Received: one that has "
@@ -207,12 +203,7 @@ def _function(programs: Sequence[_SavedProgram]) -> Function:
 
 
 class Signature:
-    """A function of a saved model, which takes tensors by their names, and returns a dict.
-
-    Args:
-        name: under which it was saved.
-        programs: what it computes, for each rank.
-    """
+    """A function of a saved model, which takes tensors by their names, and returns a dict."""
 
     def __init__(self, name: str, programs: Sequence[_SavedProgram]) -> None:
         self.name, self._programs = name, programs

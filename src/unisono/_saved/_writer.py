@@ -143,11 +143,7 @@ class _Contents:
         return len(self.variables) - 1
 
     def signature(self, name: str, function: object) -> list[Record]:
-        """Return the programs of a named signature.
-
-        Raises:
-            InvalidArgumentError: it has no given shapes.
-        """
+        """Return the programs of a named signature."""
         if isinstance(function, (Function, BoundFunction)) and parts_of(function)[0].input_specs is not None:
             function = ConcreteFunction(function, (), {})
         if not isinstance(function, ConcreteFunction):

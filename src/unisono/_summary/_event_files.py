@@ -100,12 +100,8 @@ class EventFile:
         """Write one value; safe to call from any thread.
 
         Args:
-            kind: a key of `_KINDS`.
             data: a NumPy array, or text.
             options: options of the kind: `buckets`, `max_outputs`.
-
-        Raises:
-            ContextError: when the file is closed.
         """
         metadata, encode = _KINDS[kind]
         tensor = tensor_util.make_tensor_proto(encode(data, **options))

@@ -115,7 +115,6 @@ class Defaults:
     """The default writer, step and condition.
 
     Args:
-        step: the default step: an int, an array or a variable.
         condition: whether to write, or a function that returns it.
         traced: the fields that were set while code was traced: they belong to its program.
     """
@@ -237,11 +236,7 @@ def _checked_data(
 
 
 def checked_step(step: Step) -> Step:
-    """Return a step as a Python int where its value is known, else as the array or variable that it is.
-
-    Raises:
-        InvalidArgumentError: when it is not an integer.
-    """
+    """Return a step as a Python int where its value is known, else as the array or variable that it is."""
     if isinstance(step, int) and not isinstance(step, bool):
         return step
     shape, dtype = getattr(step, "shape", None), getattr(step, "dtype", None)
@@ -291,13 +286,7 @@ def _holds(condition: Condition) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _TracedSummary:
-    """The part of a summary that is known while its program is traced.
-
-    Args:
-        step: an int, a traced integer, or None for the default at the time of arrival.
-        constant: data that are part of the program.
-        is_decided: whether the condition is part of the program.
-    """
+    """The part of a summary that is known while its program is traced."""
 
     kind: str
     tag: str

@@ -138,11 +138,7 @@ class StorePath:
         return [self / name for name in names if "/" not in name and fnmatchcase(name, pattern)]
 
     def stat(self) -> ObjectStat:
-        """Return what the store knows of the object.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """Return what the store knows of the object."""
         with self._client() as (client, key):
             info = client.info(key)
             if info["type"] == "directory":
@@ -304,11 +300,7 @@ def _check_no_address(path: object) -> None:
 
 
 def _require_client(scheme: str, path: str) -> None:
-    """Check that the client of a scheme is installed.
-
-    Raises:
-        MissingPackageError: it is not; the message has the command that installs it.
-    """
+    """Check that the client of a scheme is installed."""
     what = f"A path such as {path}"
     if scheme in _CLIENTS:
         require_packages(what, *_CLIENTS[scheme])

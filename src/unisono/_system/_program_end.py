@@ -26,9 +26,6 @@ class _ExceptionHook:
 
     `sys.last_value` does not tell that there was one: IPython sets it for each cell that fails, and the
     launcher, which runs the program itself, never.
-
-    Args:
-        before: the previous hook, which is called with the error to show.
     """
 
     def __init__(

@@ -219,12 +219,7 @@ class BackupAndRestore(FitExtension):
             self._run.pause()
 
     def _is_due(self, batches: int, epoch_ended: bool, is_last: bool) -> bool:
-        """Return whether to save.
-
-        Args:
-            batches: since the last backup.
-            is_last: whether it was the last of all.
-        """
+        """Return whether to save."""
         backups = self._backups
         if backups is None:
             return False

@@ -27,7 +27,6 @@ class Backups:
 
     Args:
         asynchronous: whether `write` returns before the backup is on the disk.
-        read_only: of several workers, the first writes, for all.
     """
 
     def __init__(self, directory: Place, keep: int, asynchronous: bool, read_only: bool = False) -> None:

@@ -23,11 +23,7 @@ _HOOKS = ("on_epoch_begin", "on_train_batch_begin", "on_train_batch_end", "on_ba
 
 
 class CountedBatches:
-    """An iterator that counts what was taken from it.
-
-    Args:
-        on_first: receives the first of them.
-    """
+    """An iterator that counts what was taken from it."""
 
     def __init__(self, iterator: Iterator[PyTree], on_first: Callable[[PyTree], None] | None = None) -> None:
         self._iterator, self._on_first = iterator, on_first

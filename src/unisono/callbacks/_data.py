@@ -54,10 +54,6 @@ def facts_of(
 def check_facts(saved: Mapping[str, Any], found: Mapping[str, Any], directory: object) -> None:
     """Raise where the data are not those of the backup.
 
-    Args:
-        saved: `facts_of` the data before.
-        found: `facts_of` the data now.
-
     Raises:
         CheckpointMismatchError: it names the first difference.
     """

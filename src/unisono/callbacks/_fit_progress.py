@@ -37,7 +37,6 @@ class Progress:
         random: the random state now.
         data: the state of the iteration over a `unisono.data.Dataset`.
         callbacks: what each callback remembers.
-        callback_names: their classes.
         data_facts: what the data looks like, to notice other data.
         first_of_run: the fingerprint of the first batch of all.
         first_of_epoch: the fingerprint of the first batch of the running epoch, or of the one just ended; of
@@ -98,9 +97,6 @@ def restore_model(
 
     Returns:
         The values of the metrics' variables, which Keras resets before they can be set, and the logs.
-
-    Raises:
-        CheckpointMismatchError: the model has other metrics or variables.
     """
     arrays = snapshot.on_host()
     names = [f"metrics/{i}" for i in range(len(model.metrics_variables))]

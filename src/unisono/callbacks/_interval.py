@@ -151,12 +151,7 @@ class BackupInterval:
         self._costs: collections.deque[Costs] = collections.deque(maxlen=_RECENT)
 
     def begin_batch(self, batches: int, is_busy: bool, written: WriteRecord | None) -> None:
-        """Note that an execution begins.
-
-        Args:
-            batches: how many were trained so far.
-            written: the last one that was.
-        """
+        """Note that an execution begins."""
         now = self._clock()
         self._began = now if self._began is None else self._began
         self._end_execution(now, batches)
@@ -179,11 +174,7 @@ class BackupInterval:
         self._mark = None if self._mark is None else (now, self._mark[1])
 
     def is_due(self, batches: int) -> bool:
-        """Whether to back up now; never while a backup is being written.
-
-        Args:
-            batches: trained since the last backup.
-        """
+        """Whether to back up now; never while a backup is being written."""
         if self._began is None or not batches:
             return False
         # Early enough for this backup to be written when the time is over.

@@ -90,11 +90,7 @@ class ResumableData:
         return math.ceil(batches)
 
     def is_inside(self, progress: Progress) -> bool:
-        """Return whether an epoch continues the iteration over the data of the epoch before.
-
-        Args:
-            progress: after the last batch before.
-        """
+        """Return whether an epoch continues the iteration over the data of the epoch before."""
         return self.shared_size is not None and 0 < progress.used < self.shared_size
 
     def facts(self) -> dict[str, Any]:

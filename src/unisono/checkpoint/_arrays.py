@@ -96,11 +96,7 @@ def digest_of(folder: Path) -> str:
 
 
 def load_arrays(folder: Path) -> dict[str, HostArray]:
-    """Read what `save_arrays` wrote; large arrays are read where they are needed.
-
-    Raises:
-        CheckpointError: Orbax cannot read it.
-    """
+    """Read what `save_arrays` wrote; large arrays are read where they are needed."""
     found: dict[str, HostArray] = {
         name: np.zeros(shape, dtype)
         for name, (shape, dtype) in json.loads((folder / _EMPTY).read_text()).items()

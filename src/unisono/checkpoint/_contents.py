@@ -52,7 +52,6 @@ class Unit:
 
     Args:
         prefix: with which the names of its variables begin, without the last `/`.
-        is_built: whether it has all its variables.
     """
 
     prefix: str
@@ -190,11 +189,7 @@ class Parts:
         return Snapshot(arrays, facts)
 
     def shared(self, values: Mapping[int, Any] | None = None) -> dict[str, ValueHandle]:
-        """What lies in parts on several workers, by name: all read it while the first one writes.
-
-        Args:
-            values: as for `snapshot`.
-        """
+        """What lies in parts on several workers, by name: all read it while the first one writes."""
         return {n: x for n, _, x in self._held(values) if isinstance(x, ValueHandle) and x.needs_all}
 
     def _held(self, values: Mapping[int, Any] | None) -> Iterator[tuple[str, keras.Variable, Any]]:
@@ -208,9 +203,6 @@ class Parts:
         Args:
             parts: beginnings of the names to restore; None for all.
 
-        Returns:
-            The plain values by name.
-
         Raises:
             CheckpointMismatchError: names, shapes or dtypes differ; it lists every one.
         """
@@ -222,11 +214,7 @@ class Parts:
         return plain_values(snapshot, arrays, parts)
 
     def put(self, snapshot: Snapshot, arrays: Mapping[str, HostArray], names: Set[str]) -> None:
-        """Set variables and states.
-
-        Args:
-            snapshot: has all of them, of the right shapes.
-        """
+        """Set variables and states."""
         for name in sorted(names & set(self.variables)):
             _set_logical_value(self.variables[name], arrays[name])
         for name in sorted(names & set(self.stateful)):
@@ -251,12 +239,7 @@ def wanted_names(names: Iterable[str], parts: Sequence[str] | None) -> set[str]:
 
 
 def problems_of(parts: Parts, arrays: Mapping[str, HostArray], ours: Set[str], theirs: Set[str]) -> list[str]:
-    """In what objects differ from a checkpoint.
-
-    Args:
-        ours: names to restore.
-        theirs: names in the checkpoint.
-    """
+    """In what objects differ from a checkpoint."""
     problems = [f"missing in the checkpoint: {n}" for n in sorted(ours - theirs)]
     problems += [f"only in the checkpoint: {n}" for n in sorted(theirs - ours)]
     for name in sorted(ours & theirs & set(parts.variables)):
@@ -269,11 +252,7 @@ def problems_of(parts: Parts, arrays: Mapping[str, HostArray], ours: Set[str], t
 
 
 def require_no(problems: Sequence[str]) -> None:
-    """Raise where there are problems.
-
-    Raises:
-        CheckpointMismatchError: it lists them.
-    """
+    """Raise where there are problems."""
     if problems:
         raise CheckpointMismatchError(
             "A checkpoint must hold exactly what is restored. Received:\n  "

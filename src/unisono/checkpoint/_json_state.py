@@ -83,9 +83,6 @@ def _encode_dict(value: Mapping[State, State], arrays: dict[str, Array], where: 
 def decode(value: Json, arrays: Mapping[str, Array]) -> State:
     """Inverse of `encode`.
 
-    Args:
-        value: what `encode` returned, perhaps written and read by `json` since.
-
     >>> decode(encode({1: (2, {3})}, {}, "x"), {})
     {1: (2, {3})}
     """

@@ -62,11 +62,7 @@ def _listed(names: set[str]) -> str:
 
 
 class Restoration:
-    """One call of `restore`, which lasts until all values are used.
-
-    Args:
-        holder: of the objects; it may grow.
-    """
+    """One call of `restore`, which lasts until all values are used."""
 
     def __init__(self, holder: Holder, snapshot: Snapshot, parts: Sequence[str] | None, path: str) -> None:
         self._holder, self._snapshot, self._wanted = holder, snapshot, parts
@@ -78,9 +74,6 @@ class Restoration:
 
     def begin(self) -> dict[str, Any]:
         """Restore what exists, all of it or nothing, and let the rest wait.
-
-        Returns:
-            The plain values by name.
 
         Raises:
             CheckpointMismatchError: an object is another one than was saved.

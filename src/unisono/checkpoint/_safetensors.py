@@ -2,8 +2,6 @@
 
 Source: https://github.com/huggingface/safetensors#format. Backups of `fit` are written so: 2.5 MB in 24
 arrays take 7 ms, hashed and flushed, and 45 ms as an Orbax store (2 cores, November 2026).
-
-Tests: tests/unit/checkpoint/test_safetensors.py.
 """
 
 from __future__ import annotations
@@ -67,8 +65,6 @@ def save(path: Path, arrays: Mapping[str, Array], note: Callable[[memoryview], o
     """Write arrays into a new file, one after the other: each is made, or read, when it is its turn.
 
     Args:
-        path: of the file; folders that are missing are made.
-        arrays: by name; `can_hold` is true for each.
         note: called with all that is written, piece by piece.
     """
     pieces = _pieces(arrays)
@@ -104,11 +100,7 @@ def _pieces(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
 
 
 def load(path: Path) -> dict[str, np.ndarray | UnreadArray]:
-    """Read what `save` wrote; each array has memory of its own, and large ones are not read yet.
-
-    Raises:
-        CheckpointError: the file is not in the format.
-    """
+    """Read what `save` wrote; each array has memory of its own, and large ones are not read yet."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -139,11 +131,7 @@ def load(path: Path) -> dict[str, np.ndarray | UnreadArray]:
 
 
 def _begin_of(name: str, entry: dict[str, Any], room: int) -> int:
-    """Return where an array begins, and check that it is there before memory is taken for it.
-
-    Raises:
-        ValueError: when it is not, or its size is not that of its shape.
-    """
+    """Return where an array begins, and check that it is there before memory is taken for it."""
     begin, end = entry["data_offsets"]
     if whole_numbers([begin, end, *entry["shape"]], 0) is None:
         raise ValueError(f"{name} has the shape {entry['shape']}, at {begin} to {end}")

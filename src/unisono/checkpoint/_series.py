@@ -134,7 +134,6 @@ class CommitSeries:
 
     Args:
         keep: how many are kept, the newest; None for all.
-        in_one_file: as for `write_snapshot`.
         is_preserved: whether one stays that `keep` leaves out.
     """
 

@@ -82,11 +82,7 @@ class Snapshot:
         return b"".join([len(text).to_bytes(8, "big"), text, *parts])
 
     def sent(self, group: ProcessGroup) -> Snapshot:
-        """The snapshot for the process that has called `to_bytes`; all of a group read its large arrays.
-
-        Args:
-            group: the processes.
-        """
+        """The snapshot for the process that has called `to_bytes`; all of a group read its large arrays."""
         arrays = {
             name: SentArray(a.shape, a.dtype, group, a) if isinstance(a, UnreadArray) else a
             for name, a in self.on_host().items()
@@ -95,12 +91,7 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes, group: ProcessGroup) -> Snapshot:
-        """Inverse of `to_bytes`.
-
-        Args:
-            data: what it returned.
-            group: the processes to which the first one sends large arrays when all read them.
-        """
+        """Inverse of `to_bytes`."""
         at = 8 + int.from_bytes(data[:8], "big")
         head = json.loads(data[8:at])
         arrays: dict[str, Array] = {}

@@ -28,12 +28,7 @@ _PIECE = 1 << 26
 
 
 class UnreadArray(abc.ABC):
-    """Stands for an array of a checkpoint; `np.asarray` reads it into new memory each time.
-
-    Args:
-        shape: of the array.
-        dtype: of the array.
-    """
+    """Stands for an array of a checkpoint; `np.asarray` reads it into new memory each time."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
@@ -59,11 +54,7 @@ class UnreadArray(abc.ABC):
 
 
 class ReadableFile:
-    """A file that can be read at any place, also when its name is gone.
-
-    Args:
-        path: of the file.
-    """
+    """A file that can be read at any place, also when its name is gone."""
 
     #: Whether the system can do so.
     is_possible = hasattr(os, "pread")
@@ -95,12 +86,7 @@ def _unreadable(what: str) -> CheckpointError:
 
 
 class FileArray(UnreadArray):
-    """An array that lies in a file.
-
-    Args:
-        file: that has it.
-        at: the place of its first byte.
-    """
+    """An array that lies in a file."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, file: ReadableFile, at: int) -> None:
         super().__init__(shape, dtype)
@@ -112,12 +98,7 @@ class FileArray(UnreadArray):
 
 
 class SentArray(UnreadArray):
-    """An array that the first worker sends when all workers read it.
-
-    Args:
-        group: of the workers.
-        own: the array on the first worker; None on the others.
-    """
+    """An array that the first worker sends when all workers read it."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype, group: ProcessGroup, own: UnreadArray | None = None

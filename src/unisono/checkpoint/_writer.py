@@ -98,11 +98,7 @@ _WORKING: weakref.WeakSet[BackgroundWriter] = weakref.WeakSet()
 
 
 def settle(directory: Place) -> None:
-    """Wait for everything that this process is writing to a directory, whichever object began it.
-
-    Args:
-        directory: as the writers got it.
-    """
+    """Wait for everything that this process is writing to a directory, whichever object began it."""
     # A copy, since a weak set may shrink while it is read.
     for writer in list(_WORKING):
         if writer.directory == directory:

@@ -38,11 +38,7 @@ class Finding:
 
 
 def examine(directory: Path) -> list[Finding]:
-    """Run all checks; a check that fails is a finding, not an error.
-
-    Args:
-        directory: the directory of the file system check.
-    """
+    """Run all checks; a check that fails is a finding, not an error."""
     # A collective that hangs cannot be interrupted from Python: print where it hangs and exit.
     faulthandler.dump_traceback_later(_TIME_LIMIT, exit=True)
     try:
@@ -143,11 +139,7 @@ def _all_reduce() -> str:
 
 
 def try_files(directory: Path) -> str:
-    """Write, sync, rename and read a file, as checkpoints do.
-
-    Raises:
-        OSError: when one of these operations fails.
-    """
+    """Write, sync, rename and read a file, as checkpoints do."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="unisono-doctor-") as folder:
         path = Path(folder) / "file"
         for text in ("first", "second"):

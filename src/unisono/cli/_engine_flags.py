@@ -1,7 +1,4 @@
-"""The flags of engines, as options of `unisono launch`: made of the fields of their settings.
-
-Tests: tests/unit/launcher/engines/test_engine_flags.py.
-"""
+"""The flags of engines, as options of `unisono launch`: made of the fields of their settings."""
 
 from __future__ import annotations
 

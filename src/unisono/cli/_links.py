@@ -56,7 +56,6 @@ def between(workers: int | None, hosts: Sequence[str], model_mb: float) -> tuple
     Args:
         workers: the number of processes on this machine; None for `hosts`.
         hosts: `host` or `host:port` of servers that run `unisono serve`.
-        model_mb: megabytes of the model's weights.
 
     Raises:
         InvalidArgumentError: fewer than two processes or hosts, or no size.

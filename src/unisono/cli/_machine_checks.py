@@ -93,7 +93,6 @@ def gpus(
     """Return which GPUs there are, where JAX uses them.
 
     Args:
-        platform: of JAX' devices.
         devices: the folder with the files of devices.
         driver: the file with the version of NVIDIA's driver; None for the usual one.
 
@@ -119,11 +118,7 @@ def gpus(
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> str:
-    """Return how large /dev/shm is, through which tasks of one machine exchange values.
-
-    Raises:
-        InvalidArgumentError: it is as small as in a container of Docker.
-    """
+    """Return how large /dev/shm is, through which tasks of one machine exchange values."""
     if not folder.is_dir():
         return f"{folder} is not there: tasks of one machine exchange values over sockets"
     state = os.statvfs(folder)

@@ -88,8 +88,6 @@ class ModelSize:
     """What one model needs, in bytes.
 
     Args:
-        weights: all weights.
-        gradients: those of the weights that are trained.
         state: weights, the optimizer's variables and metrics, of one replica that holds all.
         batch: of one device.
         given: by layout, what a replica of two is given: its state and its batch.
@@ -118,7 +116,6 @@ class PlanRow:
     """What one way to train needs: bytes on each device, and seconds.
 
     Args:
-        name: the strategy.
         state: weights, the optimizer's variables and metrics.
         temporary: gradients, activations and the batch.
         sent: in a step, by each device.

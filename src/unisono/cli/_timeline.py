@@ -37,10 +37,7 @@ class Span:
     """Something that took time.
 
     Args:
-        row: a task, or `LAUNCHER`.
         began: seconds since the launch.
-        ended: likewise.
-        text: what is known besides.
         shares: of `steps`: of the time for data, and of that for exchange; None where it is not known.
     """
 
@@ -93,11 +90,7 @@ class Timeline:
 
 
 def read(folder: Path) -> Timeline:
-    """Read the log folder of a launch: the last one, where several have used it.
-
-    Raises:
-        InvalidArgumentError: it is none.
-    """
+    """Read the log folder of a launch: the last one, where several have used it."""
     path = folder / "history.jsonl"
     if not path.is_file():
         raise InvalidArgumentError(

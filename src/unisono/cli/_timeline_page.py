@@ -25,11 +25,7 @@ td, th { padding: 0.2em 1em 0.2em 0; text-align: left; } i { display: inline-blo
 
 
 def main(folder: Path) -> str:
-    """Write `timeline.html` and `timeline.json` into the log folder; return what to say.
-
-    Raises:
-        InvalidArgumentError: it is no log folder, or cannot be written.
-    """
+    """Write `timeline.html` and `timeline.json` into the log folder; return what to say."""
     timeline = read(folder)
     paths = [folder / "timeline.html", folder / "timeline.json"]
     try:

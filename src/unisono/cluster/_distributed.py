@@ -68,13 +68,9 @@ def join(
     """Wait for the other processes and start JAX with the devices of all.
 
     Args:
-        timeouts: how long to wait for the other processes.
         collective: how long one collective may take, in seconds; that of `timeouts` if None.
         interface: over which the processes connect, see `CommunicationOptions`; empty to choose.
         with_spare: whether each process gets a CPU device for exchanges beside the steps.
-
-    Returns:
-        The group of these processes.
 
     Raises:
         BackendError: JAX has started already.

@@ -87,7 +87,6 @@ class HostCollectives:
         """Return the first process' bytes on every process: one collective.
 
         Args:
-            data: on the first process; those of the others are ignored.
             size: how many there are, which all processes know.
         """
         own = b"" if self._own.process_index else data

@@ -41,9 +41,6 @@ def introduce(board: TextBoard, peers: Peers, seconds: float) -> Peers:
     Args:
         peers: of this process, with its own address at its place.
 
-    Returns:
-        The peers with the addresses of all.
-
     Raises:
         ClusterError: in every process, when one is missing or cannot reach another one.
     """

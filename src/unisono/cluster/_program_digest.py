@@ -1,7 +1,4 @@
-"""Texts of a process' program and cluster, by which processes notice that they run different ones.
-
-Tests: tests/unit/cluster/test_program_digest.py.
-"""
+"""Texts of a process' program and cluster, by which processes notice that they run different ones."""
 
 from __future__ import annotations
 

@@ -32,11 +32,7 @@ _ROUNDING = 1e-3
 
 
 class StateCheck:
-    """Compares the state of all workers after the steps 1, 2, 4, …, 256, 512, 768, ….
-
-    Args:
-        mesh: the replicas, on devices of several processes.
-    """
+    """Compares the state of all workers after the steps 1, 2, 4, …, 256, 512, 768, …."""
 
     def __init__(self, mesh: ReplicaMesh, in_flight: InFlight) -> None:
         self._mesh, self._in_flight = mesh, in_flight

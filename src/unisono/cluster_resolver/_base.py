@@ -11,13 +11,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.cluster_resolver._spec import (
-    ClusterSpec,
-    Task,
-    chief_address,
-    process_id,
-    validate_collective,
-)
+from unisono.cluster_resolver._spec import ClusterSpec, Task, chief_address, process_id, validate_collective
 from unisono.cluster_resolver._tf_config import TFConfig, read_tf_config, variable_of
 
 #: The variable with the seconds for which a worker waits for the others, where the program does not say it.
@@ -35,11 +29,7 @@ def process_environ() -> MutableMapping[str, str]:
 
 
 def seconds_of(variable: str, default: float) -> float:
-    """Return a number of seconds from the environment.
-
-    Raises:
-        InvalidArgumentError: it is no number of seconds.
-    """
+    """Return a number of seconds from the environment."""
     text = process_environ().get(variable, str(default))
     try:
         seconds = float(text)
@@ -259,7 +249,6 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """Where the cluster runs; empty where that is not known."""
         return self._given_environment or self._read().environment or ""
 
     # Properties, where the base has attributes: TF_CONFIG is read at each access. Programs may set all three.

@@ -22,14 +22,7 @@ _SKYPILOT = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
 
 
 class _HostsClusterResolver(ClusterResolver):
-    """A worker on each host, all at one port.
-
-    Args:
-        index: of this host.
-        port: None for that of the environment.
-        gpus: how many each host has; None where that is not known.
-        platform: its name.
-    """
+    """A worker on each host, all at one port."""
 
     def __init__(
         self,

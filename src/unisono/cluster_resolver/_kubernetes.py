@@ -45,9 +45,6 @@ def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
 
     Args:
         pods: `V1Pod`s of the Kubernetes client.
-
-    Raises:
-        BackendError: when a pod is not running; it names all of them.
     """
     # The API promises no order, and all processes must number the pods alike.
     named = sorted(pods, key=lambda pod: str(pod.metadata.name))

@@ -1,8 +1,6 @@
 """The workers of Ray Train, and actors or tasks of Ray that state their ranks.
 
 Ray is never imported here: a process that Ray has started has imported it.
-
-Tests: tests/unit/cluster_resolver/test_ray.py.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ here where the environment shows that it applies.
 Tests: tests/unit/cluster_resolver/test_detect.py.
 """
 
-from __future__ import annotations
-
 #: Those that `resolve()` asks, in this order: what a user writes, what Ray Train says, whose processes have
 #: the variables of the Slurm step or pod in which Ray was started, what a scheduler sets, the variables that
 #: may be left over from an outer job, and last the hosts of platforms, on which any of these may be started.

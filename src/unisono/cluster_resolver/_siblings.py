@@ -1,7 +1,4 @@
-"""Signs that a process without a cluster is one of several, of which each would train a model of its own.
-
-Tests: tests/unit/cluster_resolver/test_siblings.py.
-"""
+"""Signs that a process without a cluster is one of several, of which each would train a model of its own."""
 
 from __future__ import annotations
 

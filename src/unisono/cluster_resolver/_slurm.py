@@ -41,11 +41,7 @@ def started_by_mpirun(environ: Mapping[str, str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SlurmStep:
-    """Where the tasks of a step run: task 0, 1, … on the first node, then the next node's.
-
-    Args:
-        tasks: how many tasks each node has.
-    """
+    """Where the tasks of a step run: task 0, 1, … on the first node, then the next node's."""
 
     rank: int
     hosts: tuple[str, ...]

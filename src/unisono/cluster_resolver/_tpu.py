@@ -1,7 +1,4 @@
-"""The TPU's resolver and initialisation.
-
-Tests: tests/unit/test_tpu.py.
-"""
+"""The TPU's resolver and initialisation."""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ class Compression:
     """What is done with the gradients of a step.
 
     Args:
-        kind: a key of `_KINDS`.
         setting: the value of the kind's own argument; 0 where it has none.
         exact_below: gradients of fewer bytes are summed exactly.
     """

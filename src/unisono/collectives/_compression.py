@@ -6,8 +6,6 @@ replica's errors: over all replicas, the sums and the errors add up to what was 
 
 What is sent lies in integers: XLA:CPU widens bfloat16 to float32 before an all-reduce, an all-gather or a
 permutation, and its all-gather of a type of one or two bytes is Gloo's own (jaxlib 0.10.2, November 2026).
-
-Tests: tests/virtual/collectives/test_compression.py.
 """
 
 from __future__ import annotations
@@ -50,11 +48,7 @@ class Codec(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class HalfCodec:
-    """Floats of two bytes.
-
-    Args:
-        dtype: `bfloat16` or `float16`.
-    """
+    """Floats of two bytes."""
 
     dtype: str
 
@@ -73,11 +67,7 @@ class HalfCodec:
 
 @dataclasses.dataclass(frozen=True)
 class BlockCodec:
-    """Integers of one byte, with a float32 for each block: its largest magnitude, divided by 127.
-
-    Args:
-        block: how many numbers share a scale.
-    """
+    """Integers of one byte, with a float32 for each block: its largest magnitude, divided by 127."""
 
     block: int
 
@@ -110,7 +100,6 @@ def encoded_sums(
     the second round it is encoded once more, whose error the replica keeps that made the sum.
 
     Args:
-        arrays: of float32.
         in_parts: return of each sum this replica's part alone, as `split_rows` divides it.
     """
     rows = [split_rows(a, axis_size) for a in arrays]
@@ -144,7 +133,6 @@ def largest_sums(arrays: Sequence[jax.Array], fraction: float, *, axis_name: str
     Source: Lin et al., "Deep gradient compression", 2018 (https://arxiv.org/abs/1712.01887).
 
     Args:
-        arrays: of float32.
         fraction: how many numbers a replica sends, of those of all arrays together.
     """
     packing = plan([(a.shape, a.dtype) for a in arrays], num_packs=1)

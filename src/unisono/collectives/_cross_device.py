@@ -175,12 +175,7 @@ class CrossDeviceOps:
 def reduce_in_step(
     ops: CrossDeviceOps, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int
 ) -> Tree:
-    """Combine `tree` inside a compiled step, with a subclass' hook where it has one.
-
-    Args:
-        reduce_op: sum or mean.
-        tree: pytree of arrays.
-    """
+    """Combine `tree` inside a compiled step, with a subclass' hook where it has one."""
     if not ops.has_implementation:
         return ops.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
     leaves, structure = jax.tree.flatten(tree)
@@ -195,11 +190,7 @@ def reduce_in_step(
 
 
 def check_destinations(destinations: Destinations) -> None:
-    """Reject a list of destinations, as tf.distribute does.
-
-    Raises:
-        InvalidArgumentError: for a list.
-    """
+    """Reject a list of destinations, as tf.distribute does."""
     # TensorFlow raises an AssertionError here.
     if isinstance(destinations, list):
         raise InvalidArgumentError(
@@ -441,10 +432,6 @@ class PackedAllReduce(CrossDeviceOps):
 
     Where XLA's compiler combines all-reduces itself (see `own_ops`), arrays are packed if the user asks for
     it.
-
-    Args:
-        platform: the platform of the devices, such as `"cpu"`.
-        on_one_host: whether all workers are on one machine.
 
     >>> PackedAllReduce(CommunicationOptions(), "gpu", on_one_host=True)
     PackedAllReduce(bytes_per_pack=0)

@@ -2,8 +2,6 @@
 
 A collective costs a fixed time for each array besides the time for its bytes, so small arrays
 are sent together. A bucket holds arrays of one data type, in the order of the arguments.
-
-Tests: tests/unit/collectives/test_packing.py.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ def plan(
     """Decide which arrays share a bucket; without any rule each array has its own.
 
     Args:
-        shapes_and_dtypes: the shape and the data type of each array.
         bytes_per_pack: the size at which a bucket is closed, in bytes; 0 disables the rule.
         num_packs: the most buckets, of nearly equal size, for each data type; 0 disables the rule.
         smaller_than: arrays of fewer bytes share one bucket for each data type, and larger ones
@@ -99,12 +96,7 @@ def _by_limit(group: list[int], sizes: list[int], limit: int) -> list[tuple[int,
 
 
 def pack(arrays: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:
-    """Return the flat buckets of `arrays`; a bucket of one array is that array, flattened.
-
-    Args:
-        arrays: of the plan's shapes.
-        plan: made by `plan`.
-    """
+    """Return the flat buckets of `arrays`; a bucket of one array is that array, flattened."""
     return [_concatenate([arrays[i] for i in bucket]) for bucket in plan.buckets]
 
 
@@ -122,7 +114,6 @@ def unpack(buckets: Sequence[jax.Array], plan: PackingPlan) -> list[jax.Array]:
 
     Args:
         buckets: flat along their last axis; the axes before it are kept in front of each array's shape.
-        plan: made by `plan`.
     """
     arrays: dict[int, jax.Array] = {}
     for bucket, positions in zip(buckets, plan.buckets, strict=True):

@@ -3,8 +3,6 @@
 All are differentiable: the gradient of an all-reduce is the all-reduce of the gradients. On CPUs none
 uses `lax.psum_scatter`, which returns wrong numbers over Gloo
 (https://github.com/jax-ml/jax/issues/40830).
-
-Tests: tests/virtual/collectives/test_reduce.py.
 """
 
 from __future__ import annotations
@@ -192,7 +190,6 @@ def all_reduce(
     """Return the sum or mean of `tree` over the devices of a mesh axis, on each of them.
 
     Args:
-        tree: pytree of arrays; None leaves are kept.
         op: sum or mean, for `ReduceOp.parse`.
         algorithm: a key of `ALGORITHMS`.
         bytes_per_pack: see `collectives._packing.plan`.
@@ -272,7 +269,6 @@ def all_gather(x: jax.Array, axis: int, *, axis_name: str, axis_size: int) -> ja
     """Return the arrays of all devices concatenated along `axis`, in device order.
 
     Args:
-        x: array of rank 1 or more.
         axis: the dimension to concatenate; negative numbers count from the last.
 
     Raises:
@@ -343,14 +339,7 @@ def reduce_scatter(x: jax.Array, *, axis_name: str, axis_size: int) -> jax.Array
 
 
 def broadcast(x: jax.Array, root: int, *, axis_name: str, axis_size: int) -> jax.Array:
-    """Return the array of device `root` on every device.
-
-    Args:
-        root: the device to copy from.
-
-    Raises:
-        InvalidArgumentError: for a `root` out of range.
-    """
+    """Return the array of device `root` on every device."""
     # Without this check the result would be zeros: no device would contribute.
     if not 0 <= root < axis_size:
         raise InvalidArgumentError(

@@ -1,7 +1,4 @@
-"""`ClusterCoordinator`: functions that run on whichever worker is free.
-
-Tests: tests/virtual/test_coordinator.py.
-"""
+"""`ClusterCoordinator`: functions that run on whichever worker is free."""
 
 from __future__ import annotations
 

@@ -86,12 +86,7 @@ class PerWorkerValues:
 
 
 class PerWorkerIterator:
-    """An iterator of every worker over its own dataset: an argument for scheduled functions.
-
-    Args:
-        pool: the workers.
-        dataset: the workers' name of the dataset.
-    """
+    """An iterator of every worker over its own dataset: an argument for scheduled functions."""
 
     def __init__(self, pool: WorkerPool, dataset: str) -> None:
         self.name = f"iterator {next(_NUMBERS)}"

@@ -204,11 +204,7 @@ def unbatched(name: str, leaf: ArrayLike) -> InvalidArgumentError | InvalidTypeE
 
 
 def common_rows(batch: PyTree, arrays: list[Any]) -> int:
-    """Return the number of rows, which all arrays of a batch must share; scalars are ignored.
-
-    Raises:
-        InvalidArgumentError: when arrays have different numbers of rows.
-    """
+    """Return the number of rows, which all arrays of a batch must share; scalars are ignored."""
     shapes = [np.shape(a) if hasattr(a, "shape") else () for a in arrays]
     rows = next((s[0] for s in shapes if s), 0)
     for (path, _), shape in zip(jax.tree_util.tree_leaves_with_path(batch), shapes, strict=True):

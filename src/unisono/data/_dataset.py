@@ -65,11 +65,9 @@ class Dataset(FurtherTransforms, DataSet):
 
     @property
     def node(self) -> Node:
-        """The plan of this data set."""
         return self._node
 
     def derived(self, node: Node, *others: Transforms) -> Self:
-        """Return a data set for another plan, with the options of this one and of `others`."""
         options = self._options
         for other in others:
             options = options.merged(other.options())
@@ -380,7 +378,6 @@ class Dataset(FurtherTransforms, DataSet):
         >>> len(list(Dataset.load(folder)))
         3
         """
-        del element_spec, compression
         file = given_place(path) / SAVED
         if not file.is_file():
             raise InvalidArgumentError(

@@ -152,14 +152,7 @@ class Position:
         return batch
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """Return the state after a batch of this iteration, even if Keras has read ahead since.
-
-        Returns:
-            A state for `resume_from`.
-
-        Raises:
-            InvalidArgumentError: The state was not kept.
-        """
+        """Return the state after a batch of this iteration, even if Keras has read ahead since."""
         if self._start is not None and batches == self._start[1]:
             return self._start[0]
         for given, state in self._states:
@@ -175,18 +168,13 @@ class Position:
         """Make the next iteration resume from a state; later iterations are complete again.
 
         Args:
-            state: The result of `state_after`, in this process or another.
             used: Number of batches of the iteration before the state. Placeholders are returned for them, for
                 a caller that counts and skips them.
         """
         self._restored = state, used
 
     def resume_after(self, state: dict[str, Any]) -> None:
-        """Make the next iteration the one after the iteration that a state belongs to.
-
-        Args:
-            state: The result of `state_after`, in this process or another.
-        """
+        """Make the next iteration the one after the iteration that a state belongs to."""
         # To set a state also sets the number of the pass, from which the next `iter` counts on.
         iterator = self._dataset.as_numpy_iterator()
         iterator.set_state(state)

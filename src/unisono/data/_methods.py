@@ -346,7 +346,6 @@ class FurtherTransforms(Transforms):
             A new data set.
         """
         _not_supported("snapshot", reader_func=reader_func, shard_func=shard_func)
-        del compression
         return self.derived(_build.cached(self.node, given_place(path) / "snapshot"))
 
     def save(
@@ -367,7 +366,6 @@ class FurtherTransforms(Transforms):
             checkpoint_args: Must be None.
         """
         _not_supported("save", shard_func=shard_func, checkpoint_args=checkpoint_args)
-        del compression
 
         def elements() -> Iterator[Element]:
             # The spec first: `load` then knows it without reading an element, also of an empty data set.

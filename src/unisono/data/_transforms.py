@@ -65,7 +65,6 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(3).map(lambda x: x * 10)]
         [0, 10, 20]
         """
-        del deterministic
         return self.derived(
             _build.mapped(self.node, _functions.mapping(map_func), _calls(num_parallel_calls))
         )
@@ -166,7 +165,6 @@ class Transforms(grain.IterDataset):
         >>> [x.tolist() for x in Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
         """
-        del deterministic
         size = checked_whole(batch_size, "batch_size", 1, "Write batch(32).")
         node = _build.batched(self.node, size, bool(drop_remainder))
         return self.derived(_build.made_by_threads(node, _calls(num_parallel_calls)))
@@ -312,7 +310,6 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(1, 4).interleave(lambda x: Dataset.from_tensors(x).repeat(2), 2)]
         [1, 2, 1, 2, 3, 3]
         """
-        del deterministic
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else cycle_length
         cycle = checked_whole(cycle, "cycle_length", 1, "Write interleave(fn, cycle_length=4).")
         block = checked_whole(

@@ -68,9 +68,6 @@ def elements_of_workers(
 ) -> Iterator[PyTree]:
     """Yield per-replica batches until no worker has an element left.
 
-    Args:
-        iterator: this worker's elements: pytrees of arrays with rows.
-
     Yields:
         Structures of `PerReplica`; replicas without an element have arrays without rows.
     """

@@ -130,7 +130,6 @@ def map_and_batch(
     >>> [x.tolist() for x in Dataset.range(3).apply(map_and_batch(lambda x: 2 * x, 2))]
     [[0, 2], [4]]
     """
-    del num_parallel_batches
     return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(batch_size, drop_remainder)
 
 
@@ -162,7 +161,6 @@ def prefetch_to_device(device: object, buffer_size: int | None = None) -> Callab
     >>> len(list(Dataset.range(3).apply(prefetch_to_device("/gpu:0"))))
     3
     """
-    del device
     return lambda dataset: dataset.prefetch(buffer_size)
 
 

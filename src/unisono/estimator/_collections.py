@@ -3,8 +3,6 @@
 TensorFlow 1 keeps these in collections of the graph. Here they belong to a `ModelCall`, one for each trace.
 What is exposed has names that are equal in all runs, so that a hook that was made in one run finds its values
 in the results of another.
-
-Tests: tests/unit/estimator/test_collections.py.
 """
 
 from __future__ import annotations
@@ -86,9 +84,6 @@ def current_collections() -> Collections | None:
 def required_collections(what: str) -> Collections:
     """Return the collections of the model_fn that runs.
 
-    Args:
-        what: the name of what the user called.
-
     Raises:
         ContextError: outside of a model_fn.
     """
@@ -146,9 +141,6 @@ def identity(
     Args:
         input: array, or pytree of arrays.
         name: in a model_fn, its name; None for none.
-
-    Returns:
-        The same values.
 
     Raises:
         InvalidArgumentError: another value of the model_fn has this name.

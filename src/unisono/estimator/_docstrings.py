@@ -1,7 +1,4 @@
-"""Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments.
-
-Tests: tests/unit/estimator/test_docstrings.py.
-"""
+"""Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments."""
 
 from __future__ import annotations
 
@@ -55,14 +52,7 @@ class Texts:
         raises: Mapping[str, str] | None = None,
         **args: str,
     ) -> Texts:
-        """Return these texts with some others.
-
-        Args:
-            table: texts of arguments that are added or replaced.
-            returns: what the function returns, if another text is right.
-            raises: when errors are raised, if that is different.
-            args: further texts of arguments.
-        """
+        """Return these texts with some others."""
         return Texts(
             {**self.args, **(table or {}), **args},
             self.returns if returns is None else returns,
@@ -87,9 +77,6 @@ class Texts:
 
     def sections(self, signature: inspect.Signature) -> str:
         """Return the sections for a signature, as `help()` shows them.
-
-        Args:
-            signature: of a function, method or class.
 
         Raises:
             KeyError: an argument has no text.

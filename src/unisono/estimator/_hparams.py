@@ -1,8 +1,6 @@
 """`HParams`: hyperparameters by name, with the types of their first values.
 
 Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/contrib/training/HParams
-
-Tests: tests/unit/estimator/test_hparams.py.
 """
 
 from __future__ import annotations

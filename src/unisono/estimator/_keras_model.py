@@ -1,8 +1,6 @@
 """`model_to_estimator`: a compiled Keras model as an Estimator.
 
 Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/keras/estimator/model_to_estimator
-
-Tests: tests/virtual/estimator/test_keras_model.py.
 """
 
 from __future__ import annotations
@@ -72,11 +70,7 @@ def model_to_estimator(
 
 
 class _ModelDescription:
-    """A Keras model as a model_fn.
-
-    Args:
-        source: whose configuration and weights.
-    """
+    """A Keras model as a model_fn."""
 
     def __init__(self, source: keras.Model, names: dict[str, str]) -> None:
         self._class, self._config = type(source), source.get_config()
@@ -111,11 +105,7 @@ class _ModelDescription:
         return dict(zip(names, every, strict=True))
 
     def copy_weights(self, variables: ModelVariables) -> None:
-        """Give the variables the values of the source model.
-
-        Args:
-            variables: of the model_fn, which has run.
-        """
+        """Give the variables the values of the source model."""
         made = [] if self._made is None else self._made.variables
         for variable, value in zip(made, self._weights, strict=True):
             variable.assign(value)

@@ -1,8 +1,6 @@
 """`RunConfig`: how an Estimator trains, where it saves, and which task of a cluster this process is.
 
 Source: https://github.com/tensorflow/estimator (tensorflow_estimator/python/estimator/run_config.py)
-
-Tests: tests/virtual/estimator/test_run_config.py.
 """
 
 from __future__ import annotations
@@ -153,7 +151,7 @@ class RunConfig:
         self._check()
         self._task = _EnvironTask.from_environ()
         # The evaluator is no part of the cluster.
-        if self._distribute is None and self.cluster_spec and "chief" not in self.cluster_spec.jobs:
+        if self.train_distribute is None and self.cluster_spec and "chief" not in self.cluster_spec.jobs:
             raise InvalidArgumentError(
                 'If "cluster" is set in TF_CONFIG, it must have one "chief" node. Received: the jobs '
                 f"{self._task.cluster.jobs}. Name one of the workers 'chief', or pass `train_distribute`."
@@ -238,21 +236,18 @@ class RunConfig:
     # --- the strategies --------------------------------------------------------------------------
 
     @property
-    def _distribute(self) -> Strategy | None:
-        both = self._values["experimental_distribute"]
-        found: Strategy | None = self._values["train_distribute"] or (both and both.train_distribute)
-        return found
-
-    @property
     def train_distribute(self) -> Strategy | None:
         """The strategy of training, wherever it was given."""
-        return self._distribute
+        return self._strategy("train_distribute")
 
     @property
     def eval_distribute(self) -> Strategy | None:
         """The strategy of evaluation, wherever it was given."""
+        return self._strategy("eval_distribute")
+
+    def _strategy(self, name: str) -> Strategy | None:
         both = self._values["experimental_distribute"]
-        found: Strategy | None = self._values["eval_distribute"] or (both and both.eval_distribute)
+        found: Strategy | None = self._values[name] or (both and getattr(both, name))
         return found
 
     @property
@@ -354,14 +349,10 @@ class _EnvironTask:
             raise InvalidTypeError(
                 f'If "service" is set in TF_CONFIG, it must be a dict. Received: {type(service).__name__}.'
             )
-        if cluster and found.task_type is None:
-            raise InvalidArgumentError(
-                'If "cluster" is set in TF_CONFIG, task type must be set. Received: a TF_CONFIG without it. '
-                'Write `"task": {"type": "worker", "index": 0}`.'
-            )
-        if cluster and found.task_id is None:
-            raise InvalidArgumentError(
-                'If "cluster" is set in TF_CONFIG, task index must be set. Received: a TF_CONFIG without it. '
-                'Write `"task": {"type": "worker", "index": 0}`.'
-            )
+        for field, value in {"type": found.task_type, "index": found.task_id}.items():
+            if cluster and value is None:
+                raise InvalidArgumentError(
+                    f'If "cluster" is set in TF_CONFIG, task {field} must be set. Received: a TF_CONFIG '
+                    'without it. Write `"task": {"type": "worker", "index": 0}`.'
+                )
         return cls(cluster, found.task_type or TaskType.WORKER, found.task_id or 0, service)

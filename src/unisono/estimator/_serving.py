@@ -1,8 +1,6 @@
 """Models of an Estimator for others to run: serving inputs, export outputs, and the artefact.
 
 Source: https://github.com/tensorflow/estimator (tensorflow_estimator/python/estimator/export)
-
-Tests: tests/virtual/estimator/test_serving.py.
 """
 
 from __future__ import annotations
@@ -226,9 +224,6 @@ def export_model(
     task: EvaluationTask, base: str | os.PathLike[str], receiver_fn: Callable[[], ServingInputReceiver]
 ) -> str:
     """Write the artefact of a checkpoint's predictions, in a new directory.
-
-    Args:
-        task: which model_fn and checkpoint.
 
     Returns:
         The path of the artefact: `base` and the time in seconds.

@@ -197,11 +197,7 @@ def metric_of(value: object) -> keras.metrics.Metric | None:
 
 
 def checked_hooks(hooks: Sequence[SessionRunHook] | None, name: str) -> tuple[Any, ...]:
-    """Return hooks as a tuple.
-
-    Args:
-        hooks: a list, a tuple or None.
-    """
+    """Return hooks as a tuple."""
     if hooks is None:
         return ()
     if not isinstance(hooks, (list, tuple)):
@@ -218,11 +214,7 @@ def checked_hooks(hooks: Sequence[SessionRunHook] | None, name: str) -> tuple[An
 
 
 def checked_listeners(listeners: Sequence[CheckpointSaverListener] | None) -> tuple[Any, ...]:
-    """Return saving listeners as a tuple.
-
-    Args:
-        listeners: a list, a tuple or None.
-    """
+    """Return saving listeners as a tuple."""
     for listener in listeners or ():
         if isinstance(listener, type) or not all(
             callable(getattr(listener, m, None)) for m in _LISTENER_METHODS

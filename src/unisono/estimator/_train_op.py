@@ -3,8 +3,6 @@
 Core runs `model_fn` inside a `ModelCall`. `ambient_gradients` differentiates by the call's tape, so that a
 program may clip what it gets. `minimize` and `apply_gradients` return a `TrainOp`, which changes nothing:
 the updates that `EstimatorSpec.train_op` reaches are made afterwards.
-
-Tests: tests/virtual/estimator/test_train_op.py.
 """
 
 from __future__ import annotations
@@ -123,10 +121,6 @@ def expose(name: str, value: ArrayLike) -> ArrayLike:
 
     Args:
         name: such as `"loss"`; a second array of one name gets `_1`, and so on.
-        value: array.
-
-    Returns:
-        The array.
     """
     exposed = require_call("expose").exposed
     unique, number = name, 0

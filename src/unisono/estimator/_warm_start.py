@@ -1,8 +1,6 @@
 """`WarmStartSettings`: variables that begin with the values of another training.
 
 Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/estimator/WarmStartSettings
-
-Tests: tests/virtual/estimator/test_warm_start.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Hooks that TensorFlow has in `tf.estimator.experimental`: early stopping, evaluation in between."""
 
-from __future__ import annotations
-
 from unisono.estimator.hooks._early_stopping import (
     make_early_stopping_hook,
     stop_if_higher_hook,

@@ -1,8 +1,6 @@
 """Exporters: `train_and_evaluate` calls them after each evaluation, and they write a model to be served.
 
 Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/estimator/Exporter
-
-Tests: tests/unit/estimator/test_exporters.py.
 """
 
 from __future__ import annotations
@@ -71,11 +69,7 @@ class Exporter(abc.ABC):
 
 
 class _SavedModelExporter(Exporter):
-    """Exports each model, and keeps the newest exports.
-
-    Args:
-        exports_to_keep: how many; None for all.
-    """
+    """Exports each model, and keeps the newest exports."""
 
     def __init__(
         self,

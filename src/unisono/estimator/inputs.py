@@ -1,8 +1,6 @@
 """Input functions of arrays and of pandas' data frames, as TensorFlow 1 has them in `tf.estimator.inputs`.
 
 Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/estimator/inputs
-
-Tests: tests/unit/estimator/test_inputs.py.
 """
 
 from __future__ import annotations

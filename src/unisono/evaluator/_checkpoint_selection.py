@@ -62,12 +62,7 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-    """A checkpoint is to be evaluated.
-
-    Args:
-        chosen: the newest.
-        overtaken: older ones that never will be.
-    """
+    """A checkpoint is to be evaluated."""
 
     chosen: CheckpointEntry
     overtaken: tuple[CheckpointEntry, ...] = ()
@@ -84,7 +79,6 @@ def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait
     """Decide what to do.
 
     Args:
-        max_evaluations: how many are wanted, None for all.
         timeout: seconds to wait for a new checkpoint.
 
     >>> next_action(View(over=True), None, 60.0)

@@ -47,11 +47,6 @@ class VocabularyColumn(KeyColumn, CategoricalColumn):
         return len(self.vocabulary) + self.num_oov_buckets
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host.
-
-        Raises:
-            InvalidTypeError: the feature holds numbers where the vocabulary has strings, or the reverse.
-        """
         raw = raw_values(features, self.key)
         if (raw.dtype.kind == "O") != isinstance(self.vocabulary[0], bytes) or raw.dtype.kind == "f":
             raise InvalidTypeError(
@@ -92,15 +87,9 @@ class IdentityColumn(KeyColumn, CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        """How many categories there are."""
         return self.buckets
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host.
-
-        Raises:
-            InvalidArgumentError: an integer is out of range, and there is no default.
-        """
         raw = raw_values(features, self.key)
         if raw.dtype.kind not in "iub":
             raise InvalidTypeError(
@@ -132,11 +121,9 @@ class HashedColumn(KeyColumn, CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        """How many categories there are."""
         return self.hash_bucket_size
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host."""
         raw = raw_values(features, self.key)
         if raw.dtype.kind == "f":
             raise InvalidTypeError(

@@ -27,7 +27,6 @@ class Values:
 
     Args:
         ids: integers of shape `(batch, length)`.
-        weights: floats of that shape, or None.
     """
 
     ids: np.ndarray

@@ -14,13 +14,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.feature_column._categorical import HashedColumn
-from unisono.feature_column._column import (
-    CategoricalColumn,
-    Features,
-    Values,
-    checked_key,
-    raw_values,
-)
+from unisono.feature_column._column import CategoricalColumn, Features, Values, checked_key, raw_values
 from unisono.preprocessing._fingerprints import CROSS_KEY, crossed_buckets
 
 
@@ -44,7 +38,6 @@ class CrossedColumn(CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        """How many categories there are."""
         return self.hash_bucket_size
 
     def leaves(self) -> list[str | CategoricalColumn]:
@@ -64,7 +57,6 @@ class CrossedColumn(CategoricalColumn):
         )
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host."""
         # TensorFlow's operation takes columns, which are sparse, before keys.
         leaves = sorted(self.leaves(), key=lambda leaf: isinstance(leaf, str))
         arrays, masks = zip(*(_leaf_values(leaf, features) for leaf in leaves), strict=True)
@@ -122,7 +114,6 @@ class WeightedColumn(CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        """How many categories there are."""
         return self.categorical_column.num_buckets
 
     def feature_keys(self) -> tuple[str, ...]:

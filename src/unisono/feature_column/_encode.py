@@ -1,7 +1,4 @@
-"""Strings, hashes and crosses become integers on the host, before a step.
-
-Tests: tests/unit/feature_column/test_encode.py.
-"""
+"""Strings, hashes and crosses become integers on the host, before a step."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
 
 
 def checked_columns(columns: FeatureColumn | Iterable[FeatureColumn], caller: str) -> list[FeatureColumn]:
-    """Return columns as a list.
-
-    Args:
-        caller: whose argument it is.
-    """
+    """Return columns as a list."""
     if isinstance(columns, dict):
         raise InvalidTypeError(f"{caller} takes a list of feature columns. Received: a dict.")
     found = [columns] if isinstance(columns, FeatureColumn) else list(columns)
@@ -166,11 +159,7 @@ def weight_column_of(given: str | NumericColumn | None) -> NumericColumn | None:
 
 
 def make_dense(columns: Iterable[FeatureColumn], caller: str) -> list[DenseColumn]:
-    """Return columns that are all dense, sorted by name as TensorFlow sorts them.
-
-    Args:
-        caller: whose argument it is.
-    """
+    """Return columns that are all dense, sorted by name as TensorFlow sorts them."""
     found: list[DenseColumn] = []
     for column in columns:
         if not isinstance(column, DenseColumn):

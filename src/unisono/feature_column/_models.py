@@ -1,8 +1,6 @@
 """`DenseFeatures` and `LinearModel`: the layers that read feature columns.
 
 Source: https://www.tensorflow.org/api_docs/python/tf/compat/v1/feature_column
-
-Tests: tests/unit/feature_column/test_models.py.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ def combined(
 
     Args:
         ids: categories of shape `(batch, length)`, negative where there is none.
-        weights: floats of that shape, or None for ones.
-        max_norm: the largest norm of a row of the table, or None.
 
     Returns:
         An array of shape `(batch, dimension)`, zeros for rows without categories.

@@ -42,7 +42,6 @@ class NumericColumn(KeyColumn, DenseColumn):
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
         return math.prod(self.shape)
 
     def dense(self, features: Features) -> jax.Array:
@@ -113,7 +112,6 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
         return jnp.reshape(hot, (-1, self.width)).astype(keras.config.floatx())
 
     def values(self, features: Features) -> Values:
-        """Return the categories of a batch, computed on the host."""
         raw_values(features, self.source_column.key)
         ids = np.asarray(self.ids(features), np.int64)
         return Values(ids, np.ones(ids.shape, bool))

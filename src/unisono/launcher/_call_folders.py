@@ -2,8 +2,6 @@
 
 A killed process removes nothing: the next call does. Each folder has a file that its process keeps locked;
 the kernel drops the lock with the process, so that an id which another process has by then means nothing.
-
-Tests: tests/unit/launcher/test_call_folders.py.
 """
 
 from __future__ import annotations

@@ -61,11 +61,7 @@ def result_path(paths: RunPaths, task: Task) -> Path:
 
 
 def read_result(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
-    """Return what the function has returned in a task.
-
-    Raises:
-        ClusterError: when the task has ended without returning from the function.
-    """
+    """Return what the function has returned in a task."""
     import cloudpickle
 
     path = result_path(paths, task)

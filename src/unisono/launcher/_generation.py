@@ -73,11 +73,7 @@ class TaskProcess(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessSource:
-    """Where tasks get their processes from.
-
-    Args:
-        job: returns the job that a task's process is sent.
-    """
+    """Where tasks get their processes from."""
 
     take: Callable[[], TaskProcess | None]
     start: Callable[[Task], TaskProcess]

@@ -62,7 +62,6 @@ class LocalMachine:
     """Runs the tasks on this machine.
 
     Args:
-        job: returns the job of a task.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.
     """
 

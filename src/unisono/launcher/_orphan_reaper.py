@@ -37,9 +37,6 @@ def find_marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
     """Return the processes whose environment holds a mark; none where there is no `/proc`.
 
     Processes inherit the mark from a task, also daemons with a session of their own or another parent.
-
-    Args:
-        mark: a text that is in no other environment.
     """
     found = set()
     for place in processes.glob("[0-9]*"):

@@ -51,11 +51,7 @@ POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_
 
 @dataclasses.dataclass(frozen=True)
 class RunPaths:
-    """The files of a launch, all below one directory.
-
-    Args:
-        root: the directory, absolute.
-    """
+    """The files of a launch, all below one directory."""
 
     root: Path
 

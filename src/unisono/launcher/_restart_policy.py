@@ -109,7 +109,6 @@ class Generation:
     """The state of a generation.
 
     Args:
-        tasks: the state of each task.
         ending: set once its end was decided.
         signals: the signals that asked the launcher to stop, in the order of their arrival.
         resize: whether another number of workers is wanted now.
@@ -352,7 +351,6 @@ def task_restart(
 
     Args:
         record: the history of the launch, without this failure.
-        now: the time on the monotonic clock, in seconds.
     """
     failure = failed.failure
     code, detail = (1, "") if failure is None else (failure.code, failure.detail)

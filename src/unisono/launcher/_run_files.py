@@ -39,11 +39,7 @@ class BestEffort:
             self.note(error.strerror or str(error))
 
     def note(self, why: str) -> None:
-        """Report a failure, unless one was reported before.
-
-        Args:
-            why: the reason, such as "No space left on device".
-        """
+        """Report a failure, unless one was reported before."""
         if not self._failed:
             self._failed = True
             self._warn(

@@ -22,12 +22,7 @@ from unisono.launcher._generation import TaskGroup
 from unisono.launcher._machines import LocalMachine, Machines
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths
-from unisono.launcher._run_files import (
-    BestEffort,
-    History,
-    has_room,
-    locked,
-)
+from unisono.launcher._run_files import BestEffort, History, has_room, locked
 from unisono.launcher._stall_detector import TaskProgress
 from unisono.launcher.terminal._console import Display
 from unisono.launcher.terminal._live_table import Observation
@@ -51,7 +46,6 @@ class Launch:
 
     Args:
         paths: the files; their directory exists.
-        job: returns the job of a task, from the plan of its generation.
         stop_requests: returns the signals that asked the launcher to stop, so far.
         describe: returns the start-up block of the first generation.
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.

@@ -72,11 +72,7 @@ def warm_up() -> threading.Thread:
 
 
 def finish_warm_up(importing: threading.Thread) -> None:
-    """Wait for the imports to finish, at normal priority: a process with a job is not a spare any more.
-
-    Args:
-        importing: the thread of `warm_up`; on a busy machine it may have hardly begun.
-    """
+    """Wait for the imports to finish, at normal priority: a process with a job is not a spare any more."""
     _set_group_priority(0)
     # Of minor effect, as the thread's priority counts within its group only; needs CAP_SYS_NICE.
     with contextlib.suppress(OSError):

@@ -7,8 +7,6 @@ first layers of a model, of a strategy or under `unisono.tf`, `fit`, `evaluate` 
 data before the step.
 """
 
-from __future__ import annotations
-
 # At once, not on first use: an import registers the layers, so that Keras can load a model that has them.
 from unisono.preprocessing._hashing import HashedCrossing, Hashing
 from unisono.preprocessing._lookup import IntegerLookup, StringLookup

@@ -17,12 +17,6 @@ MODES = ("int", "one_hot", "multi_hot", "count")
 def checked_mode(mode: str, layer: str, modes: tuple[str, ...] = MODES) -> str:
     """Return an output mode.
 
-    Args:
-        layer: whose argument it is.
-
-    Returns:
-        One of `modes`.
-
     >>> checked_mode("binary", "StringLookup")
     'multi_hot'
     """
@@ -37,9 +31,6 @@ def checked_mode(mode: str, layer: str, modes: tuple[str, ...] = MODES) -> str:
 
 def encoded(indices: np.ndarray, mode: str, depth: int, dropped: np.ndarray | None = None) -> np.ndarray:
     """Return indices in an output mode.
-
-    Args:
-        dropped: where values do not count, or None.
 
     Returns:
         The indices, or floats whose last axis has `depth` numbers.

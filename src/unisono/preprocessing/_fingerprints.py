@@ -3,8 +3,6 @@
 Sources: https://github.com/google/farmhash (Fingerprint64),
 https://www.tensorflow.org/api_docs/python/tf/strings/to_hash_bucket_fast,
 https://www.tensorflow.org/api_docs/python/tf/sparse/cross_hashed
-
-Tests: tests/unit/preprocessing/test_fingerprints.py.
 """
 
 from __future__ import annotations
@@ -92,9 +90,6 @@ def fingerprints(array: np.ndarray) -> np.ndarray:
 
 def hash_buckets(array: np.ndarray, buckets: int) -> np.ndarray:
     """Return `tf.strings.to_hash_bucket_fast` of strings, or of numbers written in decimals.
-
-    Args:
-        array: what `on_host` returned.
 
     Returns:
         int64 numbers from 0 to `buckets` - 1, of the array's shape.

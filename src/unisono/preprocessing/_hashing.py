@@ -1,7 +1,4 @@
-"""`Hashing` and `HashedCrossing` on the host.
-
-Tests: tests/unit/preprocessing/test_hashing.py.
-"""
+"""`Hashing` and `HashedCrossing` on the host."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ def prepare_host_layer(layer: keras.layers.Layer) -> None:
 
 
 def refuse_sparse(sparse: bool, layer: str) -> None:
-    """Raise an error for `sparse=True`.
-
-    Args:
-        layer: whose argument it is.
-    """
+    """Raise an error for `sparse=True`."""
     if sparse:
         raise UnsupportedError(
             f"{layer} has no sparse output: the arrays are NumPy's. Received: sparse=True. "

@@ -1,7 +1,4 @@
-"""`StringLookup` and `IntegerLookup` on the host.
-
-Tests: tests/unit/preprocessing/test_lookup.py.
-"""
+"""`StringLookup` and `IntegerLookup` on the host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`TextVectorization` on the host.
-
-Tests: tests/unit/preprocessing/test_text.py.
-"""
+"""`TextVectorization` on the host."""
 
 from __future__ import annotations
 
@@ -136,13 +133,11 @@ class TextVectorization(StringLookup):
         return super().call(words.reshape(*texts.shape, width))
 
     def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Return the shape and dtype of the output for a symbolic input."""
         rows = tuple(inputs.shape[:-1] if len(inputs.shape) > 1 else inputs.shape)
         shape = encoded_shape((*rows, self.output_sequence_length), self.output_mode, self._depth())
         return keras.KerasTensor(shape, "int64")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, with the vocabulary."""
         config = super().get_config()
         for name in ("num_oov_indices", "mask_token", "oov_token", "invert"):
             del config[name]

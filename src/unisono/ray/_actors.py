@@ -28,7 +28,6 @@ class ServerActor:
     """A standalone server in an actor of Ray; its tasks are processes of their own, and end with it.
 
     Args:
-        key: the secret of this training.
         spares: processes that have JAX and Keras imported, and wait for a task.
         threads: the size of XLA's thread pool in each task; None for that of the whole machine.
     """
@@ -59,10 +58,6 @@ class ActorClient:
     """The connection with the server of an actor, which Ray may start again on another node.
 
     A client that has lost a server begins with HELLO again: then the actor is asked where it is.
-
-    Args:
-        actor: Ray's handle of a `ServerActor`.
-        address: where it listens now.
     """
 
     task: Task = SERVER

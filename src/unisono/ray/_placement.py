@@ -24,7 +24,6 @@ class TaskResources:
 
     Args:
         counts: how many tasks each job has, the chief's job first.
-        needs: the resources of each job's tasks.
 
     >>> tasks = TaskResources({"worker": 2, "ps": 1}, {"worker": {"CPU": 2}, "ps": {"CPU": 1}})
     >>> [name for name, _ in tasks.each()], tasks.most_workers([{"CPU": 4.0}, {"CPU": 1.0}])
@@ -44,9 +43,6 @@ class TaskResources:
         """Return for how many workers there is room at most, beside all other tasks.
 
         It is a bound: what the nodes have in all may be more than fits in single nodes.
-
-        Args:
-            nodes: what each node has.
         """
         need = self.needs["worker"]
         total = {name: sum(node.get(name, 0) for node in nodes) for node in nodes for name in node}
@@ -60,11 +56,7 @@ class TaskResources:
         return min(whole)
 
     def checked(self, nodes: Sequence[Resources], least: int) -> TaskResources:
-        """Return the tasks that start: with fewer workers, where there is room for `least` at least.
-
-        Raises:
-            InvalidArgumentError: when there is no room.
-        """
+        """Return the tasks that start: with fewer workers, where there is room for `least` at least."""
         most = self.most_workers(nodes)
         if most < least:
             wanted = ", ".join(
@@ -108,9 +100,6 @@ def resources_text(resources: Resources) -> str:
 
 def checked_resources(argument: str, resources: Resources | None) -> Resources:
     """Return the resources of a task, one CPU by default.
-
-    Raises:
-        InvalidArgumentError: when they are not positive amounts.
 
     >>> checked_resources("resources_per_worker", None)
     {'CPU': 1}

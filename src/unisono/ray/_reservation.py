@@ -187,11 +187,7 @@ class Reservation:
 
 
 def _check_runtime_env(given: Mapping[str, Any]) -> None:
-    """Refuse what Ray would not apply: it ignores a field that it does not know.
-
-    Raises:
-        InvalidArgumentError: the message names the field.
-    """
+    """Refuse what Ray would not apply: it ignores a field that it does not know."""
     require_packages("runtime_env", "ray", "ray")
     from ray.runtime_env import RuntimeEnv
 

@@ -43,9 +43,6 @@ def whole(
 ) -> int:
     """Return a field that must be a whole number.
 
-    Args:
-        default: for a field that is absent; None requires it.
-
     >>> whole({"closure": 3}, "closure")
     3
     """

@@ -1,9 +1,4 @@
-"""The operations of the messages between chief, workers and parameter servers.
-
-Tests: tests/unit/rpc/test_ops.py.
-"""
-
-from __future__ import annotations
+"""The operations of the messages between chief, workers and parameter servers."""
 
 import enum
 

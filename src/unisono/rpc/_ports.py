@@ -19,13 +19,6 @@ _ANY = range(1)
 def ports_to_choose_from(otherwise: range = _ANY, environ: Mapping[str, str] | None = None) -> range:
     """Return the ports of UNISONO_PORTS.
 
-    Args:
-        otherwise: without the variable.
-        environ: that of this process if None.
-
-    Raises:
-        InvalidArgumentError: it is no range of ports.
-
     >>> ports_to_choose_from(environ={"UNISONO_PORTS": "40000-40099"})
     range(40000, 40100)
     """

@@ -27,9 +27,6 @@ def check_versions(of_chief: object) -> None:
 
     Args:
         of_chief: what `installed` returns there; anything else is not compared.
-
-    Raises:
-        ClusterError: it names the packages and both versions.
     """
     if not isinstance(of_chief, dict):
         return

@@ -1,7 +1,4 @@
-"""A server of a standalone client, without sockets: requests, and what happens as time passes.
-
-Tests: tests/unit/standalone/test_agent.py.
-"""
+"""A server of a standalone client, without sockets: requests, and what happens as time passes."""
 
 from __future__ import annotations
 
@@ -26,13 +23,7 @@ from unisono.rpc._ops import Op
 from unisono.rpc._versions import installed
 from unisono.standalone._lease_book import LeaseBook
 from unisono.standalone._outputs import AnswerTimes, ClientProgress, read_seen
-from unisono.standalone._protocol import (
-    LEASE_GRACE,
-    ProcessShape,
-    file_name,
-    printable,
-    task_of,
-)
+from unisono.standalone._protocol import LEASE_GRACE, ProcessShape, file_name, printable, task_of
 from unisono.standalone._server_job import ServerJob
 from unisono.standalone._server_machine import ServerMachine
 
@@ -91,11 +82,7 @@ class Agent:
         }
 
     def handle(self, client: ClientId, frame: Frame) -> Frame | None:
-        """Answer a request.
-
-        Returns:
-            The answer, or None for one that follows by `reply`.
-        """
+        """Answer a request."""
         self.counts[frame.op.name] += 1
         try:
             with self._lock:

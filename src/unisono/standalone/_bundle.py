@@ -1,7 +1,4 @@
-"""The sources that travel with a job: the user's own modules, which servers do not have.
-
-Tests: tests/unit/standalone/test_bundle.py.
-"""
+"""The sources that travel with a job: the user's own modules, which servers do not have."""
 
 from __future__ import annotations
 

@@ -107,7 +107,6 @@ def call_on_cluster(
 
     Args:
         cluster: a dict from each job to the addresses of its servers.
-        args: its arguments, the same in each task.
         devices_per_worker: the number of virtual CPU devices of each task; None for the function's choice.
         max_restarts: restarts after failures within ten minutes. None means none after an exception of the
             function, and ten after the loss of a server.
@@ -185,9 +184,6 @@ def run_program_on_cluster(
 
     Args:
         cluster: a dict from each job to the addresses of its servers.
-        program: the script or the module, and its arguments.
-        run: how servers are waited for.
-        log_dir: for logs and history; None for a new temporary one.
         files: more files that travel with the job, relative to the current directory.
         access: how the servers are reached; None for addresses at which `unisono serve` listens.
 
@@ -282,11 +278,7 @@ def _serving() -> ServerAccess:
 
 
 def check_versions(address: str, info: ServerInfo, say: Callable[[str], None], warned: set[str]) -> None:
-    """Compare the packages of a server with those here.
-
-    Raises:
-        ClusterError: when Python is another one: functions could not be sent.
-    """
+    """Compare the packages of a server with those here."""
     own = platform.python_version()
     if own.split(".")[:2] != info.python.split(".")[:2]:
         raise ClusterError(

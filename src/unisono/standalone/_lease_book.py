@@ -1,7 +1,4 @@
-"""Which client a server trains for, and until when; pure.
-
-Tests: tests/unit/standalone/test_lease_book.py.
-"""
+"""Which client a server trains for, and until when; pure."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ class LeaseBook:
         """Give the server to a job, or renew its lease; return whether it is new here.
 
         Raises:
-            ServerBusyError: when another client has it, or the job is being ended.
             ContextError: when the job has ended.
         """
         if job in self._ended:
@@ -71,11 +67,7 @@ class LeaseBook:
         )
 
     def check(self, job: str) -> None:
-        """Renew the lease of the job that asks.
-
-        Raises:
-            ContextError: when it has no lease, such as after the server was started again.
-        """
+        """Renew the lease of the job that asks."""
         held = self.held
         if held is None or held.job != job or held.ends:
             raise ContextError(

@@ -138,9 +138,6 @@ class ServerLink:
     def take(self, timeout: float) -> None:
         """Take the server, bring what the job needs, and begin to copy.
 
-        Args:
-            timeout: seconds until it must answer.
-
         Raises:
             PeerLostError: when it does not answer.
             RequestRefusedError: when it does not accept; its kind is `ServerBusyError` for a second client.

@@ -4,8 +4,6 @@ For each process POLL brings `seen[key] = [offset, version]`: how many bytes of 
 the version of the rest. The answer has `news[key]` with `offset`, `version`, `log` (the
 position of a blob), and once all output was sent `code` and `age` (seconds since the end), `error` (a blob),
 `step` (the last line of the progress file).
-
-Tests: tests/unit/standalone/test_outputs.py.
 """
 
 from __future__ import annotations

@@ -56,9 +56,6 @@ def read_standalone_keys(environ: Mapping[str, str], own: Task) -> ClusterKeys |
     """Return the keys of a server or a client, None without a secret.
 
     A server lets clients connect, and no other task: they have other keys, of the same secret.
-
-    Args:
-        own: `SERVER` or `CLIENT`.
     """
     keys = read_keys(environ, own, ClusterSpec({}))
     return None if keys is None else dataclasses.replace(keys, tasks=(CLIENT,))

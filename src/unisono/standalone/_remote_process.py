@@ -31,11 +31,7 @@ class ProcessHost(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LocalCopies:
-    """Where the files of a process are copied to.
-
-    Args:
-        log: its output, which is appended.
-    """
+    """Where the files of a process are copied to."""
 
     log: Path
     error: Path

@@ -1,7 +1,4 @@
-"""Which server runs which task; pure.
-
-Tests: tests/unit/standalone/test_slots.py.
-"""
+"""Which server runs which task; pure."""
 
 from __future__ import annotations
 

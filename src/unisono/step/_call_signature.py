@@ -45,7 +45,6 @@ class Call:
 
     Args:
         structure: the pytree of `(args, kwargs)`.
-        kinds: one for each leaf of it.
         parts: for each leaf, its arrays; empty for a static leaf.
         statics: for each leaf, its object if static, its inner pytree if mirrored, else None.
     """
@@ -57,11 +56,7 @@ class Call:
 
     @classmethod
     def parse(cls, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-        """Take arguments apart.
-
-        Raises:
-            InvalidTypeError: when `args` is no list or tuple, or `kwargs` no mapping.
-        """
+        """Take arguments apart."""
         if not isinstance(args, (list, tuple)):
             raise InvalidTypeError(
                 "`args` must be a list or tuple with the positional arguments of the step. "
@@ -254,9 +249,6 @@ def regroup(outputs: Sequence[tuple[Output, list[jax.Array], list[CallArray]]]) 
     """Join what each replica returned, where replicas were traced in turn.
 
     Arrays become a `PerReplica`; equal Python objects are returned as they are.
-
-    Raises:
-        InvalidArgumentError: when the replicas returned different structures.
     """
     first, _, mirrored = outputs[0]
     for number, (out, _, _) in enumerate(outputs):

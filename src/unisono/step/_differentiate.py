@@ -28,7 +28,6 @@ def gradient_of(
     Args:
         replay: from values to `(scalar, watched)`, with a list of watched tensors for each
             entry of `values`.
-        values: where to take the derivative.
 
     Returns:
         For each entry of `values`: its gradients, and those of its watched tensors. None where

@@ -93,7 +93,6 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
 
         Args:
             donated: the state; deleted when the step starts.
-            kept: what the step only reads.
             done: becomes `[(outputs, state, token)]` when the step starts, also where an exception such
                 as `KeyboardInterrupt` follows: nothing else holds the state then.
         """

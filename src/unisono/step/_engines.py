@@ -65,7 +65,6 @@ class TurnEngine:
     """A replica of unequal size, traced in turn with the others inside one program.
 
     Args:
-        frame: the execution of this replica.
         cross_device_ops: whose hooks reduce, where it has any.
         is_empty: whether the replica has no rows, and others have.
     """

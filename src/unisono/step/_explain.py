@@ -94,11 +94,7 @@ def warn_of_python(error: Exception, function: Callable[..., object]) -> None:
 
 
 def explain(error: BaseException, step: Callable[..., object], called_by: str) -> None:
-    """Add a note to an error that a traced step made JAX or Keras raise; others stay as they are.
-
-    Args:
-        called_by: what compiled it, such as `strategy.run`.
-    """
+    """Add a note to an error that a traced step made JAX or Keras raise; others stay as they are."""
     if is_explained(error):
         return
     for cause in _causes(error):

@@ -80,11 +80,7 @@ class StatePlan:
         return [slot.variable for slot in self.slots]
 
     def check_known(self, scope: StateScope) -> None:
-        """Raise when a step touched a variable that was not there when it was planned.
-
-        Raises:
-            ContextError: naming the variable.
-        """
+        """Raise when a step touched a variable that was not there when it was planned."""
         known = {id(v) for v in self.variables}
         for key, variable in scope.seen.items():
             if key not in known:
@@ -110,7 +106,6 @@ class ReplicatedStep:
     """A step on all replicas, as a pure function; may be traced inside any JAX transformation.
 
     Args:
-        fn: the step of one replica.
         call: its arguments; their arrays are passed at each call.
         plan: its variables; without one, values are those that the variables hold.
         parent: the state of the function around the step, if it is called inside one.
@@ -295,7 +290,6 @@ def discover(step: Callable[[list[jax.Array]], object], arrays: Sequence[CallArr
 
     Args:
         step: gets traced stand-ins for `arrays`.
-        arrays: the step's arrays.
     """
     # The outer scope closes outside the trace, so that Keras initializes new variables eagerly.
     with keras.StatelessScope(), discovering():

@@ -48,11 +48,7 @@ class Interrupts:
         self._interruptible: set[CodeType] = set()
 
     def interruptible(self, function: _F) -> _F:
-        """Mark a function in which nothing is put off, although a section calls it; return it.
-
-        Args:
-            function: such as one that is traced by what the section starts.
-        """
+        """Mark a function in which nothing is put off, although a section calls it; return it."""
         self._interruptible.add(function.__code__)
         return function
 

@@ -72,10 +72,6 @@ def initialize_with(variable: keras.Variable, initializer: Callable[..., jax.Arr
 
     Keras calls it where the stateless scope ends in which the variable was made, and forgets it.
     `Variable._initializer`, 3.0.
-
-    Args:
-        variable: whose `stored_value` is None.
-        initializer: from a shape and a `dtype`.
     """
     variable._initializer = initializer
 
@@ -86,9 +82,6 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
 
     Keras compares the shape of a variable with that of what is assigned. `Variable._shape`, 3.0,
     and `Variable._ndim`, 3.0.
-
-    Args:
-        pairs: variables and shapes.
     """
     before = [(variable, variable._shape, variable._ndim) for variable, _ in pairs]
     try:
@@ -241,9 +234,7 @@ def loss_of_step(model: keras.Model, *arguments: PyTree, training: bool) -> jax.
     It passes `training` to those that take it. `Trainer._compute_loss`, 3.4.
 
     Args:
-        model: a compiled model.
         arguments: `x`, `y`, `y_pred`, `sample_weight`.
-        training: as in `compute_loss`.
     """
     found: jax.Array = model._compute_loss(*arguments, training=training)
     return found
@@ -316,20 +307,26 @@ def clip_gradients(optimizer: keras.Optimizer, grads: list[jax.Array]) -> list[j
 
 
 @contextlib.contextmanager
+def _replaced(
+    optimizer: keras.Optimizer, name: str, replace: Callable[[Callable[..., T]], Callable[..., T]]
+) -> Iterator[None]:
+    """Replace a method of one optimizer in a block, by what `replace` makes of Keras' own."""
+    vars(optimizer)[name] = replace(getattr(optimizer, name))
+    try:
+        yield
+    finally:
+        del vars(optimizer)[name]
+
+
 def clipped_by(
     optimizer: keras.Optimizer, clip: Callable[[Callable[..., T]], Callable[..., T]]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Let an optimizer clip gradients in another way in a block. `Optimizer._clip_gradients`, 3.0.
 
     Args:
         optimizer: whose `clips_as_keras`.
-        clip: gets Keras' method, and returns what is called instead.
     """
-    vars(optimizer)["_clip_gradients"] = clip(optimizer._clip_gradients)
-    try:
-        yield
-    finally:
-        del vars(optimizer)["_clip_gradients"]
+    return _replaced(optimizer, "_clip_gradients", clip)
 
 
 def are_finite(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[jax.Array]) -> jax.Array:
@@ -342,20 +339,15 @@ def are_finite(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[jax.A
     return found
 
 
-@contextlib.contextmanager
 def finite_by(
     optimizer: keras.optimizers.LossScaleOptimizer, check: Callable[[Callable[..., T]], Callable[..., T]]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Let an optimizer look for infinities in another way in a block. `LossScaleOptimizer.check_finite`, 3.0.
 
     Args:
         check: gets Keras' method, and returns what is called instead.
     """
-    vars(optimizer)["check_finite"] = check(optimizer.check_finite)
-    try:
-        yield
-    finally:
-        del vars(optimizer)["check_finite"]
+    return _replaced(optimizer, "check_finite", check)
 
 
 # --- Keras' loops ------------------------------------------------------------------------------------------
@@ -447,11 +439,7 @@ def is_of_no_batch(error: UnboundLocalError) -> bool:
 
 
 def check_keras() -> None:
-    """Check that the installed Keras has all the names on which this file relies.
-
-    Raises:
-        BackendError: naming those that are missing.
-    """
+    """Check that the installed Keras has all the names on which this file relies."""
     classes = {path: operator.attrgetter(path)(keras) for path in RELIED_ON}
     missing = [
         f"{path}.{name}"

@@ -101,11 +101,7 @@ class VariableLayout:
         return self.mesh.put(value, self.sharding)  # type: ignore[no-any-return]
 
     def hold(self, array: jax.Array) -> Any:
-        """Return what the variable holds between steps, for an array that a program gave.
-
-        Args:
-            array: the variable's, as it rests.
-        """
+        """Return what the variable holds between steps, for an array that a program gave."""
         return self.mesh.local(array)
 
     def enter(self, array: jax.Array, in_replica: bool) -> Any:
@@ -118,12 +114,7 @@ class VariableLayout:
         return array
 
     def leave(self, value: Any, in_replica: bool) -> jax.Array:
-        """Return the array of a program for the value that its code has left; the inverse of `enter`.
-
-        Args:
-            value: traced.
-            in_replica: as for `enter`.
-        """
+        """Return the array of a program for the value that its code has left; the inverse of `enter`."""
         return value  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, object]) -> VariableLayout:
@@ -304,11 +295,7 @@ class MirroredLayout(StateLayout):
 
 
 class CentralLayout(StateLayout):
-    """State rests once, in one place; a step copies it to every device that computes.
-
-    Args:
-        home: the place, on one device.
-    """
+    """State rests once, in one place; a step copies it to every device that computes."""
 
     def __init__(self, mesh: ReplicaMesh, home: jax.sharding.SingleDeviceSharding) -> None:
         super().__init__(mesh)

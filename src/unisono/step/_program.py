@@ -42,7 +42,6 @@ class Substitution:
 
     Args:
         tape: the number of the tape, counted from the start of the step.
-        values: pairs of a variable and the value to take.
     """
 
     tape: int
@@ -81,7 +80,6 @@ class ReplicaFrame:
         """Bring the operands of all bodies together and return this body's result.
 
         Args:
-            operand: what this body brings.
             combine: gets the number of the meeting point and all operands; gives all results.
         """
         number = self.meetings
@@ -154,11 +152,7 @@ class Run:
             return self.program.bodies[index](), frame
 
     def operand_at(self, index: int, number: int) -> tuple[Any, ReplicaFrame]:
-        """Execute a body up to a meeting point; return the operand it brings, and its frame.
-
-        Raises:
-            ContextError: when the body never comes there.
-        """
+        """Execute a body up to a meeting point; return the operand it brings, and its frame."""
         frame = ReplicaFrame(self, index, self.program.scopes[index](), stop=number)
         with self._entered(frame):
             try:

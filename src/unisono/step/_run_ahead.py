@@ -1,7 +1,4 @@
-"""A bound on how far the host runs ahead of the devices.
-
-Tests: tests/virtual/step/test_run_ahead.py.
-"""
+"""A bound on how far the host runs ahead of the devices."""
 
 from __future__ import annotations
 
@@ -21,11 +18,7 @@ RUN_AHEAD = 16
 
 
 class RunAhead:
-    """Holds the host back when it is too many steps ahead of the devices.
-
-    Args:
-        limit: how many unfinished steps are allowed.
-    """
+    """Holds the host back when it is too many steps ahead of the devices."""
 
     def __init__(self, limit: int = RUN_AHEAD) -> None:
         self._limit = limit

@@ -60,10 +60,8 @@ class StateScope(keras.StatelessScope):
     the variable itself, so that a first execution can find out what a step reads.
 
     Args:
-        values: pairs of a variable and its value at the start.
         copies: pairs of a variable and the array of its replicas' copies, of shape
             `(replicas, ...)`; for cross-replica code alone.
-        parent: the scope around this one, if any.
     """
 
     def __init__(

@@ -38,14 +38,7 @@ from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, un
 from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
 from unisono.step._keras_internals import of_shapes, stored_value, trained_variables
-from unisono.step._layout import (
-    GradientReducer,
-    Gradients,
-    PureUpdate,
-    StateLayout,
-    VariableLayout,
-    is_slot,
-)
+from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout, is_slot
 from unisono.step._value_handle import AgreedHandle, ValueHandle, VariableValue, different_values, whole_value
 from unisono.step.variables._gather_on_use import part_of
 from unisono.step.variables._gradients_in_parts import asking_all, is_split
@@ -100,7 +93,6 @@ class Shards(AgreedHandle):
 
     @property
     def needs_all(self) -> bool:
-        """Whether all workers must read the value together."""
         is_here = self.in_replica or isinstance(self.parts, jax.core.Tracer) or self._gathered is not None
         return not is_here and not self.parts.is_fully_addressable
 
@@ -132,11 +124,7 @@ class Shards(AgreedHandle):
             self._gathered = np.asarray(self.layout.gathered(self.parts))
 
     def read(self) -> jax.Array:
-        """Return the value for code that reads the variable.
-
-        Raises:
-            ContextError: in `fit` of several workers, where one might read alone.
-        """
+        """Return the value for code that reads the variable."""
         context = current()
         if self.needs_all and context is not None and context.is_of_method:
             raise ContextError(
@@ -150,11 +138,7 @@ class Shards(AgreedHandle):
 
 @dataclasses.dataclass(frozen=True)
 class ShardedVariableLayout(VariableLayout):
-    """How a variable lies in parts on the replicas.
-
-    Args:
-        shape: of the variable; at least one element.
-    """
+    """How a variable lies in parts on the replicas."""
 
     shape: tuple[int, ...]
     group: ProcessGroup
@@ -224,11 +208,7 @@ class ShardedVariableLayout(VariableLayout):
         return self.own_part(value) if in_replica else self.rows(value).reshape(-1)
 
     def rows(self, value: jax.Array) -> jax.Array:
-        """Return the parts of a whole value as rows, shape `(replicas, part_size)`.
-
-        Args:
-            value: of the variable's shape.
-        """
+        """Return the parts of a whole value as rows, shape `(replicas, part_size)`."""
         return split_rows(value, self.mesh.num_replicas)
 
     def own_part(self, value: jax.Array) -> jax.Array:
@@ -241,19 +221,11 @@ class ShardedVariableLayout(VariableLayout):
         return own
 
     def shaped(self, parts: jax.Array) -> jax.Array:
-        """Return the whole value of all parts.
-
-        Args:
-            parts: flat, or as rows.
-        """
+        """Return the whole value of all parts."""
         return parts.reshape(-1)[: self.size].reshape(self.shape)
 
     def gathered(self, parts: jax.Array) -> jax.Array:
-        """Return the whole value of concrete parts; a collective, where there are several processes.
-
-        Args:
-            parts: flat.
-        """
+        """Return the whole value of concrete parts; a collective, where there are several processes."""
         together = not parts.is_fully_addressable
         if together:
             self.group.note_read()
@@ -297,7 +269,6 @@ class PartsLayout(StateLayout):
 
     @property
     def needs_all(self) -> bool:
-        """Whether all of several workers must read variables together."""
         return self._group.size > 1
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:

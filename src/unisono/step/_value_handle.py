@@ -56,11 +56,7 @@ class ValueHandle(abc.ABC):
         return self.whole()
 
     def assigned(self, value: jax.Array) -> VariableValue:
-        """Return what the variable holds after an assignment.
-
-        Args:
-            value: of the variable's shape and type.
-        """
+        """Return what the variable holds after an assignment."""
         return value
 
     def __jax_array__(self) -> jax.Array:
@@ -103,27 +99,15 @@ class RowsHandle(ValueHandle):
 
     @abc.abstractmethod
     def rows(self, begin: int, end: int) -> np.ndarray:
-        """Return some rows that follow each other.
-
-        Args:
-            end: one past the last.
-        """
+        """Return some rows that follow each other."""
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return some rows.
-
-        Args:
-            indices: their numbers, in any order.
-        """
+        """Return some rows."""
 
     @abc.abstractmethod
     def write_rows(self, begin: int, value: jax.Array) -> None:
-        """Replace some rows that follow each other.
-
-        Args:
-            value: of the array's type.
-        """
+        """Replace some rows that follow each other."""
 
 
 #: What a variable holds between steps.

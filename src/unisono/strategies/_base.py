@@ -486,11 +486,6 @@ def _not_copied(call: str) -> ContextError:
 
 
 def hold(model: keras.Model, strategy: Strategy) -> None:
-    """Let a strategy run the methods of a compiled model that no strategy holds.
-
-    Args:
-        model: created in no scope.
-        strategy: the default one.
-    """
+    """Let a strategy run the methods of a compiled model that no strategy holds."""
     wrap_keras()
     bind(model, strategy)

@@ -98,11 +98,7 @@ class DeprecatedMethods(abc.ABC):
             )
 
     def update_config_proto(self, config_proto: T) -> T:
-        """Return the argument: there are no sessions to configure.
-
-        Args:
-            config_proto: anything.
-        """
+        """Return the argument: there are no sessions to configure."""
         return config_proto
 
     def make_dataset_iterator(self, dataset: object) -> DistributedIterator:
@@ -137,7 +133,6 @@ class DeprecatedMethods(abc.ABC):
         """
         from unisono.data._dataset import Dataset
 
-        del session
         return Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run(

@@ -278,11 +278,7 @@ class StrategyExtended:
 
 
 def _reduce_over_workers(op: ReduceOp, value: ArrayLike, group: ProcessGroup) -> jax.Array:
-    """Combine a host value that each worker has; every worker must call it.
-
-    Raises:
-        ClusterError: on all workers, when shapes or types differ.
-    """
+    """Combine a host value that each worker has; every worker must call it."""
     own = np.asarray(value)
     head = json.dumps([own.dtype.str, own.shape]).encode()
     # Type and shape travel with the numbers: one message, and the error is the same on all workers.

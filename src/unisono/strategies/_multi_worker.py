@@ -30,12 +30,7 @@ from unisono.cluster_resolver._detect import resolve
 from unisono.cluster_resolver._siblings import find_siblings
 from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
-from unisono.collectives._cross_device import (
-    CommunicationOptions,
-    CrossDeviceOps,
-    PackedAllReduce,
-    own_ops,
-)
+from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceOps, PackedAllReduce, own_ops
 from unisono.collectives._local_updates import LocalUpdates
 from unisono.step.variables._compressed_layout import compressed_layout
 from unisono.step.variables._local_layout import LocalLayout, local_layout

@@ -27,11 +27,7 @@ class RunOptions:
 
 
 def check_run_options(options: object) -> None:
-    """Raise for options of another kind.
-
-    Raises:
-        InvalidTypeError: unless `options` is None or a `RunOptions`.
-    """
+    """Raise for options of another kind."""
     if options is not None and not isinstance(options, RunOptions):
         raise InvalidTypeError(
             f"`options` must be a `RunOptions`. Received: options={options!r}. Write "
@@ -52,14 +48,7 @@ class WorkerTerms:
     shards_input: bool = False
 
     def check(self, there: int) -> None:
-        """Raise unless a worker has as many devices as were asked for.
-
-        Args:
-            there: the number of its devices.
-
-        Raises:
-            InvalidArgumentError: it has another number.
-        """
+        """Raise unless a worker has as many devices as were asked for."""
         if self.num_devices and there != self.num_devices:
             # Each device takes a batch of its own from an input_fn: fewer would be a smaller global batch.
             raise InvalidArgumentError(

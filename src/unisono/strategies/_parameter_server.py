@@ -165,7 +165,6 @@ class ClusterForm(ParameterServerStrategy):
     """A `ParameterServerStrategy` on the chief of a cluster.
 
     Args:
-        rules: the limits of closures.
         partitioner: divides variables; None for whole ones.
         push_dtype: the type in which large gradients are pushed; None for that of their variables.
         pull_dtype: likewise of the weights that steps train.

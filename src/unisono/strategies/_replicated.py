@@ -115,17 +115,14 @@ class ReplicatedStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas' gradients are aggregated together."""
         return self._mesh.num_replicas
 
     @property
     def worker_devices(self) -> tuple[jax.Device, ...]:
-        """This process' devices that compute, in replica order."""
         return self._mesh.local_devices
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
-        """The devices on which variables live between steps."""
         return self._mesh.devices
 
     @property

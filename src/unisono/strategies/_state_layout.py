@@ -18,14 +18,7 @@ LAYOUTS = ("mirrored", "sharded", "fully_sharded")
 
 
 def layout_named(name: str, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
-    """Return a state layout.
-
-    Args:
-        name: one of `LAYOUTS`.
-
-    Raises:
-        InvalidArgumentError: for another name.
-    """
+    """Return a state layout."""
     if name == "mirrored":
         return MirroredLayout(mesh)
     if name == "sharded":

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class MultiStepContext:
-    """Collects outputs of the last of several steps.
-
-    Args:
-        strategy: whose steps.
-    """
+    """Collects outputs of the last of several steps."""
 
     #: tf.distribute's operation to run in a graph; the steps are done.
     run_op = None
@@ -93,14 +89,8 @@ def run_steps(
     """Call `fn(context, batch)` for the next batches of an iterator.
 
     Args:
-        strategy: current while `fn` runs.
         fn: a step in cross-replica context; it calls `strategy.run`.
-        iterator: of a distributed dataset.
-        iterations: how many steps, at least 1.
         start: what `last_step_outputs` holds before the first step; a dictionary or None.
-
-    Raises:
-        InvalidArgumentError: for fewer iterations than 1, or `start` of another kind.
     """
     if iterations < 1:
         raise InvalidArgumentError(f"`iterations` must be 1 or more. Received: iterations={iterations}.")

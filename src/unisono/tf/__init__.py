@@ -10,8 +10,6 @@ what to write instead. `python -m unisono.tf script.py` runs a program without a
 3.0
 """
 
-from __future__ import annotations
-
 import sys
 
 from unisono._saved import _module as _saved_module

@@ -3,8 +3,6 @@
 Tests: tests/unit/tf/test_run.py.
 """
 
-from __future__ import annotations
-
 import sys
 
 from unisono.tf._run import main

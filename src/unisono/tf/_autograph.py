@@ -1,8 +1,6 @@
 """Finds statements that a program's functions cannot have here: Python's control flow over tensors.
 
 TensorFlow rewrites `if`, `while` and `for` in a `tf.function`; JAX traces them as they are.
-
-Tests: tests/unit/tf/test_autograph.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Methods of TensorFlow that are gone, with what to write instead: for errors, and for `unisono migrate`.
-
-Tests: tests/unit/tf/test_gone.py.
-"""
+"""Methods of TensorFlow that are gone, with what to write instead: for errors, and for `unisono migrate`."""
 
 from __future__ import annotations
 

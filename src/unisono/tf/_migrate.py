@@ -1,7 +1,4 @@
-"""What a program for TensorFlow needs before it runs here: its lines, compared with the table of names.
-
-Tests: tests/unit/tf/test_migrate.py.
-"""
+"""What a program for TensorFlow needs before it runs here: its lines, compared with the table of names."""
 
 from __future__ import annotations
 
@@ -131,9 +128,13 @@ def _of_name(path: str, line: int, table: NameTable) -> Iterator[Remark]:
                 # A name of Keras, which the table does not list.
                 table.find("tf", below)
             except AttributeError as error:
-                said = str(error).removeprefix(f"`{shown}` ").removesuffix(".")
-                yield Remark(line, shown, said if said.endswith("?") else f"{said}.")
+                yield _unknown(line, shown, shown, error)
             return
+
+
+def _unknown(line: int, name: str, shown: str, error: AttributeError) -> Remark:
+    said = str(error).removeprefix(f"`{shown}` ").removesuffix(".")
+    return Remark(line, name, said if said.endswith("?") else f"{said}.")
 
 
 def _of_keras(tree: ast.AST, table: NameTable) -> Iterator[Remark]:
@@ -144,8 +145,7 @@ def _of_keras(tree: ast.AST, table: NameTable) -> Iterator[Remark]:
         try:
             table.find("tf", path)
         except AttributeError as error:
-            said = str(error).removeprefix(f"`tf.{path}` ").rstrip(".")
-            yield Remark(line, path, said if said.endswith("?") else f"{said}.")
+            yield _unknown(line, path, f"tf.{path}", error)
         else:
             yield Remark(line, path, f"is not in Keras 3. Write: `from unisono import tf`, and `tf.{path}`.")
 

@@ -1,7 +1,4 @@
-"""Modules whose names are looked up in a table: `unisono.tf` and what is below it.
-
-Tests: tests/unit/tf/test_module.py.
-"""
+"""Modules whose names are looked up in a table: `unisono.tf` and what is below it."""
 
 from __future__ import annotations
 
@@ -50,11 +47,7 @@ class NameTable:
                 self._members.setdefault(".".join(parts[:i]), set()).add(part)
 
     def is_module(self, path: str) -> bool:
-        """Return whether a name is a module's.
-
-        Args:
-            path: the name; "" is `tf`.
-        """
+        """Return whether a name is a module's."""
         if _once(path) in self._members or plain(path) in self._members:
             return True
         return any(map(_is_module, self.falls_to(path)))
@@ -81,7 +74,6 @@ class NameTable:
 
         Args:
             shown: the name of the root for errors: `"tf"`.
-            path: the name.
 
         Raises:
             AttributeError: there is none.
@@ -168,13 +160,7 @@ class NameModule(types.ModuleType):
 
 
 class NameFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules below a root, such as `unisono.tf` or `tensorflow`.
-
-    Args:
-        root: the name of the root.
-        table: of the names below it.
-        with_root: whether it finds the root, too.
-    """
+    """Finds the modules below a root, such as `unisono.tf` or `tensorflow`."""
 
     def __init__(self, root: str, table: NameTable, with_root: bool = False) -> None:
         self.root, self.table, self._with_root = root, table, with_root

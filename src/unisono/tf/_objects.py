@@ -1,7 +1,4 @@
-"""Finds lines of a program that fail here for what an object is: a shape, a gradient, a saved function.
-
-Tests: tests/unit/tf/test_objects.py.
-"""
+"""Finds lines of a program that fail here for what an object is: a shape, a gradient, a saved function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs a program with `tensorflow` provided by `unisono.tf`.
-
-Tests: tests/unit/tf/test_run.py.
-"""
+"""Runs a program with `tensorflow` provided by `unisono.tf`."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ _USAGE = "usage: python -m unisono.tf [-m module | script.py] [arguments of the 
 
 
 def provide_tensorflow() -> None:
-    """Let `import tensorflow` find `unisono.tf` in this process.
-
-    Raises:
-        UnsupportedError: TensorFlow itself was imported before.
-    """
+    """Let `import tensorflow` find `unisono.tf` in this process."""
     if "tensorflow" in sys.modules:
         raise UnsupportedError(
             "`unisono.tf` provides the module `tensorflow`. Received: a process that has imported it "
@@ -56,9 +49,6 @@ def _hide_from_libraries() -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Run a program as `__main__`.
-
-    Args:
-        arguments: the script, or `-m` and a module, and the program's own.
 
     Raises:
         InvalidArgumentError: there is no such script.

@@ -3,8 +3,6 @@
 Tests: tests/unit/tf/test_names.py.
 """
 
-from __future__ import annotations
-
 from unisono.tf._module import NameTable
 from unisono.tf.names._backend import BACKEND
 from unisono.tf.names._columns import COLUMNS

@@ -40,21 +40,12 @@ def current_strategy() -> Strategy | None:
 
 
 def mark_creation(thing: Held) -> None:
-    """Note the current strategy on a model or variable that is being created.
-
-    Args:
-        thing: not built yet.
-    """
+    """Note the current strategy on a model or variable that is being created."""
     note_creator(thing, current_strategy())
 
 
 def bind(model: keras.Model, strategy: Strategy | None) -> None:
-    """Let a strategy run a model's `fit`, `evaluate` and `predict`; None for Keras itself.
-
-    Args:
-        model: a compiled model.
-        strategy: the one that it was compiled with.
-    """
+    """Let a strategy run a model's `fit`, `evaluate` and `predict`; None for Keras itself."""
     if strategy is None:
         _BOUND.pop(model, None)
     else:
@@ -78,11 +69,7 @@ def writes_files(model: keras.Model) -> bool:
 
 
 def holder_by_scope(model: keras.Model) -> Strategy | None:
-    """Return the current strategy, else the one in whose scope the model's variables were created.
-
-    Raises:
-        MixedStrategyError: when several strategies hold variables of the model.
-    """
+    """Return the current strategy, else the one in whose scope the model's variables were created."""
     strategy = current_strategy()
     if strategy is not None:
         return strategy
@@ -96,12 +83,7 @@ def holder_by_scope(model: keras.Model) -> Strategy | None:
 
 
 def check_variables(model: keras.Model, strategy: Strategy) -> None:
-    """Check that all variables of the model were created in the scope of `strategy`.
-
-    Raises:
-        ScopeError: for a variable of no strategy.
-        MixedStrategyError: for one of another strategy.
-    """
+    """Check that all variables of the model were created in the scope of `strategy`."""
     for variable in model.variables:
         creator = creator_of(variable)
         if creator is strategy:

@@ -27,8 +27,6 @@ class FitCall:
     """The arguments of a call of `fit`, which a `FitExtension` may change before Keras sees them.
 
     Args:
-        model: whose `fit`.
-        arguments: by name, defaults included.
         callbacks: those of the user, flat, in order.
         wraps: what to put around the model's `train_function`, innermost first.
     """
@@ -52,11 +50,7 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
     common = ""
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the context was entered.
-
-        Raises:
-            InvalidArgumentError: in a `fit` that was looked up before Unisono had wrapped Keras.
-        """
+        """Check that the context was entered."""
         if not self.is_entered:
             name = type(self).__name__
             raise InvalidArgumentError(
@@ -119,11 +113,7 @@ def wraps() -> list[KerasWrap]:
 def check_tensorboard(
     original: Callable[..., None], self: keras.callbacks.TensorBoard, model: keras.Model
 ) -> None:
-    """Call Keras' `TensorBoard.set_model` where there is TensorFlow, which writes its files.
-
-    Raises:
-        MissingPackageError: there is none.
-    """
+    """Call Keras' `TensorBoard.set_model` where there is TensorFlow, which writes its files."""
     spec = importlib.util.find_spec("tensorflow")
     # `python -m unisono.tf` provides a module without a file, and without all that Keras' callback needs.
     if spec is None or spec.origin is None:
@@ -156,14 +146,7 @@ def has_fit_extensions(args: tuple[object, ...], kwargs: Mapping[str, object]) -
 
 @contextlib.contextmanager
 def around_fit(model: keras.Model, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
-    """Enter the contexts of the extensions among the callbacks of `fit`, which may change its arguments.
-
-    Args:
-        arguments: of `fit`, by name, defaults included.
-
-    Yields:
-        The arguments for Keras' own `fit`.
-    """
+    """Enter the contexts of the extensions among the callbacks of `fit`, which may change its arguments."""
     callbacks = flat_callbacks(arguments.get("callbacks"))
     extensions = [c for c in callbacks if isinstance(c, FitExtension)]
     if not extensions:

@@ -2,8 +2,6 @@
 
 Strings cannot enter a compiled program. `fit`, `evaluate` and `predict` encode the data by the part of the
 model up to those layers' outputs, and the step begins there.
-
-Tests: tests/unit/training/test_host_layers.py.
 """
 
 from __future__ import annotations
@@ -84,11 +82,7 @@ def _structures(model: keras.Model) -> tuple[Any, Any]:
 
 
 def _build_for(model: keras.Model, x: UserValue) -> None:
-    """Build a sequential model whose first layer says nothing of its inputs.
-
-    Args:
-        x: what it is given: an array, or a data set.
-    """
+    """Build a sequential model whose first layer says nothing of its inputs."""
     if isinstance(model, keras.Sequential) and not hasattr(model, "inputs"):
         model.build(_shape_of(x))
 
@@ -98,7 +92,6 @@ def call_on_host(model: keras.Model, given: UserValue) -> UserValue:
 
     Args:
         model: one whose layers take strings; elements of a data set before `batch` are a batch of one.
-        given: its inputs.
     """
     _build_for(model, given)
     named, output = _structures(model)
@@ -136,11 +129,7 @@ def _fitting(value: UserValue, tensor: keras.KerasTensor) -> np.ndarray:
 
 
 def _computes_on_host(operation: Any) -> bool:
-    """Return whether an operation is a layer of the host, or a model with one.
-
-    Raises:
-        UnsupportedError: such a model holds weights that are trained.
-    """
+    """Return whether an operation is a layer of the host, or a model with one."""
     if not isinstance(operation, keras.Layer) or not any(
         getattr(layer, "computes_on_host", False) for layer in all_layers(operation)
     ):
@@ -201,9 +190,6 @@ def encoded_arguments(
     model: keras.Model, args: tuple[UserValue, ...], kwargs: dict[str, UserValue]
 ) -> tuple[tuple[UserValue, ...], dict[str, UserValue]]:
     """Return a call's arguments, with its data encoded where the model begins on the host.
-
-    Args:
-        args: of a method's call, such as `fit`.
 
     Raises:
         UnsupportedError: the part on the host has weights that are trained.

@@ -38,11 +38,7 @@ _CONSTANT = ("float32", "float16", "int32")
 
 
 class _FewPrograms:
-    """Keras' random numbers, with those of a uniform distribution computed for few lengths.
-
-    Args:
-        given: Keras' own module.
-    """
+    """Keras' random numbers, with those of a uniform distribution computed for few lengths."""
 
     def __init__(self, given: Any) -> None:
         self._given = given

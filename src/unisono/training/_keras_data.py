@@ -93,9 +93,6 @@ def plain_arguments(name: str, args: tuple[object, ...], kwargs: dict[str, objec
     Keras takes a dataset for one of Grain, whose number of batches it does not ask for: it would warn at the
     end of each epoch.
 
-    Args:
-        name: `fit`, `evaluate` or `predict`.
-
     Raises:
         InvalidArgumentError: for a dataset with further positional arguments.
     """

@@ -1,7 +1,4 @@
-"""Labels outside of a model's classes, for which Keras' loss is 0 on JAX: one warning for each model.
-
-Tests: tests/virtual/training/test_label_range.py.
-"""
+"""Labels outside of a model's classes, for which Keras' loss is 0 on JAX: one warning for each model."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ def check_labels(model: keras.Model, labels: PyTree, weights: PyTree = None) -> 
 
     Args:
         model: compiled; one of several outputs, of an unknown shape or with a step of its own is not checked.
-        labels: of some rows.
         weights: of the same rows: where there are any, some labels may not count.
     """
     if weights is not None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iuf":

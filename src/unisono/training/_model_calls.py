@@ -31,11 +31,7 @@ from unisono.training._binding import (
     holder_by_scope,
     strategy_of,
 )
-from unisono.training._fit_extension import (
-    around_fit,
-    flat_callbacks,
-    has_fit_extensions,
-)
+from unisono.training._fit_extension import around_fit, flat_callbacks, has_fit_extensions
 from unisono.training._host_layers import encoded_arguments
 from unisono.training._keras_data import data_needed, keras_arguments, plain_arguments
 from unisono.training._model_state import LISTS, State, taken_state, weights_kept

@@ -25,13 +25,7 @@ LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables"
 
 
 def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequence[jax.Array]]) -> None:
-    """Note the newest state where Keras looks for it.
-
-    Args:
-        model: whose variables Keras has emptied, or is about to.
-        names: of the lists of variables, in the order of the state.
-        state: one list of arrays for each name.
-    """
+    """Note the newest state where Keras looks for it."""
     set_training_state(model, dict(zip(names, state, strict=True)))
 
 

@@ -144,17 +144,14 @@ def _compute_metrics(
     if (rows := _all_rows(context, y, y_pred, sample_weight)) is not None:
         with entered(None):
             return original(self, x, *rows)
-    if context is None or not context.means or context.replica is None or _is_alone(context):
+    replica = context.replica if context is not None and context.means else None
+    if context is None or replica is None or replica.num_replicas_in_sync == 1:
         return original(self, x, y, y_pred, sample_weight)
     metrics, given = compiled_metrics(self), (y, y_pred, sample_weight)
     update = functools.partial(original, self, x)
     if metrics_add_up(update, metrics, given, context):
         return update(*given)
-    return update_with_all_rows(update, metrics, given, context.replica)
-
-
-def _is_alone(context: Context) -> bool:
-    return context.replica is None or context.replica.num_replicas_in_sync == 1
+    return update_with_all_rows(update, metrics, given, replica)
 
 
 def _stateless_result(
@@ -231,11 +228,7 @@ def _pushing_context() -> Context | None:
 
 
 def _layout_of(context: Context) -> StateLayout:
-    """Return how the state of a replica's strategy lies.
-
-    Args:
-        context: what `_must_aggregate` returned.
-    """
+    """Return how the state of a replica's strategy lies."""
     # `_replica_context` has looked for the replica.
     return context.replica.strategy.state_layout  # type: ignore[union-attr]
 
@@ -324,11 +317,7 @@ def _apply_in_parts(
     variables: list[keras.Variable],
     context: Context,
 ) -> bool:
-    """Apply gradients where the optimizer's variables lie in parts; whether they do.
-
-    Args:
-        optimizer: built, or not yet.
-    """
+    """Apply gradients where the optimizer's variables lie in parts; whether they do."""
     layout = _layout_of(context)
     frame = current_frame()
     # Before a value is read: what belongs to variables without gradients is not in the plan of the step.

@@ -46,10 +46,6 @@ def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
     """Warn where `fit` begins without the strategy that was made, or without the other workers.
 
     A model beside a strategy that has computed before is meant to be one, as for a comparison.
-
-    Args:
-        model: whose `fit`.
-        strategy: the one that the model was compiled with; None for none.
     """
     unused = next(iter(_unused), None) if strategy is None else None
     if unused is not None:
@@ -75,9 +71,6 @@ def strategy_of_process_made(name: str) -> None:
     """Warn where a strategy of one process is made in one of several tasks of Slurm, MPI, Ray or the like.
 
     TF_CONFIG's workers are those that `check_fit` looks at: an evaluator is right to train alone.
-
-    Args:
-        name: of the strategy's class.
     """
     found = find_tasks(process_environ())
     if found is None or TFConfigClusterResolver.detect(process_environ()) or joined_group().size > 1:
@@ -92,12 +85,7 @@ def strategy_of_process_made(name: str) -> None:
 
 
 def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them") -> None:
-    """Warn where TF_CONFIG names other workers and JAX computes in this process alone.
-
-    Args:
-        what: what computes.
-        why: the reason, where it is known.
-    """
+    """Warn where TF_CONFIG names other workers and JAX computes in this process alone."""
     count = workers_named()
     if count > 1 and not _said and jax_runs() and jax.process_count() == 1:
         _say(
@@ -125,9 +113,6 @@ def computes_apart_from_servers() -> bool:
 def servers_named(environ: Mapping[str, str] | None = None) -> int:
     """Return how many parameter servers this process should use; 0 where it is no chief and no worker.
 
-    Args:
-        environ: read this instead of the process' environment.
-
     >>> cluster = '{"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}'
     >>> servers_named({"TF_CONFIG": f'{{"cluster": {cluster}, "task": {{"type": "chief"}}}}'})
     1
@@ -143,9 +128,6 @@ def servers_named(environ: Mapping[str, str] | None = None) -> int:
 
 def workers_named(environ: Mapping[str, str] | None = None) -> int:
     """Return how many workers should train together with this process; 0 where it is none of them.
-
-    Args:
-        environ: read this instead of the process' environment.
 
     >>> workers_named({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}'})
     2

@@ -54,7 +54,6 @@ def write_commit(
 
     Args:
         name: of the commit; must not exist, but for `replaces`.
-        write: gets the folder to fill.
         check: gets the folder before it becomes visible, complete; raises to refuse it.
         replaces: whether another commit may have the name; it is deleted when the new one is complete.
 
@@ -110,11 +109,7 @@ def _aside(target: Path) -> Path:
 
 
 def place_aside(target: Place) -> Path:
-    """Return a new path for what will be moved into a commit; of a file system, one that `sweep` deletes.
-
-    Args:
-        target: the commit.
-    """
+    """Return a new path for what will be moved into a commit; of a file system, one that `sweep` deletes."""
     if isinstance(target, Path):
         return _aside(target)
     return Path(tempfile.gettempdir()) / f"unisono-{uuid.uuid4().hex}"
@@ -122,11 +117,7 @@ def place_aside(target: Place) -> Path:
 
 @contextlib.contextmanager
 def translated_errors(target: Place) -> Iterator[None]:
-    """Raise errors of the disk as `CheckpointError`s.
-
-    Args:
-        target: the commit that is written.
-    """
+    """Raise errors of the disk as `CheckpointError`s."""
     try:
         yield
     except Exception as error:

@@ -79,9 +79,6 @@ def read_manifest(path: Path) -> Manifest:
 def parse_manifest(path: Place, text: str | bytes) -> Manifest:
     """Return what the text of a manifest says.
 
-    Args:
-        path: of the commit, for messages.
-
     Raises:
         CheckpointError: it is not as it was written.
     """

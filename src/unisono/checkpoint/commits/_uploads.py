@@ -46,7 +46,6 @@ class _WriterClaim:
     """That this process writes into a directory.
 
     Args:
-        text: what `.writer` holds.
         swept: the series in which the remains of earlier processes were deleted.
     """
 

@@ -29,11 +29,7 @@ class PreemptionNotice:
 
 
 class PollWatch:
-    """Call a function each second in a thread, until it returns True or is stopped.
-
-    Args:
-        notice: is set when the function returns True.
-    """
+    """Call a function each second in a thread, until it returns True or is stopped."""
 
     def __init__(self, notice: PreemptionNotice, is_ending: Callable[[], bool]) -> None:
         self._notice, self._is_ending = notice, is_ending

@@ -35,7 +35,6 @@ class SaveConsensus(Protocol):
 
         Args:
             step: how many steps are done; the same in all processes.
-            is_last: whether no step follows.
 
         Returns:
             `step` or a later one, equal in all processes, until it is reached; None while none wants to save.

@@ -65,11 +65,7 @@ class HealthServer(PortServer):
 
 @functools.cache
 def process_health() -> HealthServer | None:
-    """Return the port of this process, which listens from the first call on; None without the variable.
-
-    Raises:
-        InvalidArgumentError: it is not a port, or not a free one.
-    """
+    """Return the port of this process, which listens from the first call on; None without the variable."""
     text = process_environ().get(HEALTH_VARIABLE)
     if not text:
         return None

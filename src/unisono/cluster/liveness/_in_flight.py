@@ -48,9 +48,6 @@ class InFlight:
     def note_concurrent_program(self, token: ProgramToken) -> None:
         """Note a program beside the steps, which may finish before them or after them.
 
-        Args:
-            token: an output that no later step donates.
-
         >>> import jax
         >>> in_flight = InFlight()
         >>> in_flight.note_concurrent_program(jax.numpy.zeros(()).block_until_ready())

@@ -78,9 +78,6 @@ class PeerMonitor:
     def begin_call(self, name: str) -> None:
         """Note a call that all workers must make, before a collective compares its arguments.
 
-        Args:
-            name: of the method, such as `"evaluate"`.
-
         Raises:
             ClusterError: when the next worker takes a step instead, or has reached the end of its program.
         """
@@ -214,11 +211,7 @@ class PeerMonitor:
         return {p: state for p, state in states.items() if isinstance(state, AbsentError)}
 
     def broadcast_lost(self, lost: Mapping[int, AbsentError]) -> None:
-        """Abort because peers are lost, and send the reason to the remaining ones.
-
-        Args:
-            lost: the peers, and what is known of them.
-        """
+        """Abort because peers are lost, and send the reason to the remaining ones."""
         remaining = [p for p in self._peers.others if p not in lost]
         self._abort(_early_end_text(f"{self._own} lost {self._summary(lost)}"), remaining)
 

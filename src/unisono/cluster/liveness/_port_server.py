@@ -44,7 +44,6 @@ class PortServer(abc.ABC):
 
     Args:
         listener: accepts the connections; this server closes it.
-        name: of the thread.
     """
 
     def __init__(self, listener: socket.socket, name: str) -> None:

@@ -3,8 +3,6 @@
 A line a second at most says how many steps there were; what lasts, such as compiling or saving, has a line of
 its own, which is written with them. A file beside holds the number of the last step. `unisono launch` shows
 them in a terminal, `unisono timeline` in a page.
-
-Tests: tests/unit/cluster/test_task_events.py.
 """
 
 from __future__ import annotations

@@ -63,9 +63,6 @@ def take_frame(inbox: bytearray, limit: int = MAX_BYTES) -> dict[str, Any] | Non
         inbox: the bytes; the message's are removed.
         limit: bytes that a message may have.
 
-    Returns:
-        The message, or None while it is not complete.
-
     Raises:
         OtherVersionError: when the sender uses another version of the protocol.
         UnknownPeerError: as soon as the bytes cannot become a message.
@@ -132,11 +129,7 @@ def hello(member: Member) -> dict[str, Any]:
 
 
 def read_hello(message: Message, address: str) -> Member:
-    """Return the process that sent a hello from an IP address.
-
-    Raises:
-        UnknownPeerError: when the message is not a hello, or one of its fields has the wrong type.
-    """
+    """Return the process that sent a hello from an IP address."""
     keys = [field.name for field in dataclasses.fields(Member) if field.name != "address"]
     if message.get("kind") != "hello" or set(message) != {"kind", *keys}:
         raise UnknownPeerError(f"its first message is not a hello but {shortened(str(sorted(message)), 80)}")
@@ -149,11 +142,7 @@ def read_hello(message: Message, address: str) -> Member:
 
 
 def read_lines(message: Message, key: str) -> list[str]:
-    """Return a field of a message that is a list of texts.
-
-    Raises:
-        UnknownPeerError: when it is something else.
-    """
+    """Return a field of a message that is a list of texts."""
     lines = message.get(key)
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise UnknownPeerError(f"its message has no {key}")
@@ -200,7 +189,6 @@ class RendezvousState:
     Args:
         address_of: the addresses of the first processes; of all where they are known.
         began_at: when the rendezvous began, in seconds of a monotonic clock.
-        connected: the processes that are connected, and process 0 itself.
         may_differ: the names in a configuration whose difference is only a warning.
         disconnected: the last process of each number that lost its connection again.
         rejections: which connections were rejected, and why.
@@ -398,11 +386,7 @@ def _listed(head: str, lines: Sequence[str], tail: Sequence[str]) -> str:
 
 
 def unreachable_text(address: str, trouble: str, attempts: int, start_up: float) -> str:
-    """Return the error of a process that process 0 did not answer.
-
-    Args:
-        start_up: for how many seconds.
-    """
+    """Return the error of a process that process 0 did not answer."""
     return (
         f"Process 0 must answer at its address within {start_up:g} s. Received: cannot reach {address}: "
         f"{trouble} ({attempts} attempts). Start process 0, check that its log shows no error and that no "

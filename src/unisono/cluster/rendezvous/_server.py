@@ -93,11 +93,7 @@ class RendezvousServer:
         return tuple(member.host for _, member in sorted(self._state.connected.items()))
 
     def run(self, agreed: Message) -> Proceed:
-        """Wait for all processes, send them the outcome, and return when they have received it.
-
-        Raises:
-            ClusterError: when the cluster cannot start.
-        """
+        """Wait for all processes, send them the outcome, and return when they have received it."""
         while 0 in self._state.connected:
             outcome = _protocol.outcome(self._state, time.monotonic())
             if isinstance(outcome, Proceed):

@@ -110,11 +110,7 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
 
 
 def checked(fn: Callable[..., Any], method: str) -> Callable[..., Any]:
-    """Return `fn`, which must be callable.
-
-    Raises:
-        InvalidTypeError: `fn` is not callable.
-    """
+    """Return `fn`, which must be callable."""
     if not callable(fn):
         raise InvalidTypeError(
             f"{method}() needs a function. Received: {fn!r:.200}. Write {method}(lambda element: ...)."

@@ -22,7 +22,6 @@ class Interleave(CountingNode, SelectiveNode):
     """The elements of the data sets that a function returns, a block from each of several in turn.
 
     Args:
-        fn: Returns a node for an element.
         ahead: Number of elements that a thread reads ahead from each; 0 for no thread.
     """
 

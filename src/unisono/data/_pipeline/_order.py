@@ -27,9 +27,6 @@ _PICKS_PER_DRAW = 2048
 def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> Iterator[T]:
     """Yield the items in the order of a buffered shuffle.
 
-    Args:
-        buffer_size: Number of items in the buffer, at least 1.
-
     >>> sorted(shuffled(iter(range(10)), 4, [7])) == list(range(10))
     True
     """

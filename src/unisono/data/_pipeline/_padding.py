@@ -12,14 +12,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.data._pipeline._structure import (
-    Element,
-    Path,
-    TensorSpec,
-    check_no_dataset,
-    combine,
-    name_of,
-)
+from unisono.data._pipeline._structure import Element, Path, TensorSpec, check_no_dataset, combine, name_of
 
 
 def pad(elements: Sequence[Element], shapes: Element = None, values: Element = None) -> Element:
@@ -29,9 +22,6 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
         shapes: For each component the shape after padding, with None (or -1) for the size of the longest
             element in the batch; None for all components.
         values: For each component the number or string to pad with, or one for all; None pads with 0 and b"".
-
-    Returns:
-        One element with a batch dimension.
 
     Raises:
         InvalidArgumentError: A component does not have the rank of its shape, or is larger.
@@ -45,10 +35,6 @@ def pad(elements: Sequence[Element], shapes: Element = None, values: Element = N
 
 def padded_spec(spec: Element, batch_size: int | None, shapes: Element) -> Element:
     """Return the spec of padded batches; padded dimensions without a fixed size are None.
-
-    Args:
-        batch_size: First dimension, None where it varies.
-        shapes: As in `pad`.
 
     >>> padded_spec(TensorSpec((3,), "int32"), None, None).shape
     (None, None)

@@ -112,7 +112,6 @@ class IgnoreErrors(SelectiveNode):
 
     Args:
         parent: The input; it may continue after an error.
-        log_warning: Whether errors are logged as warnings.
     """
 
     log_warning: bool

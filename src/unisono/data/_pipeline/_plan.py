@@ -382,11 +382,7 @@ def _find_stateful(node: Node, found: dict[StatefulNode, None]) -> None:
 
 
 def first_spec(node: Node) -> Element:
-    """Return the spec of the first element, which is computed for that; no pass is counted.
-
-    Raises:
-        InvalidArgumentError: The data set is empty.
-    """
+    """Return the spec of the first element, which is computed for that; no pass is counted."""
     # The passes are only peeked at, so that to ask for a spec does not change the order of the first epoch.
     iterator = node.iterate(Pass({below: below.peek() for below in stateful_nodes(node)}))
     try:

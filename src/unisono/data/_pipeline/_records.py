@@ -43,9 +43,6 @@ def begin(file: IO[bytes]) -> None:
 def append(file: IO[bytes], element: Element) -> int:
     """Write an element at the end of the file.
 
-    Returns:
-        Its offset.
-
     Raises:
         InvalidTypeError: A component has a dtype that is not numpy's own.
     """
@@ -71,14 +68,7 @@ def end(file: IO[bytes], offsets: Sequence[int]) -> None:
 
 
 def read_offsets(file: IO[bytes], path: str) -> np.ndarray:
-    """Read the offset of each element.
-
-    Returns:
-        int64 vector.
-
-    Raises:
-        InvalidArgumentError: The file is not a complete cache.
-    """
+    """Read the offset of each element."""
     length = file.seek(0, os.SEEK_END)
     if length >= _END.size:
         file.seek(length - _END.size)

@@ -17,14 +17,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.data._pipeline import _cardinality, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
-from unisono.data._pipeline._plan import (
-    IndexedNode,
-    Node,
-    Pass,
-    SeededNode,
-    SelectiveNode,
-    StateIterator,
-)
+from unisono.data._pipeline._plan import IndexedNode, Node, Pass, SeededNode, SelectiveNode, StateIterator
 from unisono.data._pipeline._structure import Element, TensorSpec
 
 #: Random numbers that are computed together: 8 KiB. Their seed includes the chunk's number, for random
@@ -73,9 +66,6 @@ def _numbers(entropy: tuple[int, ...]) -> np.ndarray:
 
 def chooser(weights: Sequence[float] | None, count: int) -> Callable[[Any], np.int64]:
     """Return the function from a random number to the number of a data set.
-
-    Raises:
-        InvalidArgumentError: The number of weights differs, one is negative, or all are 0.
 
     >>> int(chooser([0.25, 0.75], 2)(2**31))
     1
@@ -186,8 +176,6 @@ class Resample(SeededNode, SelectiveNode):
     """Pairs of class and element, of which some are dropped so that classes have the wanted distribution.
 
     Args:
-        class_of: Returns the class of an element, from 0.
-        target: The wanted share of each class.
         initial: The share of each class in the data; None counts them.
     """
 
@@ -245,11 +233,7 @@ class _ResampleIterator(StateIterator):
 
 
 def distribution(value: ArrayLike, name: str) -> tuple[float, ...]:
-    """Return shares, scaled so that they add up to 1.
-
-    Raises:
-        InvalidArgumentError: A share is negative, or all are 0.
-    """
+    """Return shares, scaled so that they add up to 1."""
     shares = np.asarray(value, float)
     if shares.ndim != 1 or not (shares >= 0).all() or not shares.sum() > 0:
         raise InvalidArgumentError(

@@ -34,12 +34,7 @@ from unisono.data._pipeline._structure import Element
 
 
 class Generator(Node):
-    """The elements of the iterables that a function returns, one for each pass.
-
-    Args:
-        make: Returns a new iterable.
-        signature: Spec of the elements, None where it is not known.
-    """
+    """The elements of the iterables that a function returns, one for each pass."""
 
     make: Callable[[], Iterable[Element]]
     signature: Element = None
@@ -403,11 +398,7 @@ class _SequenceIterator(StateIterator):
 
 
 class StreamZip(Node):
-    """Tuples (or other structures) of one element of each of several data sets.
-
-    Args:
-        arrange: Builds one element from one element of each.
-    """
+    """Tuples (or other structures) of one element of each of several data sets."""
 
     parents: tuple[Node, ...]
     arrange: Callable[[Sequence[Element]], Element]

@@ -82,9 +82,6 @@ def check_no_dataset(value: Component, path: Path, what: str) -> None:
 
     Args:
         what: The operation, in the passive: "stacked".
-
-    Raises:
-        InvalidTypeError: The component is a data set.
     """
     if is_dataset(value) or isinstance(value, DatasetSpec):
         raise InvalidTypeError(
@@ -141,9 +138,6 @@ def combine(
     fn: Callable[[Sequence[Any], Path], Any], elements: Sequence[Element], path: Path = ()
 ) -> Element:
     """Return one element whose components are `fn(components of all elements, path)`.
-
-    Args:
-        fn: Returns one component for those of all elements.
 
     Raises:
         InvalidArgumentError: The structures differ.
@@ -286,9 +280,6 @@ def _frozen_leaf(leaf: Component) -> Component:
 
 def leading_size(arrays: Element) -> int:
     """Return the number of rows, which all components must share.
-
-    Raises:
-        InvalidArgumentError: There is no component, one is a scalar, or their numbers of rows differ.
 
     >>> leading_size((np.zeros((3, 2)), np.zeros(3)))
     3

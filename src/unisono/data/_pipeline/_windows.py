@@ -135,9 +135,6 @@ class Groups(CountingNode, SelectiveNode):
     """Groups of elements with equal keys, each mapped by a function to a data set.
 
     Args:
-        key_of: Returns the key of an element.
-        reduce: Returns a node for a key and the elements of a group.
-        size_of: Returns the size of a group for a key.
         known_spec: Returns the spec of the results; None takes that of the first one.
     """
 
@@ -278,11 +275,7 @@ def bucket_of(length: int, boundaries: Sequence[int]) -> int:
 
 
 def padded_to(spec: Element, shapes: Element, size: int) -> Element:
-    """Return padded shapes in which every dimension that varies has the same size.
-
-    Args:
-        shapes: The user's shapes, or None for those of the spec.
-    """
+    """Return padded shapes in which every dimension that varies has the same size."""
     if shapes is None and not any(None in (leaf.shape or ()) for _, leaf in _structure.leaves(spec)):
         raise InvalidArgumentError(
             "With pad_to_bucket_boundary=True, elements must have a dimension whose size varies. "
@@ -295,11 +288,7 @@ def padded_to(spec: Element, shapes: Element, size: int) -> Element:
 
 
 def check_buckets(boundaries: Sequence[int], sizes: Sequence[int]) -> None:
-    """Check the arguments of `bucket_by_sequence_length`.
-
-    Raises:
-        InvalidArgumentError: Boundaries do not increase, or the number of sizes is not theirs plus one.
-    """
+    """Check the arguments of `bucket_by_sequence_length`."""
     if list(boundaries) != sorted(set(boundaries)) or len(sizes) != len(boundaries) + 1:
         raise InvalidArgumentError(
             "bucket_boundaries must increase, and bucket_batch_sizes have one more number. "

@@ -1,7 +1,4 @@
-"""`CannedEstimator`: an Estimator of a head and of feature columns.
-
-Tests: tests/virtual/estimator/test_canned.py.
-"""
+"""`CannedEstimator`: an Estimator of a head and of feature columns."""
 
 from __future__ import annotations
 

@@ -75,9 +75,6 @@ def threshold_metrics(thresholds: Sequence[float]) -> dict[str, keras.metrics.Me
 def checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
     """Return thresholds.
 
-    Args:
-        thresholds: numbers, or None.
-
     >>> checked_thresholds([0.5])
     (0.5,)
     """

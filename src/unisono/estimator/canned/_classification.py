@@ -24,12 +24,7 @@ from unisono.estimator.canned._class_metrics import (
     sigmoid_losses,
     threshold_metrics,
 )
-from unisono.estimator.canned._head import (
-    SUM_OVER_BATCH_SIZE,
-    Head,
-    check_label_range,
-    labels_on_host,
-)
+from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, check_label_range, labels_on_host
 from unisono.estimator.canned._texts import TEXTS
 
 if TYPE_CHECKING:
@@ -37,11 +32,7 @@ if TYPE_CHECKING:
 
 
 class ClassHead(Head):
-    """What heads of classes share: vocabularies of labels, and predictions that are strings.
-
-    Args:
-        label_vocabulary: their names, or None.
-    """
+    """What heads of classes share: vocabularies of labels, and predictions that are strings."""
 
     def __init__(self, classes: int, label_vocabulary: Sequence[str] | None, *head_arguments: Any) -> None:
         super().__init__(*head_arguments)
@@ -99,11 +90,7 @@ class ClassHead(Head):
 def chosen_predictions(
     predictions: Mapping[str, Callable[[], Any]], keys: Sequence[str] | None
 ) -> dict[str, jax.Array]:
-    """Return predictions by key.
-
-    Args:
-        keys: those that are wanted; None for all.
-    """
+    """Return predictions by key."""
     unknown = sorted(set(keys or ()) - {*predictions, "classes", "all_classes"})
     if unknown:
         raise InvalidArgumentError(
@@ -263,9 +250,6 @@ def binary_or_multi_class_head(
     loss_reduction: str,
 ) -> BinaryClassHead | MultiClassHead:
     """Return the head of a classifier.
-
-    Args:
-        weight_column: the key of a feature with weights of examples, a numeric column, or None.
 
     >>> type(binary_or_multi_class_head(2, None, None, "sum")).__name__
     'BinaryClassHead'

@@ -37,12 +37,7 @@ _DNN_LEARNING_RATE, _LINEAR_LEARNING_RATE = 0.001, 0.005
 
 @dataclasses.dataclass(frozen=True)
 class WideAndDeep:
-    """Both models.
-
-    Args:
-        linear_columns: of the linear model; none for no such model.
-        dnn_columns: of the network; none for no such model.
-    """
+    """Both models."""
 
     linear_columns: Sequence[FeatureColumn]
     linear_optimizer: Callable[[], Any]

@@ -296,11 +296,7 @@ class SummedLosses(keras.losses.Loss):
 
 
 def minimized(optimizer: Any, loss: jax.Array, variables: Sequence[keras.Variable] | None) -> Any:
-    """Return the train op of an optimizer: Keras', or one with TensorFlow 1's `minimize`.
-
-    Args:
-        variables: which are changed; None for all.
-    """
+    """Return the train op of an optimizer: Keras', or one with TensorFlow 1's `minimize`."""
     if isinstance(optimizer, keras.Optimizer):
         return _train_op.minimize(optimizer, loss, var_list=variables)
     return optimizer.minimize(loss, var_list=variables)

@@ -53,11 +53,7 @@ def dnn_logits(
     batch_norm: bool = False,
     training: bool = False,
 ) -> Logits:
-    """Return the logits of a network.
-
-    Args:
-        dropout: the rate after each hidden layer, or None.
-    """
+    """Return the logits of a network."""
     layers: list[keras.layers.Layer] = []
 
     def apply(layer: keras.layers.Layer, value: object, **kwargs: Any) -> Any:

@@ -2,8 +2,6 @@
 
 The metrics are read from the event files that `Estimator.evaluate` writes, so that an evaluation in another
 process counts, too.
-
-Tests: tests/unit/estimator/test_early_stopping.py.
 """
 
 from __future__ import annotations
@@ -39,14 +37,7 @@ def read_eval_metrics(eval_dir: str) -> dict[int, Mapping[str, float]]:
 
 
 class StopOnPredicateHook(IntervalHook):
-    """End the loop when a function returns True.
-
-    Args:
-        run_every_secs: the number of seconds between two calls.
-
-    Raises:
-        InvalidArgumentError: both or none of seconds and steps are given.
-    """
+    """End the loop when a function returns True."""
 
     def __init__(
         self,

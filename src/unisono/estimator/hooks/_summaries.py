@@ -15,12 +15,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono.estimator._collections import RecordedSummary
-from unisono.estimator.hooks._hook import (
-    HookSession,
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunValues,
-)
+from unisono.estimator.hooks._hook import HookSession, SessionRunArgs, SessionRunContext, SessionRunValues
 from unisono.estimator.hooks._timer import IntervalHook
 from unisono.summary import SummaryWriter, create_file_writer
 

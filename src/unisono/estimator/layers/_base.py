@@ -83,11 +83,7 @@ VOLUMES = "(batch, depth, height, width, channels)"
 
 
 class GraphLayer(keras.Layer):
-    """A Keras layer with the defaults of TensorFlow 1, whose regularizers count in `tf.losses`.
-
-    Args:
-        options: arguments of the Keras layer.
-    """
+    """A Keras layer with the defaults of TensorFlow 1, whose regularizers count in `tf.losses`."""
 
     def __init__(self, **options: Any) -> None:
         given = {
@@ -123,7 +119,6 @@ def as_function(cls: type[GraphLayer], kind: str, shape: str) -> Callable[..., j
 
     Args:
         kind: the function's name, with which automatic names of layers begin.
-        shape: the shape of inputs, for the docstring.
     """
     own = inspect.signature(cls)
 

@@ -158,7 +158,6 @@ def found_or_made(
 
     Args:
         cls: the class that an earlier layer or variable must have.
-        name: string; the user's name, or None for an automatic one.
         reuse: the user's argument; None for that of the scope.
 
     Raises:

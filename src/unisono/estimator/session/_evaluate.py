@@ -1,7 +1,4 @@
-"""An evaluation, and predictions: the variables of a checkpoint, and one pass over the data.
-
-Tests: tests/virtual/estimator/test_evaluate.py.
-"""
+"""An evaluation, and predictions: the variables of a checkpoint, and one pass over the data."""
 
 from __future__ import annotations
 
@@ -34,13 +31,7 @@ _LOG = logging.getLogger("unisono")
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationTask:
-    """What an evaluation or a prediction needs.
-
-    Args:
-        strategy: on whose replicas.
-        checkpoint: path of the checkpoint; None for initial values.
-        initialize: gives variables their values where there is no checkpoint; None for their own.
-    """
+    """What an evaluation or a prediction needs."""
 
     model_fn: ModelFunction
     strategy: ReplicatedStrategy
@@ -91,9 +82,6 @@ def evaluate(
     """Return the metrics of a checkpoint by name, with `loss` and `global_step`.
 
     Args:
-        task: what the evaluation needs.
-        data: makes pairs of features and labels.
-        steps: how many steps; None for all data.
         log_dir: directory of the event file; None for none.
 
     Raises:
@@ -170,7 +158,6 @@ def predictions(
 
     Args:
         data: makes pairs of features and labels, which are left out.
-        keys: which predictions; None for all.
 
     Raises:
         InvalidArgumentError: for keys of no prediction, or predictions of different lengths.

@@ -4,8 +4,6 @@ In a graph the tensors of `get_next`, and what is computed of them, have new val
 input_fn gets the first element. Where it returns parts of that element as they are, those of the further
 ones are put in the same places. Where it computes with them, it is run again for each step, and finds the
 iterators of its first run.
-
-Tests: tests/unit/estimator/test_graph_iterators.py.
 """
 
 from __future__ import annotations
@@ -31,9 +29,6 @@ class IteratorInitializer:
 class GraphIterator:
     """An iterator of TensorFlow 1 over a dataset.
 
-    Args:
-        dataset: what is read.
-
     >>> from unisono.data import Dataset
     >>> iterator = GraphIterator(Dataset.range(2))
     >>> int(iterator.get_next()), int(iterator.get_next())
@@ -52,14 +47,7 @@ class GraphIterator:
         return self._dataset.element_spec
 
     def get_next(self, name: str | None = None) -> PyTree:
-        """Return the next element.
-
-        Args:
-            name: is not used.
-
-        Raises:
-            OutOfRangeError: there is none.
-        """
+        """Return the next element."""
         if self._elements is None:
             self._elements = iter(self._dataset)
         for element in self._elements:
@@ -139,10 +127,6 @@ def _places(result: PyTree, taken: list[tuple[GraphIterator, PyTree]]) -> list[i
 
 def make_one_shot_iterator(dataset: Dataset, shared_name: object = None) -> GraphIterator:
     """Return an iterator whose `get_next` an input_fn may return, as programs of TensorFlow 1 do.
-
-    Args:
-        dataset: what is read.
-        shared_name: is not used.
 
     >>> from unisono.data import Dataset
     >>> int(make_one_shot_iterator(Dataset.range(2)).get_next())

@@ -36,7 +36,6 @@ class InputFunction:
         """Yield pairs of features and labels.
 
         Args:
-            context: says which part is asked for.
             group: the workers between which the elements are divided; None to read all of them.
 
         Raises:

@@ -64,11 +64,7 @@ class ModelVariables(VariablesByPath):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelFunction:
-    """A model_fn with the arguments that do not change.
-
-    Args:
-        params: for its argument `params`; None where it has none.
-    """
+    """A model_fn with the arguments that do not change."""
 
     function: Callable[..., Any]
     params: UserValue

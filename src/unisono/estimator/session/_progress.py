@@ -1,7 +1,4 @@
-"""Lines of progress on the terminal, where the program has not said anything about logging.
-
-Tests: tests/unit/estimator/test_progress.py.
-"""
+"""Lines of progress on the terminal, where the program has not said anything about logging."""
 
 from __future__ import annotations
 

@@ -51,9 +51,6 @@ def _is_hyperparameter(path: str, variables: ModelVariables) -> bool:
 def restore(variables: ModelVariables, path: str, names: Mapping[str, str] | None = None) -> None:
     """Restore the variables of a checkpoint.
 
-    Args:
-        names: in the checkpoint, by the variables' paths, where they have others.
-
     Raises:
         CheckpointMismatchError: it lacks a variable, or has one of another shape.
         CheckpointError: it cannot be read.
@@ -105,11 +102,7 @@ def global_step_in(path: str | os.PathLike[str]) -> int:
 
 
 class TrainingSaver:
-    """Writes the checkpoints of a training.
-
-    Args:
-        max_to_keep: how many are kept; None or 0 for all.
-    """
+    """Writes the checkpoints of a training."""
 
     def __init__(
         self, variables: ModelVariables, directory: str, max_to_keep: int | None, every_n_hours: float
@@ -140,11 +133,7 @@ class TrainingSaver:
 
 
 def initialize(step: ModelStep, given: Initializer | None) -> None:
-    """Give variables their first values, where no checkpoint is restored.
-
-    Args:
-        given: comes first; None for nothing.
-    """
+    """Give variables their first values, where no checkpoint is restored."""
     for initializer in (given, *step.call.initializers):
         if initializer is not None:
             initializer(step.variables)

@@ -1,7 +1,4 @@
-"""A training: from the first element to the last step.
-
-Tests: tests/virtual/estimator/test_train.py.
-"""
+"""A training: from the first element to the last step."""
 
 from __future__ import annotations
 
@@ -34,13 +31,7 @@ _LOG = logging.getLogger("unisono")
 
 @dataclasses.dataclass(frozen=True)
 class TrainTask:
-    """What a training needs.
-
-    Args:
-        strategy: on whose replicas.
-        checkpoint: path of the checkpoint to go on from; None for initial values.
-        initialize: gives variables their values where there is no checkpoint; None for their own.
-    """
+    """What a training needs."""
 
     model_fn: ModelFunction
     config: RunConfig

@@ -1,8 +1,6 @@
 """`Scaffold`, `Saver` and `init_from_checkpoint`: with which values variables begin, and how they are saved.
 
 Source: https://www.tensorflow.org/versions/r1.15/api_docs/python/tf/train/Scaffold
-
-Tests: tests/virtual/estimator/test_scaffold.py.
 """
 
 from __future__ import annotations

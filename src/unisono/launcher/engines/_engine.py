@@ -20,13 +20,7 @@ S = TypeVar("S", bound=EngineSettings)
 
 @dataclasses.dataclass(frozen=True)
 class Submission(Generic[S]):
-    """What is to run on an engine.
-
-    Args:
-        options: the same as on this machine.
-        log_dir: the directory for logs; None leaves it to the engine.
-        settings: the engine's own.
-    """
+    """What is to run on an engine."""
 
     options: LaunchOptions
     program: UserProgram
@@ -92,11 +86,7 @@ ALWAYS_HONOURED = frozenset({"workers", "ps", "chief", "evaluator", "max_restart
 
 
 def find_engine(name: str) -> Engine[Any]:
-    """Import an engine.
-
-    Raises:
-        InvalidArgumentError: there is none of this name.
-    """
+    """Import an engine."""
     if name not in ENGINES:
         raise InvalidArgumentError(
             f"`--on` must be one of {', '.join(ENGINES)}. Received: {name!r}. Leave it out to run on this "
@@ -110,9 +100,6 @@ def check_honoured(options: LaunchOptions, honoured: frozenset[str], name: str) 
 
     Args:
         honoured: the fields with a meaning there, besides `ALWAYS_HONOURED`.
-
-    Raises:
-        InvalidArgumentError: the message names the flag.
 
     >>> check_honoured(LaunchOptions(workers=2, interface="eth0"), frozenset({"interface"}), "slurm")
     """

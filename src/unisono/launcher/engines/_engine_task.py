@@ -21,14 +21,7 @@ from unisono.cluster_resolver._spec import Task, read_index, split_address
 from unisono.launcher import _task
 from unisono.launcher._launch import check_program, cores, environ, job_description, visible_gpus
 from unisono.launcher._options import LaunchOptions, UserProgram
-from unisono.launcher._plan import (
-    MARK,
-    LaunchPlan,
-    RunPaths,
-    base_environment,
-    gpus_of,
-    tasks_of,
-)
+from unisono.launcher._plan import MARK, LaunchPlan, RunPaths, base_environment, gpus_of, tasks_of
 from unisono.rpc._ports import ports_to_choose_from
 from unisono.rpc._transport._keys import FILE_VARIABLE, VARIABLE
 
@@ -141,15 +134,7 @@ def _first_port(job: int, variables: Mapping[str, str]) -> int:
 def task_plan(
     options: LaunchOptions, addresses: Sequence[str], variables: Mapping[str, str], log_dir: Path | None
 ) -> LaunchPlan:
-    """Return who is what: chief, workers, parameter servers and the evaluator, in this order.
-
-    Args:
-        addresses: of all tasks, by their number.
-        variables: of this process.
-
-    Raises:
-        InvalidArgumentError: no task is left for a worker.
-    """
+    """Return who is what: chief, workers, parameter servers and the evaluator, in this order."""
     others = len(tasks_of(options, 0))
     workers = len(addresses) - others
     if workers < (0 if options.chief else 1):

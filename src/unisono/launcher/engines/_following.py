@@ -40,11 +40,7 @@ def first_failure(paths: RunPaths, generation: int, engine: Iterable[Failure]) -
 
 
 def failure_report(paths: RunPaths, generation: int, engine: Iterable[Failure]) -> str:
-    """Return why a job failed, with the traceback of the first failure at the end.
-
-    Args:
-        engine: as for `first_failure`.
-    """
+    """Return why a job failed, with the traceback of the first failure at the end."""
     first = first_failure(paths, generation, engine)
     if first is None:
         return ""

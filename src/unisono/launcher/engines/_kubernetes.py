@@ -42,7 +42,6 @@ def render(submission: Submission[KubernetesSettings]) -> str:
 
     Raises:
         InvalidArgumentError: a flag cannot be right.
-        BackendError: the extra is not installed.
     """
     objects = manifests(submission)
     try:
@@ -94,11 +93,7 @@ def run(submission: Submission[KubernetesSettings]) -> int:
 
 
 def call(submission: Submission[KubernetesSettings], function: FunctionCall) -> list[Any]:
-    """Refuse: pods see what their image and their claims hold, and no folder of this machine.
-
-    Raises:
-        InvalidArgumentError: always.
-    """
+    """Refuse: pods see what their image and their claims hold, and no folder of this machine."""
     name = getattr(function.fn, "__name__", "train")
     raise InvalidArgumentError(
         "Kubernetes must find a program in the image of its pods, and cannot be sent a function. Received: "

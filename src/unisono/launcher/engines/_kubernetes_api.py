@@ -156,11 +156,7 @@ class KubernetesApi:
         query: Mapping[str, str],
         timeout: tuple[float, float],
     ) -> Any:
-        """Return urllib3's response.
-
-        Raises:
-            ApiError: the server refuses the request, or does not answer.
-        """
+        """Return urllib3's response."""
         try:
             return self._client.request(
                 method,

@@ -34,10 +34,8 @@ class SubmittedLaunch:
     """What is followed.
 
     Args:
-        selector: the label of the pods.
         watched: the objects whose failure is that of the launch.
         deciding: the names of those whose success is that of the launch.
-        shown: the task whose output is shown.
         restarts: how often a task may run out of memory: Kubernetes would start it again without end.
     """
 

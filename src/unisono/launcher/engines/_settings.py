@@ -170,11 +170,7 @@ class RaySettings(EngineSettings):
 
 
 def rank_hosts(hostfile: str) -> list[str]:
-    """Return the hosts of a file of Open MPI, each as often as it has slots.
-
-    Raises:
-        InvalidArgumentError: the file cannot be read, or has a line that is no host.
-    """
+    """Return the hosts of a file of Open MPI, each as often as it has slots."""
     try:
         lines = Path(hostfile).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

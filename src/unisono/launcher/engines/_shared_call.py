@@ -38,9 +38,7 @@ def call_in_folder(
     """Call a function in tasks that see the folder; return the values of the chief and the workers.
 
     Args:
-        run: of the engine.
         ended: returns which task ended first, as the engine says it.
-        submission: without a program.
         limit: what to write in place of a `timeout`.
 
     Raises:

@@ -43,11 +43,7 @@ _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? ([0-9,\[\]-]+): (.+)")
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job.
-
-    Args:
-        exit_code: as a shell shows it.
-    """
+    """What Slurm says of a job."""
 
     job: str
     state: str
@@ -120,11 +116,7 @@ def ended_tasks(paths: RunPaths, options: LaunchOptions) -> list[Failure]:
 
 
 def check_with_slurm(script: str) -> None:
-    """Ask Slurm whether it would take a batch script.
-
-    Raises:
-        InvalidArgumentError: there is no Slurm here, or it would not.
-    """
+    """Ask Slurm whether it would take a batch script."""
     if shutil.which("sbatch") is None:
         raise InvalidArgumentError(
             "`--on slurm` submits with Slurm's command sbatch. Received: no `sbatch` on this machine. Run it "
@@ -141,11 +133,7 @@ def check_with_slurm(script: str) -> None:
 
 
 def check_is_free(folder: Path) -> None:
-    """Check that no job writes its logs into a folder.
-
-    Raises:
-        ClusterError: one does, or will when it starts.
-    """
+    """Check that no job writes its logs into a folder."""
     holder = folder / HOLDER
     number = holder.read_text().strip() if holder.exists() else ""
     states = read_states(_slurm("scontrol", "show", "job", "-o", number).stdout) if number else []
@@ -164,7 +152,6 @@ class SlurmJob:
     """A job that was submitted.
 
     Args:
-        folder: where the job's own log is.
         logs: where a folder with the number of the job has the tasks' logs; None for those in `folder`.
         is_array: whether there are several jobs, whose output is not shown.
         is_call: whether the job is of use to this process alone: each signal cancels it.

@@ -107,11 +107,7 @@ _HEADS = ("task", "state", "step", "steps/s", "data %", "exchange %", "heartbeat
 
 
 class LiveTable:
-    """The tasks of a launch, over all generations.
-
-    Args:
-        paths: the files of the launch.
-    """
+    """The tasks of a launch, over all generations."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths

@@ -4,8 +4,6 @@ A thread that waits for an answer takes what arrives itself: handed over by the 
 wakes two threads instead of one. So a step of an MLP of 0.8 MB has 10.7 switches of threads instead of 15.0
 (2 workers, 1 server, 2 cores, 2026-11-22). The clients' thread takes what arrives while no other one waits,
 and watches deadlines always.
-
-Tests: tests/unit/rpc/test_channel_events.py.
 """
 
 from __future__ import annotations
@@ -55,9 +53,6 @@ class ChannelEvents:
 
         Nothing happens for a connection that is not watched any more: one that has failed may still be given
         messages, until the clients' thread ends it. `unwatch` must not run in another thread meanwhile.
-
-        Args:
-            is_wanted: whether it is to be called for that.
         """
         if descriptor in self._actions:
             self._channels.modify(descriptor, select.EPOLLIN | (select.EPOLLOUT if is_wanted else 0))

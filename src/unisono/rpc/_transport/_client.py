@@ -167,11 +167,7 @@ class _Way:
 
 
 class _Link:
-    """The connection of a client, or the attempts to have one; in the clients' thread.
-
-    Args:
-        way: where it leads.
-    """
+    """The connection of a client, or the attempts to have one; in the clients' thread."""
 
     def __init__(self, thread: ClientThread, pending: PendingCalls, way: _Way) -> None:
         self._thread, self._pending, self._way = thread, pending, way

@@ -3,8 +3,6 @@
 A task has two keys, as one that answers and as one that asks: a task with a key that a client has must not
 be taken for a server. All have the secret, so that keys prove "a task of this cluster", and which one it is
 as far as tasks of one cluster trust each other.
-
-Tests: tests/unit/rpc/test_keys.py.
 """
 
 from __future__ import annotations
@@ -35,11 +33,7 @@ _PURPOSE = "unisono parameter servers, version 1"
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ClusterKeys:
-    """The keys of all tasks of a cluster.
-
-    Args:
-        secret: of the cluster, 32 bytes.
-    """
+    """The keys of all tasks of a cluster."""
 
     secret: bytes
     own: Task

@@ -110,11 +110,7 @@ def _takes_connections(path: Path) -> bool:
 
 
 def socket_directory(parent: str = _PARENT) -> Path:
-    """Return the directory of this user's sockets, which is created where it is missing.
-
-    Raises:
-        ClusterError: when others can enter it.
-    """
+    """Return the directory of this user's sockets, which is created where it is missing."""
     path = Path(parent) / f"unisono-sockets-{os.geteuid()}"
     if problem := own_folder_problem(path, denied=0o077):
         raise ClusterError(

@@ -9,8 +9,6 @@ workers, 1 server, 2 cores, 2026-11-22).
 A message is: magic `UNPL`, number of its segment u8 (255 for none), whether the segment's file comes with the
 message u8, 0 u16, number of parts u32, bytes of the parts that follow u64; for each part its length and
 where it begins in the segment, u64 each, 0 for a part that follows; then these parts.
-
-Tests: tests/unit/rpc/test_local_channel.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 It cannot read what a task with a key sends. But a handshake without keys is one that such a task cannot take,
 and ends at once with an error, where it would try to connect until its time is over.
-
-Tests: tests/unit/rpc/test_refusal.py.
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ class RpcServer:
         address: `"host:port"`. With port 0 a free one is chosen, and `address` has it after `start`.
         handler: answers a request, or returns None and calls `reply` later. It runs in the server's
             thread: while it works no other request is answered. An exception becomes an answer ERROR.
-        keys: of the cluster, None without.
         limit: bytes of a request, or of an answer, at most; the same in all tasks.
         budget: bytes of answers that wait to be sent to one client at most; more are dropped.
 

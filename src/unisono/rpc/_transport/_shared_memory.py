@@ -91,11 +91,7 @@ class OutgoingSegments:
         self._segments: dict[int, Segment] = {}
 
     def take(self, nbytes: int) -> Segment | None:
-        """Return a segment that is marked as used; None where the receiver holds too many.
-
-        Args:
-            nbytes: of the arrays, each aligned.
-        """
+        """Return a segment that is marked as used; None where the receiver holds too many."""
         size = rounded(FIRST + nbytes)
         free = [s for s in self._segments.values() if s.is_free]
         fitting = [s for s in free if s.size >= size]
@@ -181,11 +177,7 @@ class IncomingSegments:
         self._memories[slot] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8).view(_SegmentBytes)
 
     def borrow(self, slot: int, places: list[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of arrays; when the last of them is gone, the sender may write there again.
-
-        Raises:
-            ValueError: there is no such segment, or an array is not within it.
-        """
+        """Return the bytes of arrays; when the last of them is gone, the sender may write there again."""
         memory = self._memories.get(slot)
         if memory is None:
             raise ValueError(f"A message must name a segment that was sent. Received: {slot}.")

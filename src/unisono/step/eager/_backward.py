@@ -3,8 +3,6 @@
 The program goes through the recorded operations from the last to the first. The arrays that were computed are
 its arguments, so that it computes no forward pass again; XLA drops what the derivative does not need. As the
 program is itself an operation on these arrays, a tape around records it, and can differentiate it again.
-
-Tests: tests/unit/step/eager/test_backward.py.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ def differentiate(
     """Return the derivative of the sum of targets by each source.
 
     Args:
-        targets: arrays.
         sources: for each one the arrays that stand for it.
         weights: of the targets' shapes; None for ones.
         each: whether the weights have a further axis in front: there is a derivative for each row.
@@ -156,7 +153,6 @@ def weights_of(weights: PyTree, targets: Sequence[jax.Array]) -> list[jax.Array]
 
     Args:
         weights: a structure with an array, `IndexedSlices` or None for each target, or None.
-        targets: arrays.
     """
     if weights is None:
         return None
@@ -226,8 +222,6 @@ class _Derivative:
 
     Args:
         steps: from the last operation to the first.
-        ends: the values of the targets.
-        shapes: shapes and types of the targets.
         starts: for each source the values that stand for it.
     """
 
@@ -241,12 +235,7 @@ class _Derivative:
         self._steps, self._ends, self._shapes, self._starts = steps, ends, shapes, starts
 
     def __call__(self, arguments: Sequence[Operand], seeds: Sequence[jax.Array] | None) -> list[jax.Array]:
-        """Return the derivatives by the sources on which a target depends.
-
-        Args:
-            arguments: the inputs of all operations.
-            seeds: the targets' weights; None for ones.
-        """
+        """Return the derivatives by the sources on which a target depends."""
         grads: dict[int, jax.Array] = {}
         for i, (end, (shape, dtype)) in enumerate(zip(self._ends, self._shapes, strict=True)):
             seed = jnp.ones(shape, dtype) if seeds is None else jnp.asarray(seeds[i], dtype)
@@ -262,22 +251,13 @@ class _Derivative:
         return [_conjugate(sum(of_one[1:], of_one[0])) for of_one in sums]
 
     def compiled(self, each: bool, is_traced: bool) -> DerivativeProgram:
-        """Return the compiled program.
-
-        Args:
-            each: whether there is a derivative for each row of weights.
-            is_traced: whether it is a part of another program.
-        """
+        """Return the compiled program."""
         # JAX takes options for whole programs alone.
         options = {} if is_traced else compiler_options(jax.default_backend())
         return jax.jit(self.each if each else self, compiler_options=options or None)
 
     def each(self, arguments: Sequence[Operand], seeds: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return the derivatives for each row of weights.
-
-        Args:
-            seeds: with a further axis in front.
-        """
+        """Return the derivatives for each row of weights."""
         found: list[jax.Array] = jax.vmap(lambda own: self(arguments, own))(seeds)
         return found
 

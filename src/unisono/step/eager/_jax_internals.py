@@ -203,9 +203,6 @@ def _core() -> ModuleType:
 def check_jax(core: Any) -> None:
     """Check that the installed JAX has the private names on which this file relies.
 
-    Args:
-        core: its module `jax._src.core`.
-
     Raises:
         BackendError: naming the first that is missing, or has other parameters.
     """

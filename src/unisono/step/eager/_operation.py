@@ -49,7 +49,6 @@ class Operation:
 
     Args:
         call: where the parameters are functions: what computes it once more.
-        args: its inputs: arrays, and numbers that are constant.
         links: for each output the positions of the inputs on which it depends; None for all of them.
         backward: the derivative, where a user gave it.
     """
@@ -63,11 +62,7 @@ class Operation:
     backward: Callable[..., Sequence[jax.Array | None]] | None = None
 
     def inputs_of(self, output: int) -> Sequence[Operand]:
-        """Return the inputs on which an output depends.
-
-        Args:
-            output: its position.
-        """
+        """Return the inputs on which an output depends."""
         return self.args if self.links is None else [self.args[i] for i in self.links[output]]
 
     def rule(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> Rule:
@@ -194,10 +189,6 @@ def jaxpr_links(jaxpr: jex.Jaxpr) -> tuple[frozenset[int], ...]:
 
 
 def is_differentiable(value: object) -> bool:
-    """Return whether an array or a type has derivatives: floating and complex numbers do.
-
-    Args:
-        value: anything with a `dtype`.
-    """
+    """Return whether an array or a type has derivatives: floating and complex numbers do."""
     dtype = getattr(value, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, np.inexact)

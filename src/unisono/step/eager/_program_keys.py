@@ -3,8 +3,6 @@
 A training step in a Python loop records the same operations each time, but JAX makes new objects for some of
 them, such as the body of a loop (`scan`). The key of a jaxpr is made of its equations, so that the compiled
 derivative is found again.
-
-Tests: tests/unit/step/eager/test_program_keys.py.
 """
 
 from __future__ import annotations

@@ -34,11 +34,7 @@ _CUSTOM_GRADIENT = jex.Primitive("custom_gradient")
 
 
 class TapeRecording:
-    """The operations that one tape has recorded.
-
-    Args:
-        watches_variables: whether trainable variables are watched where they are read.
-    """
+    """The operations that one tape has recorded."""
 
     def __init__(self, watches_variables: bool) -> None:
         self._watches_variables = watches_variables
@@ -57,14 +53,7 @@ class TapeRecording:
         return tuple(self._watched_variables.values())
 
     def watch(self, value: object) -> None:
-        """Watch a variable, or an array.
-
-        Args:
-            value: of floating or complex numbers; others have no derivatives.
-
-        Raises:
-            InvalidTypeError: for anything else.
-        """
+        """Watch a variable, or an array."""
         if isinstance(value, keras.Variable):
             self._watched_variables[id(value)] = value
         elif isinstance(value, jax.Array):
@@ -104,14 +93,7 @@ class TapeRecording:
             self.reads.setdefault(id(variable), {})[id(array)] = array
 
     def arrays_of(self, source: keras.Variable | jax.Array | np.ndarray) -> Sequence[jax.Array]:
-        """Return the arrays that stand for a source: for a variable, all that were read of it.
-
-        Args:
-            source: variable or array.
-
-        Raises:
-            InvalidTypeError: it is a layer, a name or a number.
-        """
+        """Return the arrays that stand for a source: for a variable, all that were read of it."""
         if isinstance(source, keras.Variable):
             return list(self.reads.get(id(source), {}).values())
         if isinstance(source, (keras.Layer, str, int, float)):
@@ -219,7 +201,6 @@ class Recorder:
         Args:
             function: returns the outputs, and a function that gets the variables that were read and the
                 derivatives by the outputs, and returns those by the arguments and by the variables.
-            args: the arrays that the function computes with.
         """
         seen = TapeRecording(True)
         self.recordings.append(seen)
@@ -310,7 +291,6 @@ def read_as(variable: keras.Variable, value: jax.Array) -> jax.Array:
     """Tell the tapes that a variable is read whose value is computed; return the value.
 
     Args:
-        variable: any.
         value: computed while no tape recorded.
     """
     recorder = recording_here()
@@ -333,11 +313,7 @@ def not_recorded() -> Iterator[None]:
 
 
 def new_object(array: jax.Array) -> jax.Array:
-    """Return another array object of the same memory; for a tracer, a copy.
-
-    Args:
-        array: JAX's.
-    """
+    """Return another array object of the same memory; for a tracer, a copy."""
     if isinstance(array, jax.core.Tracer) or array.weak_type or not array.is_fully_addressable:
         return jnp.array(array, copy=True)
     if len(array.sharding.device_set) == 1:
@@ -359,14 +335,7 @@ def _memory_of(array: np.ndarray) -> Hashable:
 
 
 def require_recording(recording: TapeRecording | None) -> TapeRecording:
-    """Return a tape's recording.
-
-    Args:
-        recording: None for a tape that has none, or has none any more.
-
-    Raises:
-        TapeError: there is none.
-    """
+    """Return a tape's recording."""
     if recording is None:
         raise TapeError(
             "A tape that is not persistent gives one gradient, after it was entered. Received: a tape that "

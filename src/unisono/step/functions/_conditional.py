@@ -42,14 +42,7 @@ def cond(pred: PyTree, true_fn: Callable[[], Value], false_fn: Callable[[], Valu
 def conditional(
     scope: StateScope, pred: Any, true_fn: Callable[[], Value], false_fn: Callable[[], Value]
 ) -> Value:
-    """Return the result of one of two functions, and keep what it assigns.
-
-    Args:
-        scope: the state of the step.
-        pred: which one; a boolean scalar.
-        true_fn: without arguments.
-        false_fn: likewise; returns the same structure.
-    """
+    """Return the result of one of two functions, and keep what it assigns."""
 
     def outcome(fn: Callable[[], Value]) -> tuple[Value, dict[int, VariableValue]]:
         before = dict(scope.state_mapping)

@@ -258,11 +258,7 @@ class BatchReplay:
 
 
 def call_in_python(fn: Callable[[], object], batches: Sequence[tuple[object, object]]) -> PyTree:
-    """Run a function's body as plain Python; return what the compiled function would.
-
-    Args:
-        batches: pairs of an iterator and a batch that was fetched from it before.
-    """
+    """Run a function's body as plain Python; return what the compiled function would."""
     with read_by(BatchReplay(batches)) if batches else contextlib.nullcontext():
         result = fn()
     return jax.tree.map(lambda leaf: leaf.value if isinstance(leaf, keras.Variable) else leaf, result)

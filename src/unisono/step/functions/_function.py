@@ -281,11 +281,7 @@ class BoundFunction(functools.partial[Any]):
 
 
 class _Trace:
-    """Traces a function's body.
-
-    Args:
-        call: the function's arguments, and batches where it has sources.
-    """
+    """Traces a function's body."""
 
     def __init__(self, fn: Callable[..., object], call: Call, sources: Sources | None) -> None:
         self._fn, self.call = fn, call
@@ -334,11 +330,7 @@ class _Trace:
 
 
 class _SignatureProgram:
-    """The program of a function for one signature.
-
-    Args:
-        trace: of the function, which has been discovered.
-    """
+    """The program of a function for one signature."""
 
     def __init__(self, trace: _Trace, plan: StatePlan, strategy: ReplicatedStrategy) -> None:
         self._trace, self.plan = trace, plan

@@ -28,14 +28,7 @@ from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.step._keras_internals import of_shapes, trained_variables
-from unisono.step._layout import (
-    GradientReducer,
-    Gradients,
-    PureUpdate,
-    ReplicaCode,
-    StateLayout,
-    mark_added,
-)
+from unisono.step._layout import GradientReducer, Gradients, PureUpdate, ReplicaCode, StateLayout, mark_added
 from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
 from unisono.step._value_handle import ValueHandle
 from unisono.step.variables._deferred_value import DeferredValue
@@ -71,12 +64,7 @@ def is_of_compression(variable: keras.Variable) -> bool:
 
 
 def fitted_errors(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
-    """Return saved errors for the variable's number of replicas, with the same sum; anything else as it is.
-
-    Args:
-        variable: any.
-        saved: its value in a checkpoint.
-    """
+    """Return saved errors for the variable's number of replicas, with the same sum; any others unchanged."""
     use: _Use | None = getattr(variable, _USE, None)
     shape = tuple(variable.shape)
     if use is None or use.role != "error" or saved.shape == shape or saved.shape[1:] != shape[1:]:
@@ -88,12 +76,7 @@ def fitted_errors(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
 
 
 class CompressedLayout(PartsLayout):
-    """Errors of compressed gradients lie in parts; everything else as in another layout.
-
-    Args:
-        inner: the other layout.
-        ops: the strategy's.
-    """
+    """Errors of compressed gradients lie in parts; everything else as in another layout."""
 
     def __init__(
         self, inner: StateLayout, ops: CompressedAllReduce, mesh: ReplicaMesh, group: ProcessGroup
@@ -217,7 +200,6 @@ class _CompressedStep:
 
     Args:
         places: of errors and bases among the optimizer's variables.
-        values: of these variables.
         is_sharded: whether each replica updates a part of the weights.
     """
 
@@ -266,11 +248,7 @@ class _CompressedStep:
         grads: list[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sum or average gradients, compressed where their weights have errors.
-
-        Args:
-            exact: reduces the others; None for an all-reduce.
-        """
+        """Sum or average gradients, compressed where their weights have errors."""
         weights = [self._numbers.get(id(v), -1) for v in variables]
         chosen = [
             i

@@ -42,11 +42,7 @@ class DeferredValue(AgreedHandle):
         self._make, self._cut = initializer, cut
 
     def lying(self, cut: Callable[[jax.Array], VariableValue]) -> DeferredValue:
-        """Return the same first value of a variable that lies in parts.
-
-        Args:
-            cut: returns the parts of another value.
-        """
+        """Return the same first value of a variable that lies in parts."""
         return DeferredValue(self._make, self.shape, self.dtype.name, cut)
 
     def assigned(self, value: jax.Array) -> VariableValue:

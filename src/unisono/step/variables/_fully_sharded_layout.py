@@ -28,13 +28,7 @@ from unisono._values import DistributedValues
 from unisono.collectives._packing import PackingPlan, plan
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import ReplicaCode, VariableLayout, is_slot
-from unisono.step._sharded_layout import (
-    ShardedLayout,
-    ShardedVariableLayout,
-    Shards,
-    lie_in_parts,
-    lie_whole,
-)
+from unisono.step._sharded_layout import ShardedLayout, ShardedVariableLayout, Shards, lie_in_parts, lie_whole
 from unisono.step.variables._gather_on_use import gather_on_use, note_part, part_of
 
 #: Weights of fewer elements stay whole on every replica: a gather would cost more than they take.
@@ -64,11 +58,7 @@ class WeightLayout(ShardedVariableLayout):
         return tuple(value.shape) == (self.part_size,) and not isinstance(value, Shards)
 
     def whole(self, part: jax.Array) -> jax.Array:
-        """Return the whole value in a replica; a collective.
-
-        Args:
-            part: this replica's.
-        """
+        """Return the whole value in a replica; a collective."""
         return self.shaped(lax.all_gather(part, AXIS, tiled=True))
 
 
@@ -79,7 +69,6 @@ class FullyShardedLayout(ShardedLayout):
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether each replica has all weights between steps."""
         return False
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:

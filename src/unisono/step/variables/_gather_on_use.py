@@ -4,8 +4,6 @@ A replica's code is traced with whole arrays as arguments. The trace is then eva
 step that needs such an array gets it from a gather of its own: none is kept from the forward pass for the
 backward pass. A gather waits for what its step needs besides, so that a compiler cannot move all of them to
 the beginning, or find that two are the same.
-
-Tests: tests/virtual/step/test_gather_on_use.py.
 """
 
 from __future__ import annotations
@@ -64,12 +62,6 @@ def gather_on_use(
 
     Args:
         code: from whole arrays to a list of arrays; may use other arrays of the trace around it.
-        parts: of each whole array.
-        wholes: shapes and types.
-        gathers: make each whole.
-
-    Returns:
-        What the code returns.
 
     >>> whole = jax.ShapeDtypeStruct((4,), "float32")
     >>> part = jnp.arange(2.0)
@@ -144,7 +136,6 @@ class _TraceEvaluation:
     """One evaluation of a trace.
 
     Args:
-        known: values of its arguments.
         lazy: arguments that are gathered where they are used.
         clock: numbers of steps, in the order in which they are evaluated.
     """
@@ -265,11 +256,7 @@ def _evaluated(
     known: Mapping[jex.Var, Any],
     outputs: Sequence[jex.Var],
 ) -> list[jax.Array]:
-    """Return what some steps of a trace give.
-
-    Args:
-        known: what they need.
-    """
+    """Return what some steps of a trace give."""
     if not equations:
         return []
     made = {v for equation in equations for v in equation.outvars}

@@ -128,9 +128,6 @@ def merge_all(rules: list[Merge], copies: list[Any], engine: ReplicaEngine) -> l
 
     All sums travel in one all-reduce call and all means in another, so that a strategy can
     pack them.
-
-    Args:
-        rules: a rule for each copy.
     """
     if engine.num_replicas == 1:
         return list(copies)
@@ -202,15 +199,7 @@ def _stream_offset(state: jax.Array, engine: ReplicaEngine) -> jax.Array:
 
 
 def read_copies(aggregation: VariableAggregation, copies: jax.Array, name: str) -> jax.Array:
-    """Return what cross-replica code sees of a variable whose replicas hold `copies`.
-
-    Args:
-        aggregation: sum, mean or the first copy.
-        copies: array of shape `(replicas, ...)`.
-
-    Raises:
-        InvalidArgumentError: when the variable has no aggregation.
-    """
+    """Return what cross-replica code sees of a variable whose replicas hold `copies`."""
     match aggregation:
         case VariableAggregation.SUM:
             return jnp.sum(copies, axis=0).astype(copies.dtype)
@@ -229,9 +218,6 @@ def spread_copies(aggregation: VariableAggregation, value: ArrayLike, replicas: 
     """Return the copies that a cross-replica assignment of `value` makes; the inverse of a read.
 
     A sum is divided over the replicas, so that reading it gives `value` back.
-
-    Raises:
-        InvalidArgumentError: when the variable has no aggregation.
     """
     if aggregation is VariableAggregation.NONE:
         raise InvalidArgumentError(

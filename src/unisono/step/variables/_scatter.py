@@ -23,9 +23,6 @@ def check_scatter(how: str, sync: VariableSynchronization, agg: VariableAggregat
 
     Args:
         how: `"add"`, `"sub"`, `"mul"`, `"div"`, `"min"`, `"max"` or `"update"`.
-
-    Raises:
-        UnsupportedError: for ON_READ variables; for min, max and update of an aggregated one.
     """
     if sync is VariableSynchronization.ON_READ:
         raise UnsupportedError(
@@ -82,14 +79,7 @@ def as_slices(
 
 
 def scattered(how: str, old: jax.Array, slices: IndexedSlices, batched: bool = False) -> jax.Array:
-    """Return `old` with rows written. In a compiled step, rows with an index out of range are dropped.
-
-    Args:
-        how: as for `check_scatter`.
-        old: array.
-        slices: as `as_slices` returns them.
-        batched: as there.
-    """
+    """Return `old` with rows written. In a compiled step, rows with an index out of range are dropped."""
     indices, values = slices.indices, slices.values
     at = indices.ndim - 1 if batched else 0
     # JAX counts negative indices from the end, TensorFlow has none.

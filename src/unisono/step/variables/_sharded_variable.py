@@ -2,8 +2,6 @@
 
 It is the Keras variable that it would be without servers: layers, optimizers, checkpoints and arithmetic see
 one array. Keras makes it, and it becomes a `ShardedVariable` in the scope of a strategy with a partitioner.
-
-Tests: tests/virtual/strategies/test_sharded_variable.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ While a store is entered, Keras' automatic names count from zero, and code that 
 one that an earlier run of it has created under the same path: layers, seed generators, optimizers and metrics
 of the second run are new objects around the variables of the first. `training/_variable_calls` asks the store
 where Keras makes a variable.
-
-Tests: tests/virtual/step/test_variable_store.py.
 """
 
 from __future__ import annotations

@@ -66,9 +66,6 @@ def call_fingerprint(model: keras.Model, arguments: Mapping[str, object]) -> dic
 def other_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
     """Return the names of callbacks that may be on the chief alone, which decides for all.
 
-    Args:
-        callbacks: of one worker, flat.
-
     >>> other_callbacks([keras.callbacks.LambdaCallback(), keras.callbacks.EarlyStopping()])
     ['LambdaCallback']
     """
@@ -77,9 +74,6 @@ def other_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
 
 def are_within(callbacks: Sequence[Sequence[str]]) -> bool:
     """Return whether the chief has all callbacks that others have.
-
-    Args:
-        callbacks: `other_callbacks` of each worker, the chief first.
 
     >>> are_within([["Prints", "Times"], ["Times"]]), are_within([["Prints"], ["Times"]])
     (True, False)

@@ -46,11 +46,7 @@ _CHARACTERS = 2000
 
 
 def layers_of(model: keras.Model) -> str:
-    """Return a line for each layer of a model, and for each connection of a functional one.
-
-    Args:
-        model: any; one that Keras cannot serialize is described as far as possible.
-    """
+    """Return a line for each layer of a model, and for each connection of a functional one."""
     # Containers first; their own configuration holds the others'.
     lines = []
     for layer in all_layers(model):

@@ -100,12 +100,7 @@ def _decides_at(callback: keras.callbacks.Callback, moment: str) -> bool:
 def shared_decisions(
     broadcast: Callable[[bytes], bytes], others: Sequence[keras.callbacks.Callback], moments: Collection[str]
 ) -> SharedDecisions:
-    """Return the last callback of a worker.
-
-    Args:
-        broadcast: gives the chief's bytes on every worker.
-        moments: `decision_hooks` of all workers together.
-    """
+    """Return the last callback of a worker."""
     at_once = any(isinstance(c, _DECIDES_FROM_LOGS) for c in others)
     if any(overrides(c, *_BATCHES) for c in others) and not at_once:
         return _DeferStops(broadcast, moments)
@@ -135,10 +130,6 @@ class SharedDecisions(keras.callbacks.Callback):
 
     Whether to stop, and the learning rate, may come from clocks or files, which differ between
     workers. A stop in the middle of an epoch waits for its end, where all workers receive it.
-
-    Args:
-        broadcast: gives the chief's bytes on every worker.
-        moments: where it is shared besides; the same on all workers.
     """
 
     def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:

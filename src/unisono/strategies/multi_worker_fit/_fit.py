@@ -64,9 +64,6 @@ class MultiWorkerFit:
     ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `fit`; see `Strategy.around_fit`.
 
-        Yields:
-            The arguments for this worker, and whether steps may run ahead on all of them.
-
         Raises:
             ClusterError: on all workers, when their calls differ.
         """

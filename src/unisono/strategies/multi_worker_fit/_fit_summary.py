@@ -22,11 +22,6 @@ def run_summary(
 ) -> str:
     """Return a block of lines about a call of `fit`.
 
-    Args:
-        data: what `x` and `validation_data` are, by name; without those that are not given.
-        platform: of the devices, such as `"cpu"`.
-        replicas: how many there are, on all workers.
-
     >>> data = {"x": "ndarray (1797, 64)", "validation_data": "tuple (99, 64) (99,)"}
     >>> print(run_summary({"batch_size": 50, "epochs": 3}, [], data, "cpu", 3, 3))
     unisono: fit on 3 replicas: 3 workers, each with 1 cpu device

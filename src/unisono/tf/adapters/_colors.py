@@ -1,7 +1,4 @@
-"""Colors of images as `tf.image` changes them.
-
-Tests: tests/unit/tf/test_colors.py.
-"""
+"""Colors of images as `tf.image` changes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Strategies with the arguments that `tf.contrib.distribute` had in 2018.
-
-Tests: tests/unit/tf/test_contrib.py.
-"""
+"""Strategies with the arguments that `tf.contrib.distribute` had in 2018."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files and directories of Keras' utilities: images as a data set, read with Grain, and downloads.
-
-Tests: tests/unit/tf/test_directories.py.
-"""
+"""Files and directories of Keras' utilities: images as a data set, read with Grain, and downloads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Elements of datasets as TensorFlow gives them: arrays with `numpy()`.
-
-Tests: tests/unit/tf/test_elements.py.
-"""
+"""Elements of datasets as TensorFlow gives them: arrays with `numpy()`."""
 
 from __future__ import annotations
 

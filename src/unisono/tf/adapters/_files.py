@@ -1,7 +1,4 @@
-"""Files as `tf.io` names them, in the file system of this machine.
-
-Tests: tests/unit/tf/test_files.py.
-"""
+"""Files as `tf.io` names them, in the file system of this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Operations at indices, and of matrices, whose arguments or results TensorFlow orders otherwise.
-
-Tests: tests/unit/tf/test_indexing.py.
-"""
+"""Operations at indices, and of matrices, whose arguments or results TensorFlow orders otherwise."""
 
 from __future__ import annotations
 

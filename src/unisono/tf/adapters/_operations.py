@@ -1,7 +1,4 @@
-"""Operations whose arguments TensorFlow orders otherwise, each a few lines over `keras.ops`.
-
-Tests: tests/unit/tf/test_operations.py.
-"""
+"""Operations whose arguments TensorFlow orders otherwise, each a few lines over `keras.ops`."""
 
 from __future__ import annotations
 
@@ -401,10 +398,6 @@ def conv2d(
 
 
 def assert_equal(x: TensorLike, y: TensorLike, message: str | None = None, **kwargs: object) -> None:
-    """Raise an error where two tensors differ; outside of functions.
-
-    Raises:
-        InvalidArgumentError: they differ.
-    """
+    """Raise an error where two tensors differ; outside of functions."""
     if not bool(ops.all(ops.equal(x, y))):
         raise InvalidArgumentError(message or f"Two tensors must be equal. Received: {x} and {y}.")

@@ -31,32 +31,17 @@ def set_verbosity(v: int | str) -> None:
 
 
 def run(main: Callable[[Any], Any] | None = None, argv: Sequence[str] | None = None) -> None:
-    """Parse the flags of a program, call its `main`, and end with what it returns.
-
-    Args:
-        main: the function, called with the arguments that are no flags; None for the program's own.
-        argv: the program's arguments; None for those of the process.
-    """
+    """Parse the flags of a program, call its `main`, and end with what it returns."""
     app.run(sys.modules["__main__"].main if main is None else main, None if argv is None else list(argv))
 
 
 def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
-    """Return a string as bytes.
-
-    Args:
-        bytes_or_text: the string.
-        encoding: of the bytes.
-    """
+    """Return a string as bytes."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
-    """Return a string as text.
-
-    Args:
-        bytes_or_text: the string.
-        encoding: of the bytes.
-    """
+    """Return a string as text."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
@@ -64,9 +49,5 @@ as_str = as_text
 
 
 def as_str_any(value: Any) -> str:
-    """Return any value as text.
-
-    Args:
-        value: the value.
-    """
+    """Return any value as text."""
     return as_text(value) if isinstance(value, bytes) else str(value)

@@ -1,7 +1,4 @@
-"""`tensorflow_datasets` without TensorFlow: its builders prepare and describe, `unisono.data` reads.
-
-Tests: tests/unit/tf/test_datasets.py.
-"""
+"""`tensorflow_datasets` without TensorFlow: its builders prepare and describe, `unisono.data` reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Packages beside TensorFlow: some are adapted when they are imported, others need TensorFlow.
-
-Tests: tests/unit/tf/test_finder.py.
-"""
+"""Packages beside TensorFlow: some are adapted when they are imported, others need TensorFlow."""
 
 from __future__ import annotations
 

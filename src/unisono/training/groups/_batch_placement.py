@@ -47,9 +47,6 @@ class BatchPlacer:
 
     Where devices of several processes compute, every process holds the global batch and places
     its own devices' part.
-
-    Args:
-        sharding: how the arrays lie on them.
     """
 
     def __init__(self, mesh: ReplicaMesh, sharding: jax.sharding.NamedSharding) -> None:
@@ -59,11 +56,7 @@ class BatchPlacer:
         self._rings: dict[tuple[int, tuple[int, ...], np.dtype], itertools.cycle[np.ndarray]] = {}
 
     def __call__(self, batch: PyTree) -> PyTree:
-        """Return `batch` on the devices; leave None as it is.
-
-        Args:
-            batch: pytree of arrays.
-        """
+        """Return `batch` on the devices; leave None as it is."""
         if not self._is_cpu:
             return self._mesh.put(batch, self._sharding)
         if self._sharding.num_devices == 1:

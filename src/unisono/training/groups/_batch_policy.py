@@ -175,9 +175,6 @@ class BatchPolicy:
 def rows_in(batch: PyTree) -> int:
     """Return the number of rows of a batch.
 
-    Args:
-        batch: pytree of arrays.
-
     Raises:
         InvalidArgumentError: when its arrays have none, or not the same number.
 
@@ -226,11 +223,7 @@ def pad_rows(array: Array, parts: int) -> Array:
 
 
 def depends_on_batch(model: keras.Model) -> str | None:
-    """Return why a model may not see padded rows, or None when every layer treats rows apart.
-
-    Args:
-        model: a built Keras model.
-    """
+    """Return why a model may not see padded rows, or None when every layer treats rows apart."""
     if not _is_keras_own(model):
         return f"the model is of the class {type(model).__name__}, whose code may mix rows"
     for layer in all_layers(model, include_self=False):
@@ -246,11 +239,7 @@ def depends_on_batch(model: keras.Model) -> str | None:
 
 
 def one_batch_size(model: keras.Model) -> str | None:
-    """Return why a model takes batches of one size only, or None when it takes any.
-
-    Args:
-        model: a built Keras model.
-    """
+    """Return why a model takes batches of one size only, or None when it takes any."""
     for layer in all_layers(model):
         name = f"the layer {layer.name!r} ({type(layer).__name__})"
         if getattr(layer, "stateful", False):

@@ -65,7 +65,6 @@ class BatchSource:
 
         Args:
             fits: whether a batch may go with the first. One that does not is the next first one.
-            waits: whether to wait for slow data.
         """
         began = perf_counter()
         for _ in range(most):
@@ -108,11 +107,7 @@ class BatchNotes:
         self._group.note_step(self._kind, batches)
 
     def add(self, batch: PyTree, seconds: float, shares: bool) -> None:
-        """Note a batch.
-
-        Args:
-            shares: whether to `share` it.
-        """
+        """Note a batch."""
         if shares:
             self.share([batch])
         check_values(batch)

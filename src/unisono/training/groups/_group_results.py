@@ -2,8 +2,6 @@
 
 Keras' `predict` keeps what each step returns, and concatenates at the end. A group's predictions are copied
 to the host when its program is done and others are in flight: no step waits for a transfer.
-
-Tests: tests/unit/training/test_group_results.py.
 """
 
 from __future__ import annotations

@@ -48,7 +48,6 @@ class AdaptiveGroupSize:
 
     Args:
         num_processes: how many take the steps; several must agree on the size.
-        platform: of the devices, such as `"cpu"`.
 
     >>> pace = AdaptiveGroupSize()
     >>> for _ in range(4):  # nothing takes any time here

@@ -55,9 +55,6 @@ class HostTimer:
     >>> timer.calls += 2.0
     >>> timer.read()
     HostTimes(data=0.5, placing=0.0, starting=1.5, batches=1, rows=4)
-
-    Args:
-        events: count its steps; None for steps that are no training.
     """
 
     def __init__(self, events: TaskEvents | None = None) -> None:

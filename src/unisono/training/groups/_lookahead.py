@@ -104,11 +104,7 @@ class StepLookahead(BatchSource):
         return queue(last.value, last.count)
 
     def queue_logs(self, logs: PyTree, count: int) -> PyTree:
-        """Queue the logs of several steps, and return the first one's.
-
-        Args:
-            logs: pytree of arrays with one value for each step.
-        """
+        """Queue the logs of several steps, and return the first one's."""
         for i in range(count):
             self._logs.append(jax.tree.map(lambda every, i=i: LazyArray.of_step(every, i), logs))
         return self._logs.popleft()

@@ -52,10 +52,6 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
 
     The answer depends on the program and the platform alone, so that all workers get the same.
 
-    Args:
-        jaxpr: of the program or of one step; a `Jaxpr` or `ClosedJaxpr`.
-        platform: of the devices: `"cpu"`, `"gpu"` or `"tpu"`.
-
     >>> def convolve(x, kernel):
     ...     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", feature_group_count=2).sum()
     >>> images, kernel = jax.numpy.ones((2, 2, 8, 8)), jax.numpy.ones((4, 1, 3, 3))
@@ -71,11 +67,7 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
 
 
 def exchanges_in_loop(jaxpr: Jaxpr) -> bool:
-    """Return whether replicas exchange values in the body of a loop, hence at each step.
-
-    Args:
-        jaxpr: of a program of several steps.
-    """
+    """Return whether replicas exchange values in the body of a loop, hence at each step."""
     loops = (e for e in _equations(jaxpr) if e.primitive.name in ("while", "scan"))
     inner = (p for e in loops for p in jax.tree.leaves(list(e.params.values()), is_leaf=_is_program))
     return any(e.primitive.name in _EXCHANGES for p in inner if _is_program(p) for e in _equations(p))

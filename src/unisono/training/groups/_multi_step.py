@@ -99,7 +99,6 @@ def slots_for(batch: PyTree, wanted: int | None = None) -> int:
     Depends on shapes alone, so that the same training is always the same program.
 
     Args:
-        batch: pytree of arrays.
         wanted: the number that the user asks for; None for as many as pay.
 
     >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
@@ -122,9 +121,6 @@ def slots_for(batch: PyTree, wanted: int | None = None) -> int:
 
 def slots_of_size(size: int) -> int:
     """Return how many batches, or predictions, of some bytes may be in one program.
-
-    Args:
-        size: of one in bytes.
 
     >>> slots_of_size(4 << 20)
     2

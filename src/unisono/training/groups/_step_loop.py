@@ -117,9 +117,6 @@ class StepLoop:
         """Run the groups of one call: one ahead of Keras' loop, else those of `steps_per_execution` batches.
 
         A group ends where a batch does not fit it, so that a call takes several where shapes change.
-
-        Raises:
-            StopIteration: at the end of the data.
         """
         results: list[GroupResult] = []
         left = 1 if source.is_ahead else self._model.steps_per_execution
@@ -152,7 +149,6 @@ class StepLoop:
         Args:
             is_ahead: whether it has as many batches as pay.
             left: how many it has at most, otherwise.
-            keeps_state: whether its program keeps the state that it is given.
         """
         began = perf_counter()
         try:

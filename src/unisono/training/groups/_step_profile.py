@@ -158,12 +158,7 @@ class StepSampler:
 
 
 def start_steps(timer: HostTimer, program: Hashable, steps: int, start: Callable[[], Result]) -> Result:
-    """Start a program, sampled where that is asked for, and count its steps.
-
-    Args:
-        timer: of the train function.
-        program: as for `StepSampler.run`, like `start`.
-    """
+    """Start a program, sampled where that is asked for, and count its steps."""
     sampler, events = timer.sampler, timer.events
     result = start() if sampler is None else sampler.run(program, steps, start)
     if events is not None:

@@ -76,9 +76,6 @@ def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
 
     The last row may have fewer elements, or elements of fewer rows: these are joined, and every replica
     computes all of them, as one device would.
-
-    Args:
-        elements: pairs of features and labels.
     """
     while taken := list(itertools.islice(elements, replicas)):
         arrays = [jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), e) for e in taken]
@@ -138,11 +135,7 @@ class RowSource:
         return self._kept[0] if self._kept else None
 
     def take(self, most: Callable[[Row], int], extra: frozenset[str]) -> tuple[list[Row], frozenset[str]]:
-        """Return rows of one form, none at the end, and the names of values that are asked for.
-
-        Args:
-            most: from the first row to how many there may be.
-        """
+        """Return rows of one form, none at the end, and the names of values that are asked for."""
         own = [] if self._is_over else self._fill(most)
         if self._group.size > 1:
             count, extra = self._agreed(own, extra)

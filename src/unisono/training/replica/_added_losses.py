@@ -39,8 +39,6 @@ def added_losses(model: keras.Model, x: PyTree, training: bool, context: Context
 
     Args:
         model: the model, after its forward pass.
-        x: its inputs, with this replica's rows.
-        training: as in the forward pass.
     """
     losses, replica = list(model.losses), context.replica
     regularized = sum(v.regularizer is not None for v in model.trainable_variables)
@@ -81,12 +79,7 @@ def _uses(model: keras.Model, x: PyTree, training: bool, rows: int, total: int) 
 
 
 def check_own_loss(model: keras.Model, arguments: tuple[PyTree, ...], context: Context) -> None:
-    """Warn where the loss of an overridden `compute_loss` may depend on the number of replicas.
-
-    Args:
-        model: the model, whose class overrides `compute_loss`.
-        arguments: of `compute_loss`, with this replica's rows.
-    """
+    """Warn where the loss of an overridden `compute_loss` may depend on the number of replicas."""
     replica, rows = context.replica, rows_of(arguments[:-1])
     if replica is None or replica.num_replicas_in_sync == 1 or not rows or model in _CHECKED:
         return

@@ -37,9 +37,6 @@ def why_whole(optimizer: keras.Optimizer) -> str | None:
     """Return why an optimizer cannot update parts of weights apart, or None where it can.
 
     Norms of gradients by which Keras' optimizers clip do not count: they are made of all parts.
-
-    Args:
-        optimizer: built.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         if type(optimizer) is not keras.optimizers.LossScaleOptimizer:
@@ -78,13 +75,7 @@ def _reason(optimizer: keras.Optimizer) -> str | None:
 
 
 class _Update:
-    """An optimizer's update as a function of arrays.
-
-    Args:
-        optimizer: whose.
-        trained: the weights.
-        slots: the optimizer's variables.
-    """
+    """An optimizer's update as a function of arrays."""
 
     def __init__(
         self, optimizer: keras.Optimizer, trained: Sequence[keras.Variable], slots: Sequence[keras.Variable]

@@ -29,11 +29,7 @@ class NeedsPeersError(Exception):
 
 
 class _EngineOnTop:
-    """An engine that does what another one does.
-
-    Args:
-        engine: the other one.
-    """
+    """An engine that does what another one does."""
 
     is_empty = False
 
@@ -70,19 +66,11 @@ class DryRunEngine(_EngineOnTop):
         return tree
 
     def all_gather(self, tree: object, axis: int) -> NoReturn:
-        """Reject the call: the result has another shape than this replica's values.
-
-        Raises:
-            NeedsPeersError: always.
-        """
+        """Reject the call: the result has another shape than this replica's values."""
         raise NeedsPeersError
 
     def exchange(self, tree: object) -> NoReturn:
-        """Reject the call, as `all_gather` does.
-
-        Raises:
-            NeedsPeersError: always.
-        """
+        """Reject the call, as `all_gather` does."""
         raise NeedsPeersError
 
 

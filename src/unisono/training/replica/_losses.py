@@ -43,11 +43,7 @@ _LOCAL = "_unisono_local_rows"
 
 
 def mark_local(loss: AnyLoss) -> None:
-    """Note that a loss must see one replica's rows only.
-
-    Args:
-        loss: a `keras.Loss`, or a function.
-    """
+    """Note that a loss must see one replica's rows only."""
     setattr(loss, _LOCAL, True)
 
 
@@ -69,9 +65,7 @@ def replica_loss(
     contrastive loss, each replica computes the loss of all replicas' rows.
 
     Args:
-        original: Keras' own `Loss.__call__`.
         y_pred: predictions of this replica, shape `(rows, ...)`.
-        sample_weight: weights, or None.
 
     Returns:
         A scalar; the sum over replicas (their mean, where `context.means`) is the loss that one
@@ -268,7 +262,6 @@ def synchronized_moments(
     squares minus the square of the mean would need one message, and loses digits where the mean is large.
 
     Args:
-        axes: the axes to reduce, the batch's among them.
         mask: truth values of shape `inputs.shape[:-1]`, or None.
     """
     axis = tuple(axes)

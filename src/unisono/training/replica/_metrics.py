@@ -44,7 +44,6 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
 
     Args:
         update: from `(y, y_pred, sample_weight)`; updates the metrics.
-        metrics: what it updates.
         given: the arguments of `update`, with this replica's rows.
     """
     others = [m for m in metrics if type(m) not in _ADD_UP]
@@ -90,16 +89,7 @@ class _PartEngine(OneReplica):
 def update_with_all_rows(
     update: Update, metrics: Sequence[keras.Metric], given: PyTree, replica: ReplicaContext
 ) -> PyTree:
-    """Update metrics with the rows of all replicas, and leave in each replica its part of a sum.
-
-    Args:
-        update: from `(y, y_pred, sample_weight)`; updates the metrics.
-        metrics: what it updates.
-        given: the arguments of `update`, with this replica's rows.
-
-    Returns:
-        What `update` returns.
-    """
+    """Update metrics with the rows of all replicas, and leave in each replica its part of a sum."""
     variables = [v for m in metrics for v in m.variables]
     summed = [v for v in variables if merge_rule(kind_of(v)) is Merge.SUM]
     engine = replica.engine

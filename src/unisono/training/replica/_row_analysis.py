@@ -87,9 +87,6 @@ def uses_in_traces(
     """Return what each result of a program does with rows; see `row_uses`.
 
     Args:
-        few: the program for some rows.
-        many: the same for more of them.
-        ratio: how many times as many.
         counts_rows: for each argument, whether its first axis counts rows.
     """
     start: list[RowState] = [RowWise(0) if counts else Constant() for counts in counts_rows]

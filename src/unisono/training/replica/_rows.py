@@ -47,12 +47,7 @@ def first_rows(tree: Tree, rows: int) -> Tree:
 
 
 def own_rows(x: jax.Array, rows: int, engine: ReplicaEngine) -> jax.Array:
-    """Return a replica's part of an array of all replicas' rows.
-
-    Args:
-        x: array of all rows, in the order of the replicas.
-        rows: how many are this replica's.
-    """
+    """Return a replica's part of an array of all replicas' rows."""
     if not isinstance(engine.replica_id, int):
         return jax.lax.dynamic_slice_in_dim(x, engine.replica_id * rows, rows)
     # Replicas of unequal rows are traced in turn, each with a Python number: sizes are known while tracing.

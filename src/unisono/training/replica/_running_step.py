@@ -1,7 +1,4 @@
-"""What code in a step may ask of the engine that runs it, and what it says of its writes.
-
-Tests: tests/virtual/training/test_running_step.py.
-"""
+"""What code in a step may ask of the engine that runs it, and what it says of its writes."""
 
 from __future__ import annotations
 

@@ -58,11 +58,7 @@ def is_stateful(model: keras.Model, task: TrainerTask) -> bool:
 
 
 def has_stateful_step(model: keras.Model) -> bool:
-    """Return whether any step of a model is in TensorFlow's form.
-
-    Args:
-        model: any.
-    """
+    """Return whether any step of a model is in TensorFlow's form."""
     return any(is_stateful(model, task) for task in TrainerTask)
 
 
@@ -78,11 +74,7 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def task_of_state(wanted: Mapping[str, bool]) -> TrainerTask:
-    """Return for which function Keras takes the state of a model.
-
-    Args:
-        wanted: the names of the lists of variables.
-    """
+    """Return for which function Keras takes the state of a model."""
     if wanted.get("optimizer_variables"):
         return TrainerTask.TRAIN
     return TrainerTask.TEST if wanted.get("metrics_variables") else TrainerTask.PREDICT
@@ -92,11 +84,7 @@ def task_of_state(wanted: Mapping[str, bool]) -> TrainerTask:
 
 
 def note_call(model: keras.Model, name: str, data: object) -> None:
-    """Note which step a call runs, and whether its data have elements that Keras makes tuples of.
-
-    Args:
-        data: the method's `x`, as Keras gets it.
-    """
+    """Note which step a call runs, and whether its data have elements that Keras makes tuples of."""
     if not has_stateful_step(model):
         return
     task = _RUNNING[model] = _TASKS[name]
@@ -109,21 +97,13 @@ def note_call(model: keras.Model, name: str, data: object) -> None:
 
 
 def running_task(model: keras.Model) -> TrainerTask | None:
-    """Return which step of a model the last call of `fit` and the like runs; None where that is not known.
-
-    Args:
-        model: with a step in TensorFlow's form.
-    """
+    """Return which step of a model the last call of `fit` and the like runs; None where that is not known."""
     return _RUNNING.get(model)
 
 
 @contextlib.contextmanager
 def explaining_form(model: keras.Model, name: str) -> Iterator[None]:
-    """Add a note where Keras itself has called a step in TensorFlow's form, which it cannot on JAX.
-
-    Args:
-        model: of no strategy.
-    """
+    """Add a note where Keras itself has called a step in TensorFlow's form, which it cannot on JAX."""
     try:
         yield
     except (TypeError, RuntimeError) as error:
@@ -140,11 +120,7 @@ def explaining_form(model: keras.Model, name: str) -> Iterator[None]:
 
 
 def as_tensorflow(model: keras.Model, task: TrainerTask, batch: PyTree) -> PyTree:
-    """Return a batch as TensorFlow gives it to a step: without what there is not.
-
-    Args:
-        batch: as Keras' loop gives it, such as `(x, y, None)`.
-    """
+    """Return a batch as TensorFlow gives it to a step: without what there is not."""
     if not isinstance(batch, tuple):
         return batch
     while len(batch) > 1 and batch[-1] is None:
@@ -192,10 +168,6 @@ def _optimizers_in(path: str, value: object) -> Iterator[tuple[str, keras.Optimi
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """Return all optimizers that train a model: `model.optimizer`, and those that `held_optimizers` finds.
-
-    Args:
-        model: a compiled model.
-    """
+    """Return all optimizers that train a model: `model.optimizer`, and those that `held_optimizers` finds."""
     main = getattr(model, "optimizer", None)
     return [*([] if main is None else [main]), *held_optimizers(model).values()]

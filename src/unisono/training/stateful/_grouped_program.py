@@ -48,7 +48,6 @@ class GroupedProgram:
         If `agrees`, the results are a tuple of the steps' and of the smallest size that a process proposes.
 
         Args:
-            values: one for each slot of the plan.
             arrays: the number of batches, and the batches' arrays, with a first dimension of `slots`; if
                 `agrees`, the size that each replica's process proposes precedes them.
         """
@@ -125,9 +124,5 @@ class GroupEntry(Entry):
         return Call.parse(tuple(arrays), {})
 
     def place_arrays(self, call: Call) -> list[jax.Array]:
-        """Return the arrays of a call, as they are.
-
-        Args:
-            call: of `call_of`.
-        """
+        """Return the arrays of a call, as they are."""
         return call.arrays

@@ -19,12 +19,7 @@ from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntr
 
 
 class RepeatedEntry(GroupEntry):
-    """A compiled program that repeats a stateful step over several batches.
-
-    Args:
-        one: the compiled step of one batch.
-        fn: what each replica calls.
-    """
+    """A compiled program that repeats a stateful step over several batches."""
 
     def __init__(self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int) -> None:
         strategy = one.strategy

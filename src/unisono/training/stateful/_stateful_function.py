@@ -91,11 +91,7 @@ class StatefulFunction:
         self._is_prepared = True
 
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Run the next batch, or `steps_per_execution` of them; Keras' convention.
-
-        Raises:
-            StopIteration: at the end of the data.
-        """
+        """Run the next batch, or `steps_per_execution` of them; Keras' convention."""
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
         # A guess what callbacks do needs a state that Keras carries.
@@ -104,11 +100,7 @@ class StatefulFunction:
         return self.lookahead.step(self, state, iterator)
 
     def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Run the groups of one call.
-
-        Raises:
-            StopIteration: at the end of the data.
-        """
+        """Run the groups of one call."""
         began = perf_counter()
         try:
             results = self._loop.run(source, iterator)
@@ -193,11 +185,7 @@ _WHEN_BUILT = "_unisono_when_built"
 
 
 def when_built_by_step(model: keras.Model, call: Callable[[], None]) -> None:
-    """Call a function once, when a step in TensorFlow's form has built a model.
-
-    Args:
-        model: not built yet.
-    """
+    """Call a function once, when a step in TensorFlow's form has built a model."""
     # Not by Keras' own `__setattr__`, which tracks lists.
     vars(model).setdefault(_WHEN_BUILT, []).append(call)
 

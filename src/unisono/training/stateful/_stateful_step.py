@@ -37,11 +37,7 @@ class StatefulStep:
     used: dict[int, keras.Variable] = dataclasses.field(default_factory=dict)
 
     def split(self, batch: PyTree) -> Mirrored[PyTree]:
-        """Run the step of one replica on its part of the rows; return the logs, or predictions, of all.
-
-        Args:
-            batch: the replica's part.
-        """
+        """Run the step of one replica on its part of the rows; return the logs, or predictions, of all."""
         context, frame = self._running()
         if context.replica is None or context.replica.num_replicas_in_sync == 1:
             return self.whole(batch)
@@ -56,11 +52,7 @@ class StatefulStep:
         return Mirrored(metrics.logs(result))
 
     def whole(self, batch: PyTree) -> Mirrored[PyTree]:
-        """Run the step as one replica of one: every device computes the same.
-
-        Args:
-            batch: all rows.
-        """
+        """Run the step as one replica of one: every device computes the same."""
         context, frame = self._running()
         own = ReplicaContext(self.strategy, OneReplica())
         if context.replica is not None and context.replica.num_replicas_in_sync > 1:
@@ -86,11 +78,7 @@ class StatefulStep:
                 scope.state_mapping[key] = copies[0] + jnp.mean(copies - copies[0], axis=0)
 
     def alone(self, batch: PyTree) -> PyTree:
-        """Run the step where there is one replica; return the logs or predictions.
-
-        Args:
-            batch: all rows.
-        """
+        """Run the step where there is one replica; return the logs or predictions."""
         return self.whole(batch).value
 
     def _running(self) -> tuple[Context, ReplicaFrame]:

@@ -1,7 +1,4 @@
-"""Which tables a step uses by rows, and the step's two programs: numbers of rows, and all else with the rows.
-
-Tests: tests/virtual/training/tables/test_lookups.py.
-"""
+"""Which tables a step uses by rows, and its two programs: numbers of rows, and all else with the rows."""
 
 from __future__ import annotations
 
@@ -55,11 +52,7 @@ class TableLookups:
 
 
 class RowStep:
-    """A step in which some tables are used by rows.
-
-    Args:
-        tables: by number of an argument, the tables and their groups.
-    """
+    """A step in which some tables are used by rows."""
 
     def __init__(self, program: RowProgram, tables: Mapping[int, tuple[keras.Variable, RowGroup]]) -> None:
         self._program, self._tables = program, dict(tables)
@@ -159,7 +152,6 @@ class RowStep:
 
         Args:
             place: by number of an argument that is no table: which argument of the worker's program it is.
-            platforms: of the workers.
         """
         closed, used = self._program.numbers_program()
         takes = [place[i] for i in used]

@@ -2,8 +2,6 @@
 
 Keras' initializers are traced. Where the elements of a row follow from the row's number, as those of all its
 random initializers do, a server makes its own rows; they have the bits of the whole value.
-
-Tests: tests/virtual/training/tables/test_row_initial.py.
 """
 
 from __future__ import annotations
@@ -65,11 +63,7 @@ def wraps() -> list[KerasWrap]:
 def initialize_later(
     original: Callable[..., None], self: keras.Variable, initializer: Callable[..., jax.Array]
 ) -> None:
-    """Let a variable begin with what its strategy's state layout says; for Keras' private method.
-
-    Args:
-        self: the variable, of which shape and type are known.
-    """
+    """Let a variable begin with what its strategy's state layout says; for Keras' private method."""
     context = current()
     replicated = None if context is None else context.strategy.replicated
     value = DeferredValue(initializer, tuple(self.shape), stored_dtype(self))

@@ -4,8 +4,6 @@ A table may be looked up along its first axis, and combined element by element w
 its rows; gradients of lookups may be added up, scaled, clipped, and reduced to numbers such as a norm. The
 second program computes all of that for the rows that are looked up. What needs other rows is found here, and
 the table is then used as a whole.
-
-Tests: tests/virtual/training/tables/test_row_program.py.
 """
 
 from __future__ import annotations
@@ -112,11 +110,7 @@ class RowProgram:
         return list(self._sites.values())
 
     def numbers_program(self) -> tuple[jex.ClosedJaxpr, list[int]]:
-        """Return the program that computes the numbers of rows of all sites, and the arguments that it takes.
-
-        Raises:
-            NotByRowsError: it looks up a table itself.
-        """
+        """Return the program that computes the numbers of rows of all sites, and which arguments it takes."""
         jaxpr = self._closed.jaxpr
         results = [site.numbers for site in self.sites]
         closed = jex.ClosedJaxpr(jaxpr.replace(outvars=results, debug_info=None), self._closed.consts)
@@ -342,12 +336,7 @@ _RULES: dict[str, Callable[[RowProgram, jex.JaxprEqn, list[RowKnowledge]], RowKn
 
 
 class _RowEvaluation:
-    """One evaluation of a program with the rows at hand; traced.
-
-    Args:
-        hand: returns the rows at hand of a group.
-        places: for each site, the places of its rows.
-    """
+    """One evaluation of a program with the rows at hand; traced."""
 
     def __init__(
         self, program: RowProgram, hand: Callable[[RowGroup], GatheredRows], places: Sequence[jax.Array]

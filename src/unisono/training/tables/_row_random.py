@@ -1,8 +1,6 @@
 """Random numbers of some rows of an array, with the bits that JAX's generator gives them in the whole array.
 
 The generator computes the bits of an element of its key and its position alone.
-
-Tests: tests/virtual/training/tables/test_row_random.py.
 """
 
 from __future__ import annotations

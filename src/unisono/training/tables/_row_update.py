@@ -3,8 +3,6 @@
 It is read from the update of the whole table, and exists where each row is updated by its own values and by
 numbers that all rows share. Rows without a gradient stay as they are, with their slots. For SGD or Adagrad
 that is what the whole update does; Adam or a momentum would move them, too.
-
-Tests: tests/virtual/training/tables/test_row_update.py.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ def row_update(
 
     Args:
         closed: the update of all variables: from variables, gradients and others to variables.
-        gradient: the number of the argument that is its gradient.
 
     Raises:
         NotByRowsError: the update of a row needs other rows.

@@ -89,11 +89,7 @@ class StatePart(Sequence[jax.Array]):
 
 
 class FitState:
-    """The state between the steps of one train function.
-
-    Args:
-        strategy: where its variables live between steps.
-    """
+    """The state between the steps of one train function."""
 
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._model, self._strategy, self._task = model, strategy, task
@@ -118,11 +114,7 @@ class FitState:
         return tuple([layout.sharding for layout in part] for part in self._layouts)
 
     def require_unchanged(self, state: State) -> State:
-        """Return the state of the last step, which was run ahead with others.
-
-        Raises:
-            InvalidArgumentError: when it is another state: the steps that were run ahead did not see it.
-        """
+        """Return the state of the last step, which was run ahead with others."""
         if self._returned is None or any(a is not b for a, b in zip(state, self._returned, strict=True)):
             raise InvalidArgumentError(
                 "The weights may not be changed between two batches of an epoch unless a callback of `fit` "
@@ -149,11 +141,7 @@ class FitState:
         return self._returned
 
     def keep_unread(self, read: Callable[[], State]) -> State:
-        """Return a state as Keras carries it, which is computed where Keras or a callback reads it.
-
-        Args:
-            read: gives it; called for each part.
-        """
+        """Return a state as Keras carries it, which is computed where Keras or a callback reads it."""
 
         def part_of(i: int) -> Callable[[], list[jax.Array]]:
             return lambda: list(self._layout.rest(read()[i]))
@@ -224,11 +212,7 @@ class FitState:
         return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
 
     def in_step(self, step: PureStep) -> PureStep:
-        """Return a step for the arrays of a program.
-
-        Args:
-            step: for the values that code in the step sees.
-        """
+        """Return a step for the arrays of a program."""
         layouts, in_replica = self._layouts, self._strategy.mesh.num_replicas > 1
 
         def program(state: State, batch: PyTree) -> tuple[PyTree, State]:

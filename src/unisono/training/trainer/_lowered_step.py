@@ -30,8 +30,6 @@ def lowered_step(model: keras.Model, x: PyTree, y: PyTree) -> jax.stages.Lowered
 
     Args:
         model: compiled, and made in the scope of a strategy that trains synchronously.
-        x: the features of a global batch.
-        y: its labels.
 
     Raises:
         InvalidArgumentError: the model trains in another way.

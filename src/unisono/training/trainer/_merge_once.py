@@ -43,7 +43,6 @@ class _LoneStep(NamedTuple):
     """A step without exchanges.
 
     Args:
-        one: runs it.
         outputs: shapes of what it returns first.
         changed: the places of what it changes in the rest of the state.
     """
@@ -57,7 +56,6 @@ def merge_once(step: TrainerStep, slots: int, otherwise: Program) -> Program:
     """Return the program of several steps that merges what they computed once, at its end.
 
     Args:
-        step: of `evaluate` or `predict`.
         otherwise: what runs where a step needs the other replicas, or where its metrics are no sums.
 
     Returns:
@@ -207,7 +205,6 @@ def adds_only(program: core.ClosedJaxpr, given: Sequence[core.Var]) -> bool:
 
     Args:
         program: its first outputs belong to the arguments, in their order.
-        given: variables of the program.
 
     >>> shapes = jax.numpy.ones(2), jax.numpy.ones(2)
     >>> for update in (lambda v, x: v + jax.numpy.sin(x), lambda v, x: 0.9 * v + x, lambda v, x: v + v * x):

@@ -51,31 +51,18 @@ class StepFunction(Protocol):
 
 
 def plain_function_of(function: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Return the function that `BackupAndRestore` has wrapped; any other as it is.
-
-    Args:
-        function: of a model, as for `set_lookahead`; None where no call has made one yet.
-    """
+    """Return the function that `BackupAndRestore` has wrapped; any other as it is."""
     return getattr(function, "plain_function", function)
 
 
 def set_usual_rows(function: Callable[..., object] | None, rows: int | None) -> None:
-    """Set the usual batch size of the running call of `fit`, `evaluate` or `predict`, if a function has one.
-
-    Args:
-        function: of a model, as for `set_lookahead`; None where no call has made one yet.
-        rows: the size; None for that of the next batch.
-    """
+    """Set the usual batch size of a running call of `fit` and the like; None for that of the next batch."""
     if function is not None and hasattr(function, "batch_policy"):
         function.batch_policy.usual_rows = rows
 
 
 def usual_rows_of(function: Callable[..., object] | None) -> int | None:
-    """Return the usual batch size of the running call; None where it is not known.
-
-    Args:
-        function: of a model, as for `set_usual_rows`.
-    """
+    """Return the usual batch size of the running call; None where it is not known."""
     return getattr(getattr(function, "batch_policy", None), "usual_rows", None)
 
 
@@ -91,18 +78,10 @@ def set_lookahead(function: Callable[..., object] | None, lookahead: StepLookahe
 
 
 def lookahead_of(function: Callable[..., object] | None) -> StepLookahead | None:
-    """Return what a function runs ahead with; None where it does not.
-
-    Args:
-        function: of a model, as for `set_lookahead`.
-    """
+    """Return what a function runs ahead with; None where it does not."""
     return getattr(function, "lookahead", None)
 
 
 def timer_of(function: Callable[..., object]) -> HostTimer | None:
-    """Return the timer of a function; None where it has none.
-
-    Args:
-        function: of a model, as for `set_lookahead`.
-    """
+    """Return the timer of a function; None where it has none."""
     return getattr(function, "timer", None)

@@ -35,7 +35,6 @@ class _BatchHooks(NamedTuple):
 
     Args:
         before: names of methods.
-        after: likewise.
         begin: the method of `CallbackList` before the first batch, when Keras has made the step's function.
         function: the model's attribute with this function.
     """
@@ -144,7 +143,6 @@ def can_speculate(
         model: bound to a strategy of one process.
         data: the method's arguments by name. A generator may depend on what a callback does: then nothing
             runs ahead.
-        name: `"fit"` or `"evaluate"`.
     """
     if name == "predict" or not _has_compiled_steps(model, callbacks, name):
         return False
@@ -167,11 +165,7 @@ def with_lookahead(
     """Let the train function run ahead during a call of `fit`.
 
     Args:
-        arguments: of `fit`, by name.
         lookahead: for the function, if `can_run_ahead` on all workers or `can_speculate`; else None.
-
-    Yields:
-        The arguments for Keras' own `fit`.
     """
     callbacks = arguments.get("callbacks")
     try:
@@ -190,12 +184,7 @@ def lookahead_for(
     name: str,
     is_free: bool,
 ) -> StepLookahead | None:
-    """Return what a call runs ahead with; None where its steps run one by one.
-
-    Args:
-        arguments: of the call, by name.
-        is_free: whether `can_run_ahead` on all workers.
-    """
+    """Return what a call runs ahead with; None where its steps run one by one."""
     if is_free:
         return StepLookahead()
     replicated = strategy.replicated
@@ -253,7 +242,6 @@ def running_ahead(
 
     Args:
         steps: the method's argument: after how many batches it ends, or None for all data.
-        lookahead: as for `with_lookahead`.
     """
     if lookahead is None:
         yield

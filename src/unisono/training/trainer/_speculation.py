@@ -8,8 +8,6 @@ the training, what was computed ahead is discarded, and the batches are used aga
 
 A callback that does so often would make this slower than steps one by one. So after each such moment a
 number of steps, which doubles every time, run one by one.
-
-Tests: tests/virtual/training/test_speculation.py.
 """
 
 from __future__ import annotations
@@ -58,11 +56,7 @@ class StartedGroup:
     """A group of steps that was started, and can be run again up to any of them.
 
     Args:
-        stager: where they are.
-        program: what runs it; it keeps the state that it is given.
-        before: the state before its first step.
         placed: the number of batches, and the batches on the devices.
-        after: the state after its last step.
     """
 
     group: BatchGroup
@@ -85,8 +79,6 @@ class StateAfterStep:
     """The state after one of a group's steps, computed where it is read.
 
     Args:
-        started: the group.
-        steps: how many of its steps are done.
         on_repeat: called where the steps must be run again.
     """
 

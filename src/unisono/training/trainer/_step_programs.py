@@ -53,11 +53,7 @@ class ProgramKey(NamedTuple):
 
 
 class StepPrograms(dict[ProgramKey, StepProgram]):
-    """The programs of a step, each made when it is first asked for.
-
-    Args:
-        state: knows how each variable of the step's state lies.
-    """
+    """The programs of a step, each made when it is first asked for."""
 
     def __init__(self, step: TrainerStep, state: FitState) -> None:
         super().__init__()

@@ -83,11 +83,7 @@ class TrainerFunction:
         return self.lookahead.step(self, state, iterator)
 
     def run(self, source: BatchSource, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Run the groups of one call; put the newest state back where it fails.
-
-        Raises:
-            StopIteration: at the end of the data.
-        """
+        """Run the groups of one call; put the newest state back where it fails."""
         began = perf_counter()
         self.carried.done.clear()
         self.begin_with(state)
@@ -112,7 +108,6 @@ class TrainerFunction:
 
         Args:
             state: what Keras carries, or what a program has returned.
-            is_placed: whether a program has returned it.
         """
         self._state, self._is_placed = state, is_placed
 

@@ -208,11 +208,7 @@ class TrainerStep:
         return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(_as_float, logs))
 
     def results(self, metrics: Sequence[jax.Array]) -> dict[str, PyTree]:
-        """Return the results of the model's metrics.
-
-        Args:
-            metrics: the values of their variables.
-        """
+        """Return the results of the model's metrics."""
         with keras.StatelessScope(zip(self.model.metrics_variables, metrics, strict=True)):
             results: dict[str, PyTree] = self.model.get_metrics_result()
         return results

@@ -1,7 +1,4 @@
-"""`tf.audio`: sounds of WAV files, read by Python's `wave`.
-
-Tests: tests/unit/tf/test_audio.py.
-"""
+"""`tf.audio`: sounds of WAV files, read by Python's `wave`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Random numbers of a seed that the caller gives each time, and generators of TensorFlow 2.
-
-Tests: tests/unit/tf/test_stateless.py.
-"""
+"""Random numbers of a seed that the caller gives each time, and generators of TensorFlow 2."""
 
 from __future__ import annotations
 
@@ -54,16 +51,7 @@ normal, truncated_normal, uniform = map(_of_seed, (_random.normal, _random.trunc
 
 
 def split(seed: TensorLike, num: int = 2, **kwargs: object) -> jax.Array:
-    """Return new seeds, made of one.
-
-    Args:
-        seed: two integers.
-        num: how many.
-        **kwargs: are not used.
-
-    Returns:
-        An array of shape (num, 2).
-    """
+    """Return new seeds, made of one: an array of shape `(num, 2)`."""
     return jax.random.bits(key_of(seed), (num, 2), np.uint32).astype(np.int32)
 
 
@@ -99,11 +87,7 @@ def _of_generator(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 class RandomGenerator(Holder):
-    """Random numbers of a state of their own, as `tf.random.Generator` makes them.
-
-    Args:
-        seed: of the state; None for one by chance.
-    """
+    """Random numbers of a state of their own, as `tf.random.Generator` makes them."""
 
     def __init__(self, seed: int | None = None) -> None:
         super().__init__()
@@ -121,29 +105,16 @@ class RandomGenerator(Holder):
 
     @classmethod
     def from_seed(cls, seed: int, alg: str | None = None) -> RandomGenerator:
-        """Return a generator that begins with a seed.
-
-        Args:
-            seed: any integer.
-            alg: is not used: the numbers are JAX's.
-        """
+        """Return a generator that begins with a seed."""
         return cls(int(seed))
 
     @classmethod
     def from_non_deterministic_state(cls, alg: str | None = None) -> RandomGenerator:
-        """Return a generator that begins by chance.
-
-        Args:
-            alg: is not used.
-        """
+        """Return a generator that begins by chance."""
         return cls()
 
     def reset_from_seed(self, seed: int) -> None:
-        """Begin again.
-
-        Args:
-            seed: any integer.
-        """
+        """Begin again."""
         self._seed, self._drawn = int(seed) & 0x7FFFFFFF, 0
         # One that a step makes each time, and does not keep, needs no variable: it draws the same each time.
         self._seeds = None if running_step().is_repeated else keras.random.SeedGenerator(self._seed)
@@ -160,22 +131,11 @@ class RandomGenerator(Holder):
     uniform = _of_generator(_random.uniform)
 
     def make_seeds(self, count: int = 1) -> jax.Array:
-        """Return seeds for the stateless operations.
-
-        Args:
-            count: how many.
-
-        Returns:
-            An array of shape (2, count).
-        """
+        """Return seeds for the stateless operations, an array of shape `(2, count)`."""
         return split(self._next(), count).T
 
     def split(self, count: int = 1) -> list[RandomGenerator]:
-        """Return new generators.
-
-        Args:
-            count: how many.
-        """
+        """Return new generators."""
         return [RandomGenerator(int(seed) & 0x7FFFFFFF) for seed in self.make_seeds(count)[0]]
 
 
