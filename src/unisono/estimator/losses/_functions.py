@@ -23,37 +23,55 @@ from unisono.estimator.losses._weighted import (
     divide,
     parts,
     sum_of_part,
-    weighted,
 )
 
 
 @TEXTS
-@weighted
-def absolute_difference(labels: ArrayLike, predictions: ArrayLike) -> jax.Array:
+def absolute_difference(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean absolute difference.
 
     >>> float(absolute_difference([1.0, 2.0], [2.0, 4.0]))
     1.5
     """
     targets, outputs = _pair(labels, predictions)
-    return jnp.abs(outputs - targets)
+    return compute_weighted_loss(jnp.abs(outputs - targets), weights, scope, loss_collection, reduction)
 
 
 @TEXTS
-@weighted
-def mean_squared_error(labels: ArrayLike, predictions: ArrayLike) -> jax.Array:
+def mean_squared_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean squared difference.
 
     >>> float(mean_squared_error(labels=[1.0, 2.0], predictions=[2.0, 4.0]))
     2.5
     """
     targets, outputs = _pair(labels, predictions)
-    return jnp.square(outputs - targets)
+    return compute_weighted_loss(jnp.square(outputs - targets), weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(delta="number above 0; up to this difference the loss is a square, beyond it linear.")
-@weighted
-def huber_loss(labels: ArrayLike, predictions: ArrayLike, delta: float = 1.0) -> jax.Array:
+def huber_loss(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    delta: float = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean Huber loss: half the square of a difference up to `delta`, linear beyond.
 
     >>> float(huber_loss([0.0, 0.0], [1.0, 3.0]))
@@ -63,7 +81,8 @@ def huber_loss(labels: ArrayLike, predictions: ArrayLike, delta: float = 1.0) ->
     difference = jnp.abs(outputs - targets)
     inner = jnp.minimum(difference, delta)
     # Not `maximum(difference - delta, 0)`: at `delta` both parts would have a gradient.
-    return 0.5 * inner * inner + delta * (difference - inner)
+    values = 0.5 * inner * inner + delta * (difference - inner)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(
@@ -71,27 +90,42 @@ def huber_loss(labels: ArrayLike, predictions: ArrayLike, delta: float = 1.0) ->
     predictions="float array of the shape of `labels`; predicted probabilities of the class 1.",
     epsilon="number, added to probabilities before their logarithm is taken.",
 )
-@weighted
-def log_loss(labels: ArrayLike, predictions: ArrayLike, epsilon: float = 1e-7) -> jax.Array:
+def log_loss(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = 1.0,
+    epsilon: float = 1e-7,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean cross-entropy of probabilities of two classes.
 
     >>> round(float(log_loss([1.0], [0.5])), 4)
     0.6931
     """
     targets, outputs = _pair(labels, predictions)
-    return -targets * jnp.log(outputs + epsilon) - (1 - targets) * jnp.log(1 - outputs + epsilon)
+    values = -targets * jnp.log(outputs + epsilon) - (1 - targets) * jnp.log(1 - outputs + epsilon)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(labels="array of any shape; 0 or 1.")
-@weighted
-def hinge_loss(labels: ArrayLike, logits: ArrayLike) -> jax.Array:
+def hinge_loss(
+    labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+) -> jax.Array:
     """Return the mean hinge loss.
 
     >>> float(hinge_loss([1.0, 0.0], [0.5, -3.0]))
     0.25
     """
     targets, outputs = _pair(labels, logits, "logits")
-    return jax.nn.relu(1 - (2 * targets - 1) * outputs)
+    values = jax.nn.relu(1 - (2 * targets - 1) * outputs)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(
@@ -161,9 +195,14 @@ def mean_pairwise_squared_error(
     logits="float array of the shape of `multi_class_labels`.",
     label_smoothing="number from 0 to 1; how far labels are moved towards 1/2.",
 )
-@weighted
 def sigmoid_cross_entropy(
-    multi_class_labels: ArrayLike, logits: ArrayLike, label_smoothing: float = 0
+    multi_class_labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    label_smoothing: float = 0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> jax.Array:
     """Return the mean cross-entropy of the sigmoids of logits, class by class.
 
@@ -173,7 +212,8 @@ def sigmoid_cross_entropy(
     targets, outputs = _pair(multi_class_labels, logits, "logits", to_float32=False)
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + 0.5 * label_smoothing
-    return sigmoid_losses(targets, outputs)
+    values = sigmoid_losses(targets, outputs)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(
@@ -182,9 +222,14 @@ def sigmoid_cross_entropy(
     weights="number, or float array of the shape of `logits` without its last axis; factors of the elements.",
     label_smoothing="number from 0 to 1; how far labels are moved towards one by the number of classes.",
 )
-@weighted
 def softmax_cross_entropy(
-    onehot_labels: ArrayLike, logits: ArrayLike, label_smoothing: float = 0
+    onehot_labels: ArrayLike,
+    logits: ArrayLike,
+    weights: ArrayLike = 1.0,
+    label_smoothing: float = 0,
+    scope: str | None = None,
+    loss_collection: str | None = LOSSES,
+    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
 ) -> jax.Array:
     """Return the mean cross-entropy of the softmax of logits; labels get no gradient.
 
@@ -194,7 +239,8 @@ def softmax_cross_entropy(
     targets, outputs = _pair(onehot_labels, logits, "logits", to_float32=False)
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + label_smoothing / targets.shape[-1]
-    return -jnp.sum(jax.lax.stop_gradient(targets) * jax.nn.log_softmax(outputs), axis=-1)
+    values = -jnp.sum(jax.lax.stop_gradient(targets) * jax.nn.log_softmax(outputs), axis=-1)
+    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
 
 
 @TEXTS.with_texts(

@@ -5,11 +5,6 @@ Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import keras
@@ -117,25 +112,12 @@ def compute_weighted_loss(
     return result
 
 
-def weighted(elements: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Return the function of `tf.losses`, with its arguments for weights, of one that returns elements."""
-    own = list(inspect.signature(elements).parameters.values())
-    shared = inspect.signature(compute_weighted_loss)
-    weights, *last = list(shared.parameters.values())[1:]
-    signature = shared.replace(parameters=[*own[:2], weights, *own[2:], *last])
-
-    @functools.wraps(elements)
-    def loss(*args: Any, **kwargs: Any) -> jax.Array:
-        given = signature.bind(*args, **kwargs).arguments
-        of_elements = {p.name: given.pop(p.name) for p in own if p.name in given}
-        return compute_weighted_loss(elements(**of_elements), **given)
-
-    loss.__signature__ = signature  # type: ignore[attr-defined]
-    return loss
-
-
 def check_weights(weights: jax.Array, values: jax.Array) -> None:
-    """Raise an error for weights that do not fit."""
+    """Raise an error for weights that do not fit.
+
+    Args:
+        weights: a number, or an array of the axes of the values, each of the same size or 1.
+    """
     pairs = zip(weights.shape, values.shape, strict=False)
     fits = weights.ndim == values.ndim and all(w in (1, v) for w, v in pairs)
     if weights.ndim and not fits:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.estimator.metrics._sums import TEXTS, BatchSums, MetricPair, aligned, metric, pair_of
+from unisono.estimator.metrics._sums import TEXTS, MetricPair, aligned, pair_of, pair_of_sums
 
 #: What the arguments are of metrics whose predictions are truth values.
 ANSWERS = TEXTS.with_texts(
@@ -72,19 +72,34 @@ def _metrics_of(
     """Return the metrics of one of the four counts: of truth values, and of probabilities at thresholds.
 
     Args:
+        count: the name of the first metric.
+        what: what is counted, for the docstrings.
         example: the value of the first metric in its docstring; `examples` are those of the second.
     """
 
-    def sums_of(found: Mapping[str, jax.Array]) -> BatchSums:
-        return BatchSums(chosen(found, key), lambda sums: sums[count])
+    def pair(found: Mapping[str, jax.Array], name: str) -> MetricPair:
+        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count])
 
-    def of_answers(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
-        return sums_of(counts(labels, predictions, weights))
+    def of_answers(
+        labels: ArrayLike,
+        predictions: ArrayLike,
+        weights: ArrayLike = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> MetricPair:
+        return pair(counts(labels, predictions, weights), name or count)
 
     def of_probabilities(
-        labels: ArrayLike, predictions: ArrayLike, thresholds: Sequence[float], weights: ArrayLike = None
-    ) -> BatchSums:
-        return sums_of(counts_at(labels, predictions, thresholds, weights))
+        labels: ArrayLike,
+        predictions: ArrayLike,
+        thresholds: Sequence[float],
+        weights: ArrayLike = None,
+        metrics_collections: object = None,
+        updates_collections: object = None,
+        name: str | None = None,
+    ) -> MetricPair:
+        return pair(counts_at(labels, predictions, thresholds, weights), name or at_thresholds)
 
     at_thresholds = f"{count}_at_thresholds"
     of_answers.__name__ = of_answers.__qualname__ = count
@@ -97,7 +112,7 @@ def _metrics_of(
         f"Return the weight of {what}, at each threshold.\n\n"
         f">>> {at_thresholds}([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()\n{examples}\n"
     )
-    return ANSWERS(metric(of_answers)), AT_THRESHOLDS(metric(of_probabilities))
+    return ANSWERS(of_answers), AT_THRESHOLDS(of_probabilities)
 
 
 true_positives, true_positives_at_thresholds = _metrics_of(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator.metrics._answers import PROBABILITIES, chosen, counts_at
-from unisono.estimator.metrics._sums import BatchSums, MetricPair, Sums, metric, pair_of_sums, quotient
+from unisono.estimator.metrics._sums import MetricPair, Sums, pair_of_sums, quotient
 
 _TEXTS = PROBABILITIES.with_texts(
     specificity="number from 0 to 1; the share of negative labels that are predicted.",
@@ -39,14 +39,16 @@ def _evenly(number: int, edge: float = _EDGE) -> list[float]:
 
 
 @_TEXTS
-@metric
 def sensitivity_at_specificity(
     labels: ArrayLike,
     predictions: ArrayLike,
     specificity: float,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-) -> BatchSums:
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the sensitivity at the threshold whose specificity is nearest to a given one.
 
     >>> round(float(sensitivity_at_specificity([1, 0], [0.8, 0.4], 1.0)[1]), 4)
@@ -61,18 +63,20 @@ def sensitivity_at_specificity(
         return right / (right + s["false_negatives"][at] + _EDGE)
 
     found = counts_at(labels, predictions, _evenly(num_thresholds), weights)
-    return BatchSums(chosen(found, "tp fp tn fn"), compute)
+    return pair_of_sums(name or "sensitivity_at_specificity", chosen(found, "tp fp tn fn"), compute)
 
 
 @_TEXTS
-@metric
 def specificity_at_sensitivity(
     labels: ArrayLike,
     predictions: ArrayLike,
     sensitivity: float,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-) -> BatchSums:
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the specificity at the highest threshold whose sensitivity is nearest to a given one.
 
     >>> round(float(specificity_at_sensitivity([1, 0], [0.8, 0.4], 1.0)[1]), 4)
@@ -89,7 +93,7 @@ def specificity_at_sensitivity(
 
     # TensorFlow's last threshold is below 1 here, and above it in the other functions.
     found = counts_at(labels, predictions, _evenly(num_thresholds, -_EDGE), weights)
-    return BatchSums(chosen(found, "tp fp tn fn"), compute)
+    return pair_of_sums(name or "specificity_at_sensitivity", chosen(found, "tp fp tn fn"), compute)
 
 
 def _check_share(name: str, value: float) -> None:

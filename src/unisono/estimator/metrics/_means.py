@@ -14,13 +14,13 @@ import keras
 from unisono._types import ArrayLike
 from unisono.estimator.metrics._sums import (
     TEXTS,
-    BatchSums,
+    MetricPair,
     Sums,
     aligned,
     broadcast_weights,
     floats,
-    metric,
     pair_of,
+    pair_of_sums,
     quotient,
 )
 
@@ -37,19 +37,24 @@ _CLASSES = TEXTS.with_texts(
 
 
 def _mean(
+    name: str,
     values: jax.Array,
     weights: jax.Array,
     after: Callable[[jax.Array], jax.Array] = lambda mean: mean,
-    name: str = "",
-) -> BatchSums:
-    """Return the sums of a weighted mean."""
+) -> MetricPair:
+    """Return the pair of a weighted mean."""
     parts = {"total": jnp.sum(floats(values) * weights), "count": jnp.sum(weights)}
-    return BatchSums(parts, lambda sums: after(quotient(sums["total"], sums["count"])), name)
+    return pair_of_sums(name, parts, lambda sums: after(quotient(sums["total"], sums["count"])))
 
 
 @_TEXTS
-@metric
-def mean(values: ArrayLike, weights: ArrayLike = None) -> BatchSums:
+def mean(
+    values: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean of values.
 
     >>> value, updated = mean([1.0, 2.0, 6.0])
@@ -57,64 +62,91 @@ def mean(values: ArrayLike, weights: ArrayLike = None) -> BatchSums:
     3.0
     """
     found = floats(values)
-    return _mean(found, broadcast_weights(weights, found))
+    return _mean(name or "mean", found, broadcast_weights(weights, found))
 
 
 @_TEXTS
-@metric
-def accuracy(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
+def accuracy(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return how many predictions equal the labels, by how many there are.
 
     >>> float(accuracy(labels=[1, 2, 3, 4], predictions=[1, 2, 3, 5])[1])
     0.75
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(outputs.astype(targets.dtype) == targets, shares)
+    return _mean(name or "accuracy", outputs.astype(targets.dtype) == targets, shares)
 
 
 @_TEXTS
-@metric
-def mean_absolute_error(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
+def mean_absolute_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean absolute difference.
 
     >>> float(mean_absolute_error([1.0, 2.0], [2.0, 4.0])[1])
     1.5
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(jnp.abs(outputs - targets), shares)
+    return _mean(name or "mean_absolute_error", jnp.abs(outputs - targets), shares)
 
 
 @_TEXTS
-@metric
-def mean_squared_error(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None) -> BatchSums:
+def mean_squared_error(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean squared difference.
 
     >>> float(mean_squared_error([1.0, 2.0], [2.0, 4.0])[1])
     2.5
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(jnp.square(outputs - targets), shares)
+    return _mean(name or "mean_squared_error", jnp.square(outputs - targets), shares)
 
 
 @_TEXTS
-@metric
 def root_mean_squared_error(
-    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the root of the mean squared difference.
 
     >>> float(root_mean_squared_error([1.0, 2.0], [3.0, 4.0])[1])
     2.0
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(jnp.square(outputs - targets), shares, jnp.sqrt)
+    return _mean(name or "root_mean_squared_error", jnp.square(outputs - targets), shares, jnp.sqrt)
 
 
 @_TEXTS.with_texts(normalizer="float array of the shape of `labels`; where it is 0, the error counts as 0.")
-@metric
 def mean_relative_error(
-    labels: ArrayLike, predictions: ArrayLike, normalizer: ArrayLike, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    normalizer: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean of absolute differences by a normalizer.
 
     >>> float(mean_relative_error([1.0, 2.0], [2.0, 4.0], [1.0, 4.0])[1])
@@ -123,7 +155,7 @@ def mean_relative_error(
     outputs, targets, shares = aligned(predictions, labels, weights)
     outputs, norms, _ = aligned(outputs, normalizer, None)
     errors = jnp.where(norms == 0, 0, jnp.abs(targets - outputs) / jnp.where(norms == 0, 1, norms))
-    return _mean(errors, shares)
+    return _mean(name or "mean_relative_error", errors, shares)
 
 
 @_TEXTS.with_texts(
@@ -131,10 +163,15 @@ def mean_relative_error(
     predictions="float array of the shape of `labels`; vectors of length 1.",
     weights="number, or float array of the shape of `labels`, but of size 1 in the axis `dim`; None for 1.",
 )
-@metric
 def mean_cosine_distance(
-    labels: ArrayLike, predictions: ArrayLike, dim: int, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    dim: int,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean of one minus the product of vectors of length 1.
 
     >>> float(mean_cosine_distance([[1.0, 0.0]], [[0.0, 1.0]], dim=1)[1])
@@ -143,27 +180,38 @@ def mean_cosine_distance(
     outputs, targets, _ = aligned(predictions, labels, None)
     products = jnp.sum(outputs * targets, axis=dim, keepdims=True)
     shares = broadcast_weights(weights, products)
-    return _mean(products, shares, lambda product: 1 - product)
+    return _mean(name or "mean_cosine_distance", products, shares, lambda product: 1 - product)
 
 
 @_TEXTS
-@metric
-def percentage_below(values: ArrayLike, threshold: float, weights: ArrayLike = None) -> BatchSums:
+def percentage_below(
+    values: ArrayLike,
+    threshold: float,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the share of values below a threshold.
 
     >>> float(percentage_below([1.0, 2.0, 3.0, 4.0], 2.5)[1])
     0.5
     """
     found = keras.ops.convert_to_tensor(values)
-    return _mean(found < threshold, broadcast_weights(weights, found), name="percentage_below_threshold")
+    return _mean(name or "percentage_below_threshold", found < threshold, broadcast_weights(weights, found))
 
 
 @_TEXTS.with_texts(
     values="float array of any shape, which is the same in each batch.",
     returns=pair_of("the shape of `values`"),
 )
-@metric
-def mean_tensor(values: ArrayLike, weights: ArrayLike = None) -> BatchSums:
+def mean_tensor(
+    values: ArrayLike,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean of arrays, element by element.
 
     >>> mean_tensor([1.0, 2.0])[1].tolist()
@@ -172,14 +220,21 @@ def mean_tensor(values: ArrayLike, weights: ArrayLike = None) -> BatchSums:
     found = floats(values)
     shares = broadcast_weights(weights, found)
     parts = {"total_tensor": found * shares, "count_tensor": shares}
-    return BatchSums(parts, lambda sums: quotient(sums["total_tensor"], sums["count_tensor"]))
+    return pair_of_sums(
+        name or "mean_tensor", parts, lambda sums: quotient(sums["total_tensor"], sums["count_tensor"])
+    )
 
 
 @_CLASSES
-@metric
 def mean_per_class_accuracy(
-    labels: ArrayLike, predictions: ArrayLike, num_classes: int, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    num_classes: int,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean over classes of the accuracy of the examples of each; 0 for a class without any.
 
     >>> float(mean_per_class_accuracy([0, 0, 1], [0, 1, 1], 2)[1])
@@ -189,16 +244,23 @@ def mean_per_class_accuracy(
     is_right = (outputs.astype(targets.dtype) == targets) * shares
     chosen = jax.nn.one_hot(targets, num_classes, dtype=shares.dtype)
     parts = {"total": shares @ chosen, "count": is_right @ chosen}
-    return BatchSums(parts, lambda sums: jnp.mean(quotient(sums["count"], sums["total"])), "mean_accuracy")
+    return pair_of_sums(
+        name or "mean_accuracy", parts, lambda sums: jnp.mean(quotient(sums["count"], sums["total"]))
+    )
 
 
 @_CLASSES.with_texts(
     num_classes="whole number; how many classes there are, of which those without elements do not count."
 )
-@metric
 def mean_iou(
-    labels: ArrayLike, predictions: ArrayLike, num_classes: int, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    num_classes: int,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean over classes of intersection by union of labels and predictions.
 
     >>> round(float(mean_iou([0, 0, 1], [0, 1, 1], 2)[1]), 4)
@@ -215,7 +277,7 @@ def mean_iou(
         shared = jnp.sum(both / jnp.where(either > 0, either, 1))
         return quotient(shared, jnp.sum(either != 0).astype(shared.dtype))
 
-    return BatchSums({"total_confusion_matrix": rows.T @ columns}, compute)
+    return pair_of_sums(name or "mean_iou", {"total_confusion_matrix": rows.T @ columns}, compute)
 
 
 def _flat(

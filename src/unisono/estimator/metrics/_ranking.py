@@ -12,7 +12,7 @@ import keras
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator.losses._weighted import check_weights
-from unisono.estimator.metrics._sums import TEXTS, BatchSums, floats, metric, quotient
+from unisono.estimator.metrics._sums import TEXTS, MetricPair, floats, pair_of_sums, quotient
 
 _TEXTS = TEXTS.with_texts(
     labels="array of whole numbers of shape `(..., labels)` or `(...)`; classes, counted from 0.",
@@ -32,70 +32,103 @@ _TOP_TEXTS = _TEXTS.with_texts(
 
 
 @_TEXTS
-@metric
 def precision_at_k(
-    labels: ArrayLike, predictions: ArrayLike, k: int, class_id: int | None = None, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    k: int,
+    class_id: int | None = None,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return how many of the best k classes are labels.
 
     >>> float(precision_at_k([[1], [2]], [[0.1, 0.9, 0.0], [0.9, 0.1, 0.0]], k=1)[1])
     0.5
     """
-    return _share("precision", labels, _best(predictions, k), k, class_id, weights)
+    return precision_at_top_k(labels, _best(predictions, k), k, class_id, weights, name=name)
 
 
 @_TOP_TEXTS
-@metric
 def precision_at_top_k(
     labels: ArrayLike,
     predictions_idx: ArrayLike,
     k: int | None = None,
     class_id: int | None = None,
     weights: ArrayLike = None,
-) -> BatchSums:
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return how many of the predicted classes are labels.
 
     >>> float(precision_at_top_k([[1], [2]], [[1, 0], [2, 0]])[1])
     0.5
     """
-    return _share("precision", labels, predictions_idx, k, class_id, weights)
+    right, wrong, _ = _matches(labels, predictions_idx, class_id)
+    parts = {"true_positives": _sum(right, weights), "false_positives": _sum(wrong, weights)}
+    return pair_of_sums(
+        name or _name("precision", k, class_id),
+        parts,
+        lambda s: s["true_positives"] / (s["true_positives"] + s["false_positives"]),
+    )
 
 
 @_TEXTS
-@metric
 def recall_at_k(
-    labels: ArrayLike, predictions: ArrayLike, k: int, class_id: int | None = None, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    k: int,
+    class_id: int | None = None,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return how many of the labels are among the best k classes.
 
     >>> float(recall_at_k([[1, 2]], [[0.1, 0.9, 0.0]], k=1)[1])
     0.5
     """
-    return _share("recall", labels, _best(predictions, k), k, class_id, weights)
+    return recall_at_top_k(labels, _best(predictions, k), k, class_id, weights, name=name)
 
 
 @_TOP_TEXTS
-@metric
 def recall_at_top_k(
     labels: ArrayLike,
     predictions_idx: ArrayLike,
     k: int | None = None,
     class_id: int | None = None,
     weights: ArrayLike = None,
-) -> BatchSums:
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return how many of the labels are among the predicted classes.
 
     >>> float(recall_at_top_k([[1, 3]], [[1, 0]])[1])
     0.5
     """
-    return _share("recall", labels, predictions_idx, k, class_id, weights)
+    right, _, missed = _matches(labels, predictions_idx, class_id)
+    parts = {"true_positives": _sum(right, weights), "false_negatives": _sum(missed, weights)}
+    return pair_of_sums(
+        name or _name("recall", k, class_id),
+        parts,
+        lambda s: s["true_positives"] / (s["true_positives"] + s["false_negatives"]),
+    )
 
 
 @_TEXTS
-@metric
 def average_precision_at_k(
-    labels: ArrayLike, predictions: ArrayLike, k: int, weights: ArrayLike = None
-) -> BatchSums:
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    k: int,
+    weights: ArrayLike = None,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
+) -> MetricPair:
     """Return the mean of the precisions at 1 to k, each where that class is a label.
 
     >>> float(average_precision_at_k([[1]], [[0.5, 0.4, 0.1]], k=2)[1])
@@ -108,22 +141,12 @@ def average_precision_at_k(
     number = jnp.minimum(jnp.sum(wanted >= 0, axis=-1), k)
     averages = jnp.sum(precisions * hits, axis=-1) / number
     parts = {"total": _sum(averages, weights), "max": _sum(jnp.ones_like(averages), weights)}
-    return BatchSums(parts, lambda s: quotient(s["total"], s["max"]), f"average_precision_at_{k}")
+    return pair_of_sums(name or f"average_precision_at_{k}", parts, lambda s: quotient(s["total"], s["max"]))
 
 
-def _share(
-    what: str, labels: ArrayLike, best: ArrayLike, k: int | None, class_id: int | None, weights: ArrayLike
-) -> BatchSums:
-    """Return the sums of how many of the best classes, or of the labels, are both."""
-    right, wrong, missed = _matches(labels, best, class_id)
-    other, number = ("false_positives", wrong) if what == "precision" else ("false_negatives", missed)
-    parts = {"true_positives": _sum(right, weights), other: _sum(number, weights)}
-    name = f"{what}_at_{'top_k' if k is None else k}"
-    return BatchSums(
-        parts,
-        lambda s: s["true_positives"] / (s["true_positives"] + s[other]),
-        name if class_id is None else f"{name}_class{class_id}",
-    )
+def _name(what: str, k: int | None, class_id: int | None) -> str:
+    rank = "top_k" if k is None else str(k)
+    return f"{what}_at_{rank}" if class_id is None else f"{what}_at_{rank}_class{class_id}"
 
 
 def _best(predictions: ArrayLike, k: int) -> jax.Array:

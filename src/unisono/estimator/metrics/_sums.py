@@ -7,10 +7,8 @@ Tests: tests/unit/estimator/test_metrics.py, tests/virtual/estimator/test_replic
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +55,11 @@ _TRAIN = "train"
 
 
 class SumsMetric(keras.metrics.Metric):
-    """A metric that adds up arrays, and computes its result from the sums."""
+    """A metric that adds up arrays, and computes its result from the sums.
+
+    Args:
+        shapes: the shape of each sum, by name.
+    """
 
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], compute: Callable[[Sums], jax.Array], name: str
@@ -82,20 +84,6 @@ class SumsMetric(keras.metrics.Metric):
     def result(self) -> jax.Array:
         """Return the metric of what was added so far."""
         return self._compute({key: variable.value for key, variable in self._sums.items()})
-
-
-class BatchSums(NamedTuple):
-    """What a metric adds up of a batch.
-
-    Args:
-        parts: the sums, by name.
-        compute: returns the metric of sums.
-        name: of the metric; "" for that of its function.
-    """
-
-    parts: Mapping[str, ArrayLike]
-    compute: Callable[[Sums], jax.Array]
-    name: str = ""
 
 
 class MetricPair:
@@ -164,30 +152,6 @@ def pair_of_sums(
     return MetricPair(metric, lambda: metric.update_state(**arrays))
 
 
-#: The last arguments of TensorFlow's metrics.
-_LAST_ARGUMENTS = [
-    inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    for name in ("metrics_collections", "updates_collections", "name")
-]
-
-
-def metric(function: Callable[..., BatchSums]) -> Callable[..., MetricPair]:
-    """Return the function of `tf.metrics`, with its last arguments, of one that returns what it adds up."""
-    own = inspect.signature(function)
-    signature = own.replace(
-        parameters=[*own.parameters.values(), *_LAST_ARGUMENTS], return_annotation=MetricPair
-    )
-
-    @functools.wraps(function)
-    def pair(*args: Any, **kwargs: Any) -> MetricPair:
-        given = signature.bind(*args, **kwargs).arguments
-        found = function(**{key: value for key, value in given.items() if key in own.parameters})
-        return pair_of_sums(given.get("name") or found.name or function.__name__, found.parts, found.compute)
-
-    pair.__signature__ = signature  # type: ignore[attr-defined]
-    return pair
-
-
 def quotient(value: jax.Array, number: jax.Array) -> jax.Array:
     """Return a quotient, or 0 where the divisor is not positive."""
     return jnp.where(number > 0, value / jnp.where(number > 0, number, 1), 0)
@@ -206,6 +170,9 @@ def aligned(
     """Return predictions, labels and weights of equal shapes.
 
     A last axis of size 1 that one of the first two lacks is dropped; weights get or lose one.
+
+    Args:
+        weights: a number or an array; None for ones.
     """
     given, wanted = keras.ops.convert_to_tensor(predictions), keras.ops.convert_to_tensor(labels)
     if given.ndim == wanted.ndim + 1 and given.shape[-1] == 1:

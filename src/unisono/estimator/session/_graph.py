@@ -46,7 +46,12 @@ def expose(name: str, value: ArrayLike) -> None:
 
 
 def identity(input: PyTree, name: str | None = None) -> PyTree:  # noqa: A002 (TensorFlow's name)
-    """Return a tensor of the same value; in a model_fn hooks can ask for it by name."""
+    """Return a tensor of the same value; in a model_fn hooks can ask for it by name.
+
+    Args:
+        input: array, or pytree of arrays.
+        name: its name.
+    """
     if not in_model_fn():
         return jax.tree.map(jnp.array, input)
     return named_identity(input, name)
@@ -56,17 +61,31 @@ def identity(input: PyTree, name: str | None = None) -> PyTree:  # noqa: A002 (T
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """Return what is to be done together: in a model_fn updates for `train_op`; elsewhere it is done."""
+    """Return what is to be done together: in a model_fn updates for `train_op`; elsewhere it has been done.
+
+    Args:
+        *inputs: results, or what `minimize` and its like returned.
+        name: is not used.
+    """
     return _train_op.group(*inputs) if in_model_fn() else inputs
 
 
 def no_op(*args: object, **kwargs: object) -> Any:
-    """Do nothing; in a model_fn, return an update that changes nothing."""
+    """Do nothing; in a model_fn, return an update that changes nothing.
+
+    Args:
+        *args: are not used.
+        **kwargs: are not used.
+    """
     return _train_op.no_op() if in_model_fn() else None
 
 
 def initializer(*args: object, **kwargs: object) -> Any:
     """Return an update that changes nothing, for `tf.train.Scaffold`: variables have their first values.
+
+    Args:
+        *args: are not used.
+        **kwargs: are not used.
 
     Raises:
         ContextError: outside of a model_fn, where it belongs to graphs and sessions.
@@ -176,6 +195,10 @@ def get_collection(key: str, scope: str | None = None) -> list[Any]:
 def add_to_collection(name: str, value: Any) -> None:
     """Let `get_collection` find a value in this run of the model_fn.
 
+    Args:
+        name: of the collection.
+        value: any.
+
     Raises:
         ContextError: outside of a model_fn.
     """
@@ -187,6 +210,9 @@ def add_to_collection(name: str, value: Any) -> None:
 def trainable_variables(scope: str | None = None) -> list[keras.Variable]:
     """Return the trainable variables that the model_fn has made so far.
 
+    Args:
+        scope: with what their names begin.
+
     Raises:
         ContextError: outside of a model_fn.
     """
@@ -195,6 +221,9 @@ def trainable_variables(scope: str | None = None) -> list[keras.Variable]:
 
 def global_variables(scope: str | None = None) -> list[keras.Variable]:
     """Return the variables that the model_fn has made so far.
+
+    Args:
+        scope: with what their names begin.
 
     Raises:
         ContextError: outside of a model_fn.
@@ -215,6 +244,8 @@ def gradients(ys: ArrayLike, xs: Any, *args: object, **kwargs: object) -> list[A
     Args:
         ys: the loss; or a list, whose sum is meant.
         xs: variables.
+        args: are not used.
+        kwargs: are not used.
 
     Raises:
         ContextError: outside of a model_fn, where there is no graph.

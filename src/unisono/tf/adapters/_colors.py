@@ -1,4 +1,7 @@
-"""Colors of images as `tf.image` changes them."""
+"""Colors of images as `tf.image` changes them.
+
+Tests: tests/unit/tf/test_colors.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Devices as `tf.config` names them, over JAX's."""
+"""Devices as `tf.config` names them, over JAX's.
+
+Tests: tests/unit/tf/test_config.py.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +45,20 @@ class LogicalDeviceConfiguration:
 
 
 def list_physical_devices(device_type: str | None = None) -> list[Device]:
-    """Return the devices of this machine; all of its CPUs are one, as in TensorFlow."""
+    """Return the devices of this machine; all of its CPUs are one, as in TensorFlow.
+
+    Args:
+        device_type: `"CPU"`, `"GPU"` or `"TPU"`; None for all.
+    """
     return _devices(device_type, "/physical_device")
 
 
 def list_logical_devices(device_type: str | None = None) -> list[Device]:
-    """Return the devices that replicas may be on: virtual CPU devices are several."""
+    """Return the devices that replicas may be on: virtual CPU devices are several.
+
+    Args:
+        device_type: `"CPU"`, `"GPU"` or `"TPU"`; None for all.
+    """
     return _devices(device_type, "/device", all_cpus=True)
 
 
@@ -76,6 +87,10 @@ def _has_accelerators() -> bool:
 def set_visible_devices(devices: Sequence[Device] | Device, device_type: str | None = None) -> None:
     """Let JAX see the given devices alone; only "none of the GPUs" can be said.
 
+    Args:
+        devices: those that are visible.
+        device_type: of the devices.
+
     Raises:
         UnsupportedError: some GPUs, but not all, or JAX has started.
     """
@@ -100,6 +115,10 @@ def set_visible_devices(devices: Sequence[Device] | Device, device_type: str | N
 def set_logical_device_configuration(device: Device, logical_devices: Sequence[Any]) -> None:
     """Divide the CPU into virtual devices; before JAX computes anything.
 
+    Args:
+        device: a CPU of `list_physical_devices`.
+        logical_devices: one for each virtual device.
+
     Raises:
         UnsupportedError: the device is no CPU, or JAX has started.
     """
@@ -117,16 +136,30 @@ def set_logical_device_configuration(device: Device, logical_devices: Sequence[A
 
 
 def set_memory_growth(device: Device, enable: bool) -> None:
-    """Do nothing: JAX reads XLA_PYTHON_CLIENT_PREALLOCATE when the process starts."""
+    """Do nothing: JAX reads XLA_PYTHON_CLIENT_PREALLOCATE when the process starts.
+
+    Args:
+        device: a GPU.
+        enable: whether memory is taken as it is needed.
+    """
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Run functions without compiling them, or compile them again."""
+    """Run functions without compiling them, or compile them again.
+
+    Args:
+        run_eagerly: whether `jax.jit` and `unisono.function` compile nothing.
+    """
     jax.config.update("jax_disable_jit", run_eagerly)
 
 
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
-    """Return whether there is a GPU."""
+    """Return whether there is a GPU.
+
+    Args:
+        cuda_only: is not used.
+        min_cuda_compute_capability: is not used.
+    """
     return bool(list_physical_devices("GPU"))
 
 

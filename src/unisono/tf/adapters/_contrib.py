@@ -1,4 +1,7 @@
-"""Strategies with the arguments that `tf.contrib.distribute` had in 2018."""
+"""Strategies with the arguments that `tf.contrib.distribute` had in 2018.
+
+Tests: tests/unit/tf/test_contrib.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files and directories of Keras' utilities: images as a data set, read with Grain, and downloads."""
+"""Files and directories of Keras' utilities: images as a data set, read with Grain, and downloads.
+
+Tests: tests/unit/tf/test_directories.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Elements of datasets as TensorFlow gives them: arrays with `numpy()`."""
+"""Elements of datasets as TensorFlow gives them: arrays with `numpy()`.
+
+Tests: tests/unit/tf/test_elements.py.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,9 @@ def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Tenso
     """Return what a `ServingInputReceiver` takes for an input of an exported model: its shape and dtype.
 
     Args:
+        dtype: of the input.
         shape: with None for any number of rows.
+        name: of the input.
 
     Raises:
         ContextError: without a shape, as graphs are fed.

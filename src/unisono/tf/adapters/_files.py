@@ -1,4 +1,7 @@
-"""Files as `tf.io` names them, in the file system of this machine."""
+"""Files as `tf.io` names them, in the file system of this machine.
+
+Tests: tests/unit/tf/test_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operations at indices, and of matrices, whose arguments or results TensorFlow orders otherwise."""
+"""Operations at indices, and of matrices, whose arguments or results TensorFlow orders otherwise.
+
+Tests: tests/unit/tf/test_indexing.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keras' old spellings, over Keras 3."""
+"""Keras' old spellings, over Keras 3.
+
+Tests: tests/unit/tf/test_keras.py.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +166,12 @@ def _is_column(y: Any, y_pred: Any) -> bool:
 
 
 def save_spec(model: keras.Model, dynamic_batch: bool = True) -> Any:
-    """Return the shapes and types of a model's inputs, as arguments and named arguments; None if unbuilt."""
+    """Return the shapes and types of a model's inputs, as arguments and named arguments; None if unbuilt.
+
+    Args:
+        model: the model.
+        dynamic_batch: whether the number of rows is None.
+    """
     inputs = getattr(model, "input", None)
     if inputs is None:
         # A Sequential model that has not been called says no more.
@@ -303,7 +311,13 @@ def _again(argument: Any) -> Any:
 
 
 def input_of(shape: Any = None, *args: object, **kwargs: object) -> Any:
-    """Return `keras.Input`, whose shape may be a number."""
+    """Return `keras.Input`, whose shape may be a number.
+
+    Args:
+        shape: of one example.
+        *args: those of `keras.Input`.
+        **kwargs: likewise.
+    """
     return keras.Input((shape,) if isinstance(shape, int) else shape, *args, **kwargs)
 
 
@@ -317,7 +331,11 @@ class KerasReduction:
 
 
 class SaveOptions:
-    """Options of saving, which have no meaning here."""
+    """Options of saving, which have no meaning here.
+
+    Args:
+        **options: any.
+    """
 
     def __init__(self, **options: object) -> None:
         self.options = options
@@ -326,6 +344,9 @@ class SaveOptions:
 def get_value(x: PyTree) -> np.ndarray:
     """Return a variable's or tensor's numbers.
 
+    Args:
+        x: the variable.
+
     >>> float(get_value(2.5))
     2.5
     """
@@ -333,7 +354,12 @@ def get_value(x: PyTree) -> np.ndarray:
 
 
 def set_value(x: keras.Variable, value: PyTree) -> None:
-    """Set a variable."""
+    """Set a variable.
+
+    Args:
+        x: the variable.
+        value: its new value.
+    """
     x.assign(value)
 
 
@@ -341,6 +367,12 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras' callback, for paths as TensorFlow 2 has them.
 
     Keras 3 demands `.weights.h5` or `.keras` at the end of the path; it is added.
+
+    Args:
+        filepath: of the checkpoints.
+        save_weights_only: whether weights alone are saved.
+        *args: those of `keras.callbacks.ModelCheckpoint`.
+        **kwargs: likewise.
     """
 
     def __init__(
@@ -361,7 +393,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def SyncBatchNormalization(**kwargs: object) -> keras.layers.BatchNormalization:  # noqa: N802 (TensorFlow's name)
-    """Return a `BatchNormalization` whose statistics are those of all replicas."""
+    """Return a `BatchNormalization` whose statistics are those of all replicas.
+
+    Args:
+        **kwargs: those of the layer.
+    """
     layer = keras.layers.BatchNormalization(**kwargs)
     # Not in the constructor: outside of a strategy Keras rejects it on JAX.
     layer.synchronized = True

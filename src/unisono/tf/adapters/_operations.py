@@ -1,4 +1,7 @@
-"""Operations whose arguments TensorFlow orders otherwise, each a few lines over `keras.ops`."""
+"""Operations whose arguments TensorFlow orders otherwise, each a few lines over `keras.ops`.
+
+Tests: tests/unit/tf/test_operations.py.
+"""
 
 from __future__ import annotations
 
@@ -398,6 +401,10 @@ def conv2d(
 
 
 def assert_equal(x: TensorLike, y: TensorLike, message: str | None = None, **kwargs: object) -> None:
-    """Raise an error where two tensors differ; outside of functions."""
+    """Raise an error where two tensors differ; outside of functions.
+
+    Raises:
+        InvalidArgumentError: they differ.
+    """
     if not bool(ops.all(ops.equal(x, y))):
         raise InvalidArgumentError(message or f"Two tensors must be equal. Received: {x} and {y}.")

@@ -31,17 +31,32 @@ def set_verbosity(v: int | str) -> None:
 
 
 def run(main: Callable[[Any], Any] | None = None, argv: Sequence[str] | None = None) -> None:
-    """Parse the flags of a program, call its `main`, and end with what it returns."""
+    """Parse the flags of a program, call its `main`, and end with what it returns.
+
+    Args:
+        main: the function, called with the arguments that are no flags; None for the program's own.
+        argv: the program's arguments; None for those of the process.
+    """
     app.run(sys.modules["__main__"].main if main is None else main, None if argv is None else list(argv))
 
 
 def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
-    """Return a string as bytes."""
+    """Return a string as bytes.
+
+    Args:
+        bytes_or_text: the string.
+        encoding: of the bytes.
+    """
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
-    """Return a string as text."""
+    """Return a string as text.
+
+    Args:
+        bytes_or_text: the string.
+        encoding: of the bytes.
+    """
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
@@ -49,5 +64,9 @@ as_str = as_text
 
 
 def as_str_any(value: Any) -> str:
-    """Return any value as text."""
+    """Return any value as text.
+
+    Args:
+        value: the value.
+    """
     return as_text(value) if isinstance(value, bytes) else str(value)

@@ -124,7 +124,15 @@ def uniform(
     dtype: DTypeLike = "float32",
     seed: Any = None,
 ) -> Any:
-    """Return numbers of a uniform distribution."""
+    """Return numbers of a uniform distribution.
+
+    Args:
+        shape: of the result.
+        minval: the smallest number.
+        maxval: all numbers are smaller; None for 1.
+        dtype: of the numbers: integers with an integer dtype.
+        seed: for the same numbers at each call; None for new ones.
+    """
     kind = keras.backend.standardize_dtype(device_dtype(dtype))
     draw = keras.random.randint if "int" in kind else keras.random.uniform
     numbers: jax.Array = draw(tuple(shape), minval, 1 if maxval is None else maxval, kind, seed_of(seed))
@@ -132,7 +140,14 @@ def uniform(
 
 
 def categorical(logits: Any, num_samples: int, dtype: DTypeLike = "int32", seed: int | None = None) -> Any:
-    """Return draws of categories."""
+    """Return draws of categories.
+
+    Args:
+        logits: of shape (rows, categories).
+        num_samples: how many are drawn in each row.
+        dtype: of the indices.
+        seed: for numbers that can be repeated.
+    """
     drawn: jax.Array = keras.random.categorical(
         logits, num_samples, device_dtype(np.dtype(dtype)), seed_of(seed)
     )
@@ -153,6 +168,10 @@ def as_initializer(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def set_seed(seed: int) -> None:
-    """Let all random numbers begin with a seed: Keras', NumPy's, Python's and those of steps."""
+    """Let all random numbers begin with a seed: Keras', NumPy's, Python's and those of steps.
+
+    Args:
+        seed: any integer.
+    """
     keras.utils.set_random_seed(seed)
     set_step_seed(seed)

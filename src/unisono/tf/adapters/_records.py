@@ -1,4 +1,7 @@
-"""Records of TFRecord files: `tf.train.Example` and what `tf.io` parses."""
+"""Records of TFRecord files: `tf.train.Example` and what `tf.io` parses.
+
+Tests: tests/unit/tf/test_records.py.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +112,10 @@ def _bytes_list(value: Iterable[Any] = ()) -> Any:
 class TFRecordWriter:
     """Writes records into an uncompressed TFRecord file.
 
+    Args:
+        path: of the file.
+        options: None.
+
     Raises:
         InvalidArgumentError: `options` asks for compression.
         MissingPackageError: TensorBoard is not installed, which has the writer.
@@ -126,7 +133,11 @@ class TFRecordWriter:
         self._writer = writer_of_records(self._file)
 
     def write(self, record: bytes) -> None:
-        """Append a record."""
+        """Append a record.
+
+        Args:
+            record: its bytes.
+        """
         self._writer.write(bytes(record))
 
     def flush(self) -> None:
@@ -212,6 +223,11 @@ def parse_example(serialized: Any, features: Mapping[str, Any]) -> Any:
 
 def decode_raw(input_bytes: Any, out_type: npt.DTypeLike, little_endian: bool = True) -> np.ndarray:
     """Return bytes as numbers, in `Dataset.map`.
+
+    Args:
+        input_bytes: of the numbers.
+        out_type: their dtype.
+        little_endian: their order.
 
     >>> decode_raw(bytes([1, 0, 2, 0]), "uint16").tolist()
     [1, 2]

@@ -1,4 +1,7 @@
-"""Checkpoints and saved models with TensorFlow's names and arguments."""
+"""Checkpoints and saved models with TensorFlow's names and arguments.
+
+Tests: tests/unit/tf/test_saving.py.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +80,7 @@ class CheckpointManagerV2(CheckpointManager):
         Args:
             checkpoint_number: such as the step; the next number if None.
             check_interval: whether nothing is saved before `checkpoint_interval` steps have passed.
+            options: is not used.
 
         Returns:
             The path, or None where nothing was saved.
@@ -114,6 +118,7 @@ def save_model(obj: object, export_dir: str, signatures: object = None, options:
 
     Args:
         obj: a model of Keras; a `tf.Module`, whose functions are saved for the calls that were made of them.
+        export_dir: the directory.
         signatures: functions for given shapes, by name, or one of them.
         options: are not used.
 
@@ -129,6 +134,7 @@ def load_model(export_dir: str, tags: object = None, options: object = None) -> 
     """Load what `save_model` or `Model.save` wrote to a directory.
 
     Args:
+        export_dir: the directory.
         tags: are not used.
         options: are not used.
 

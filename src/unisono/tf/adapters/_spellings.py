@@ -1,4 +1,7 @@
-"""What TensorFlow 2 took and Keras 3 does not: lists of numbers, `lr`, names of dtypes, `get_shape()`."""
+"""What Keras 3 no longer takes and TensorFlow 2 did: lists of numbers, `lr`, names of dtypes, `get_shape()`.
+
+Tests: tests/unit/tf/test_spellings.py.
+"""
 
 from __future__ import annotations
 
@@ -219,6 +222,9 @@ def with_name(dtype: property) -> property:
 class Dimension(int):
     """A size of TensorFlow 1: a number.
 
+    Args:
+        value: the number.
+
     >>> Dimension(3).value + Dimension(4)
     7
     """
@@ -229,7 +235,11 @@ class Dimension(int):
         return int(self)
 
     def is_compatible_with(self, other: int | None) -> bool:
-        """Return whether the two may be the same size."""
+        """Return whether the two may be the same size.
+
+        Args:
+            other: a size; None where any is allowed.
+        """
         return other is None or other == self
 
 
@@ -274,7 +284,11 @@ class Shape(tuple[Any, ...]):
         return None not in self
 
     def is_compatible_with(self, other: Sequence[int | None]) -> bool:
-        """Return whether the two may be the same shape."""
+        """Return whether the two may be the same shape.
+
+        Args:
+            other: the sizes of another shape.
+        """
         return len(self) == len(other) and all(
             None in (a, b) or a == b for a, b in zip(self, other, strict=True)
         )
@@ -284,6 +298,7 @@ def check_shape(tensor: jax.Array | np.ndarray, shape: Sequence[int | None] | No
     """Do what `tensor.set_shape` does where all sizes are known: check them.
 
     Args:
+        tensor: any array.
         shape: with None where any size is allowed; None for any shape.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Tensors, contexts and shapes as TensorFlow names them, over JAX arrays."""
+"""Tensors, contexts and shapes as TensorFlow names them, over JAX arrays.
+
+Tests: tests/unit/tf/test_tensors.py.
+"""
 
 from __future__ import annotations
 
@@ -164,6 +167,9 @@ class UnconnectedGradients(enum.Enum):
 def shape_of(dims: Sequence[int | None] | int | None) -> Shape | None:
     """Return a shape as a tuple: what `tf.TensorShape` is here.
 
+    Args:
+        dims: the sizes.
+
     >>> shape_of([None, 3])
     (None, 3)
     """
@@ -203,16 +209,32 @@ def device(name: object) -> contextlib.AbstractContextManager[Any]:
 
 
 def no_op(*args: object, **kwargs: object) -> None:
-    """Do nothing: what this sets has no meaning here."""
+    """Do nothing: what this sets has no meaning here.
+
+    Args:
+        *args: are not used.
+        **kwargs: are not used.
+    """
 
 
 def same(value: object = None) -> object:
-    """Return the argument: a decorator that changes nothing."""
+    """Return the argument: a decorator that changes nothing.
+
+    Args:
+        value: any.
+    """
     return value
 
 
 def print_values(*inputs: object, sep: str = " ", end: str = "\n", **kwargs: object) -> None:
-    """Print values, also inside a function, each time that it runs."""
+    """Print values, also inside a function, each time that it runs.
+
+    Args:
+        *inputs: what to print.
+        sep: between the values.
+        end: is not used inside a function.
+        **kwargs: are not used.
+    """
     # The value, and not that of each replica.
     inputs = tuple(x.value if isinstance(x, keras.Variable) else x for x in inputs)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs)):

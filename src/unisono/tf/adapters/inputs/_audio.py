@@ -1,4 +1,7 @@
-"""`tf.audio`: sounds of WAV files, read by Python's `wave`."""
+"""`tf.audio`: sounds of WAV files, read by Python's `wave`.
+
+Tests: tests/unit/tf/test_audio.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows of CSV files as data sets, read by Python's `csv`."""
+"""Rows of CSV files as data sets, read by Python's `csv`.
+
+Tests: tests/unit/tf/test_csv.py.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
         filenames: a name, or several.
         record_defaults: of each column the value where a field is empty, or a dtype where none may be.
         compression_type: "GZIP", "ZLIB", or None.
+        buffer_size: is not used.
         header: whether the first row of each file is one of names.
         field_delim: between the fields.
         use_quote_delim: whether quotes enclose fields.

@@ -1,4 +1,7 @@
-"""Plain Python among tensors: `tf.py_function`, `tf.TensorArray`."""
+"""Plain Python among tensors: `tf.py_function`, `tf.TensorArray`.
+
+Tests: tests/unit/tf/test_host.py.
+"""
 
 from __future__ import annotations
 
@@ -80,6 +83,7 @@ class TensorArray:
     """A list of tensors, whose places are known while a function is traced.
 
     Args:
+        dtype: of the tensors.
         size: how many there are; more with `dynamic_size`.
         dynamic_size: whether `write` makes it longer.
         **kwargs: are not used.
@@ -92,6 +96,11 @@ class TensorArray:
 
     def write(self, index: Any, value: PyTree, name: str | None = None) -> TensorArray:
         """Set one tensor; return the array.
+
+        Args:
+            index: its place.
+            value: the tensor.
+            name: is not used.
 
         Raises:
             InvalidArgumentError: there is no such place.
@@ -109,6 +118,10 @@ class TensorArray:
 
     def read(self, index: Any, name: str | None = None) -> Any:
         """Return one tensor.
+
+        Args:
+            index: its place.
+            name: is not used.
 
         Raises:
             InvalidArgumentError: nothing was written there.
@@ -129,11 +142,21 @@ class TensorArray:
         return jnp.concatenate([self.read(i) for i in range(len(self._items))])
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
-        """Return some tensors as one, along a new first axis."""
+        """Return some tensors as one, along a new first axis.
+
+        Args:
+            indices: their places.
+            name: is not used.
+        """
         return jnp.stack([self.read(i) for i in np.asarray(indices)])
 
     def unstack(self, value: PyTree, name: str | None = None) -> TensorArray:
-        """Set all tensors to those along the first axis of one; return the array."""
+        """Set all tensors to those along the first axis of one; return the array.
+
+        Args:
+            value: the tensor.
+            name: is not used.
+        """
         self._items = list(jnp.asarray(value, device_dtype(np.dtype(self.dtype))))
         return self
 

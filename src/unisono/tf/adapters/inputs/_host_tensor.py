@@ -97,7 +97,11 @@ def as_tensor(leaf: Any) -> Any:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a string, or an array of strings."""
+    """Return whether a value is a string, or an array of strings.
+
+    Args:
+        value: any; not a list.
+    """
     return isinstance(value, (str, bytes)) or (isinstance(value, np.ndarray) and value.dtype.kind in "SUO")
 
 
@@ -108,6 +112,9 @@ def is_text_dtype(dtype: object) -> bool:
 
 def text(values: object) -> HostTensor:
     """Return strings as a tensor of the host.
+
+    Args:
+        values: a string, or an array or nested list of them.
 
     >>> text(["a", "b"]).numpy()
     array([b'a', b'b'], dtype=object)

@@ -1,4 +1,7 @@
-"""`tf.strings` on the host: functions of bytes, and of arrays of them, for datasets and eager code."""
+"""`tf.strings` on the host: functions of bytes, and of arrays of them, for datasets and eager code.
+
+Tests: tests/unit/tf/test_strings.py.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,8 @@ def regex_replace(text: TextLike, pattern: str, rewrite: str, replace_global: bo
     r"""Return strings in which a pattern is replaced.
 
     Args:
+        text: strings.
+        pattern: a regular expression.
         rewrite: what stands there instead; `\1` is the first group, `\0` the whole.
         replace_global: whether all places are replaced, or the first alone.
 
@@ -93,6 +98,7 @@ def split(text: TextLike, sep: str | bytes | None = None, maxsplit: int = -1) ->
     """Return the parts of one string.
 
     Args:
+        text: a string.
         sep: what stands between the parts; None for white space.
         maxsplit: how often to split; -1 for everywhere.
 
@@ -126,6 +132,7 @@ def substr(text: TextLike, start: TensorLike, size: TensorLike, unit: str = "BYT
     """Return a part of each string.
 
     Args:
+        text: strings.
         start: where the part begins; from the end where it is negative.
         size: how many bytes or characters it has.
         unit: "BYTE" or "UTF8_CHAR".

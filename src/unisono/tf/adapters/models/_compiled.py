@@ -27,7 +27,14 @@ class CompiledLoss:
     def __call__(
         self, y_true: Any, y_pred: Any, sample_weight: Any = None, regularization_losses: Any = None
     ) -> Any:
-        """Return the loss, and update the metric `loss`."""
+        """Return the loss, and update the metric `loss`.
+
+        Args:
+            y_true: what the predictions should be.
+            y_pred: the predictions.
+            sample_weight: the weight of each row.
+            regularization_losses: what is added: `self.losses`.
+        """
         model = self._model
         # Without what layers add: a program passes that itself.
         before = replaced_losses(model)
@@ -52,6 +59,12 @@ class CompiledMetrics:
         self._model = model
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count a batch."""
+        """Count a batch.
+
+        Args:
+            y_true: what the predictions should be.
+            y_pred: the predictions.
+            sample_weight: the weight of each row.
+        """
         # Not the model's own, which may call this.
         keras.Model.compute_metrics(self._model, None, y_true, y_pred, sample_weight)

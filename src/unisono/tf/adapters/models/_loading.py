@@ -27,7 +27,15 @@ _LOSSES = {
 def load_model(
     filepath: Any, custom_objects: Any = None, *args: object, options: object = None, **kwargs: object
 ) -> Any:
-    """Load a model: a file of Keras, or a directory that `Model.save` wrote."""
+    """Load a model: a file of Keras, or a directory that `Model.save` wrote.
+
+    Args:
+        filepath: the path.
+        custom_objects: by name, what Keras does not know.
+        *args: those of `keras.models.load_model`.
+        options: are not used.
+        **kwargs: those of `keras.models.load_model`.
+    """
     if isinstance(filepath, (str, os.PathLike)) and is_saved(filepath):
         return load_from_saved_model(filepath, custom_objects)
     if not str(filepath).endswith((".h5", ".hdf5")):

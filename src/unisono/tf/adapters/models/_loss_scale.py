@@ -1,4 +1,7 @@
-"""`LossScaleOptimizer` as Keras 2 had it: the program unscales gradients, and `apply_gradients` does not."""
+"""`LossScaleOptimizer` as Keras 2 had it: the program unscales the gradients, and `apply_gradients` does not.
+
+Tests: tests/unit/tf/test_loss_scale.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,12 @@ def add_methods() -> None:
 
 
 def get_scaled_loss(self: Any, loss: Any) -> Any:
-    """Return a loss times the scale."""
+    """Return a loss times the scale.
+
+    Args:
+        self: the optimizer.
+        loss: the loss, or a function that returns it.
+    """
     return (lambda: self.scale_loss(loss())) if callable(loss) else self.scale_loss(loss)
 
 
@@ -29,6 +37,7 @@ def get_unscaled_gradients(self: Any, grads: Sequence[Any]) -> list[Any]:
     """Return gradients divided by the scale; the next `apply_gradients` takes them as they are.
 
     Args:
+        self: the optimizer.
         grads: of a scaled loss.
     """
     vars(self)[_IS_UNSCALED] = True

@@ -1,4 +1,7 @@
-"""Random numbers of a seed that the caller gives each time, and generators of TensorFlow 2."""
+"""Random numbers of a seed that the caller gives each time, and generators of TensorFlow 2.
+
+Tests: tests/unit/tf/test_stateless.py.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,16 @@ normal, truncated_normal, uniform = map(_of_seed, (_random.normal, _random.trunc
 
 
 def split(seed: TensorLike, num: int = 2, **kwargs: object) -> jax.Array:
-    """Return new seeds, made of one: an array of shape `(num, 2)`."""
+    """Return new seeds, made of one.
+
+    Args:
+        seed: two integers.
+        num: how many.
+        **kwargs: are not used.
+
+    Returns:
+        An array of shape (num, 2).
+    """
     return jax.random.bits(key_of(seed), (num, 2), np.uint32).astype(np.int32)
 
 
@@ -87,7 +99,11 @@ def _of_generator(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 class RandomGenerator(Holder):
-    """Random numbers of a state of their own, as `tf.random.Generator` makes them."""
+    """Random numbers of a state of their own, as `tf.random.Generator` makes them.
+
+    Args:
+        seed: of the state; None for one by chance.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
         super().__init__()
@@ -105,16 +121,29 @@ class RandomGenerator(Holder):
 
     @classmethod
     def from_seed(cls, seed: int, alg: str | None = None) -> RandomGenerator:
-        """Return a generator that begins with a seed."""
+        """Return a generator that begins with a seed.
+
+        Args:
+            seed: any integer.
+            alg: is not used: the numbers are JAX's.
+        """
         return cls(int(seed))
 
     @classmethod
     def from_non_deterministic_state(cls, alg: str | None = None) -> RandomGenerator:
-        """Return a generator that begins by chance."""
+        """Return a generator that begins by chance.
+
+        Args:
+            alg: is not used.
+        """
         return cls()
 
     def reset_from_seed(self, seed: int) -> None:
-        """Begin again."""
+        """Begin again.
+
+        Args:
+            seed: any integer.
+        """
         self._seed, self._drawn = int(seed) & 0x7FFFFFFF, 0
         # One that a step makes each time, and does not keep, needs no variable: it draws the same each time.
         self._seeds = None if running_step().is_repeated else keras.random.SeedGenerator(self._seed)
@@ -131,11 +160,22 @@ class RandomGenerator(Holder):
     uniform = _of_generator(_random.uniform)
 
     def make_seeds(self, count: int = 1) -> jax.Array:
-        """Return seeds for the stateless operations, an array of shape `(2, count)`."""
+        """Return seeds for the stateless operations.
+
+        Args:
+            count: how many.
+
+        Returns:
+            An array of shape (2, count).
+        """
         return split(self._next(), count).T
 
     def split(self, count: int = 1) -> list[RandomGenerator]:
-        """Return new generators."""
+        """Return new generators.
+
+        Args:
+            count: how many.
+        """
         return [RandomGenerator(int(seed) & 0x7FFFFFFF) for seed in self.make_seeds(count)[0]]
 
 
