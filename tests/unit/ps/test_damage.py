@@ -268,7 +268,7 @@ def test_chief_and_workers_get_the_error_and_a_new_job_begins(server, served):
     for request in (
         lambda: user.read((0, 0)),
         lambda: user.write((0, 0), np.zeros((5, 2), "float32")),
-        lambda: user.rows(0, [4], [np.array([1])]).result(),
+        lambda: user.rows([(0, 4)], [np.array([1])]).result(),
     ):
         with pytest.raises(ClusterError, match="5 of 6 are lost"):
             request()
