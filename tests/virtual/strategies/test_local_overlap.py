@@ -19,8 +19,11 @@ from tests.virtual.strategies.test_local_updates import (
     outer,
 )
 from unisono import LocalUpdates
+from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.callbacks import BackupAndRestore
+from unisono.cluster._process_group import SingleProcessGroup
 from unisono.step._dispatch import CompiledStep
+from unisono.step.variables._local_layout import LocalLayout
 
 pytestmark = pytest.mark.numbers
 
@@ -132,3 +135,11 @@ def test_arguments_are_checked():
     assert not LocalUpdates(1, overlap=True).is_synchronous
     with pytest.raises(unisono.InvalidArgumentError, match="must hold its whole state"):
         unisono.MirroredStrategy(devices(2), sync=LocalUpdates(2, overlap=1), state_layout="sharded")
+
+
+def test_a_later_strategy_of_workers_has_no_device_for_exchanges():
+    mesh = ReplicaMesh(resolve_devices(devices(2)))
+    # As in a worker whose devices are not all of the mesh.
+    vars(mesh)["local_devices"] = mesh.devices[:1]
+    with pytest.raises(unisono.BackendError, match="Make this strategy first"):
+        LocalLayout(mesh, SingleProcessGroup(), LocalUpdates(4, overlap=True))
