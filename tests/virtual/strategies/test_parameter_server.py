@@ -160,7 +160,7 @@ def test_reads_and_assignments_reach_the_servers():
         kernel.assign(np.ones(kernel.shape))
         assert repr(stored_value(kernel)).startswith("<on servers:")
         np.testing.assert_array_equal(kernel.numpy(), 1)
-        ((server, number),) = strategy.job.variables[kernel].keys
+        ((server, number),) = strategy.job.variables[kernel].keys()
         np.testing.assert_array_equal(strategy.cluster.servers[server].store.read(number), 1)
         model.optimizer.learning_rate = 0.25
         assert strategy.job.variables[model.optimizer.learning_rate].homes == (0, 1)
