@@ -218,4 +218,4 @@ def train(strategy):
 import unisono
 
 note("process", pid=os.getpid())
-train(unisono.ParameterServerStrategy(max_staleness=OPTIONS["staleness"], **OPTIONS["types"]))
+train(unisono.ParameterServerStrategy(max_staleness=OPTIONS["staleness"], **OPTIONS.get("types", {})))
