@@ -98,7 +98,11 @@ class DeprecatedMethods(abc.ABC):
             )
 
     def update_config_proto(self, config_proto: T) -> T:
-        """Return the argument: there are no sessions to configure."""
+        """Return the argument: there are no sessions to configure.
+
+        Args:
+            config_proto: anything.
+        """
         return config_proto
 
     def make_dataset_iterator(self, dataset: object) -> DistributedIterator:

@@ -50,7 +50,11 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
     common = ""
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that the context was entered."""
+        """Check that the context was entered.
+
+        Raises:
+            InvalidArgumentError: in a `fit` that was looked up before Unisono had wrapped Keras.
+        """
         if not self.is_entered:
             name = type(self).__name__
             raise InvalidArgumentError(
