@@ -3,8 +3,8 @@
 `make coverage` records which test runs which line. `make mutants N=20 SEED=1` changes one place of a copy of
 the tree at a time: a comparison, a constant, an operator, a condition, a returned value, or a statement that
 is left out. It runs the tests that run this line, those of the module's own files first, until one fails;
-then the cluster tests that need the file, and with `--all` the tests marked `exhaustive`. A process that has
-imported JAX and Keras forks for each mutant.
+then the cluster tests that need the file. These are tests of `make test`; `--all` adds those that only
+`make test-all` runs. A process that has imported JAX and Keras forks for each mutant.
 """
 
 import argparse
@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("step", "collectives", "training/replica", "checkpoint", "ps/state")
 #: Seconds of CPU that the tests of one mutant may take, and of wall time that they may take.
 MOST_CPU, MOST_WALL = 60, 600
+#: What `make test` runs, and what `make test-all` adds.
+QUICK, COSTLY = "not exhaustive and not slow", "exhaustive or slow"
 SWAPPED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or,
@@ -196,30 +198,31 @@ def found_by(arguments, folder):
 
 
 def judge(mutant, reach, folder, is_all):
-    """Which test finds a mutant ("" if none does), and what was run.
+    """Which test finds a mutant ("" if none does), in which round, and what was run.
 
     A test that fails without the mutant, too, judges nothing: the answer is None.
     """
-    tests = reach.tests(mutant)
-    rounds = [["-m", "not exhaustive", *tests]] if tests else []
-    rounds += [["-m", "not exhaustive", *reach.clusters(mutant)]] if reach.clusters(mutant) else []
-    rounds += (
-        [["-m", "exhaustive", *sorted({t.partition("::")[0] for t in tests})]] if is_all and tests else []
-    )
+    tests, clusters = reach.tests(mutant), reach.clusters(mutant)
+    rounds = [(QUICK, tests), (QUICK, clusters)]
+    if is_all:
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        rounds += [(COSTLY, files), (COSTLY, clusters)]
     place = folder / mutant.path
     place.write_text(mutant.source)
-    seen, failed = [], ""
+    seen, failed, marked = [], "", ""
     try:
-        for arguments in rounds:
-            failed, ran = found_by(arguments, folder)
+        for marked, chosen in rounds:
+            if not chosen:
+                continue
+            failed, ran = found_by(["-m", marked, *chosen], folder)
             seen.append(ran)
             if failed:
                 break
     finally:
         shutil.copy2(ROOT / mutant.path, place)
     if "::" in failed and found_by([failed], folder)[0]:
-        return None, f"{failed} fails without it"
-    return failed, ", ".join(seen)
+        return None, marked, f"{failed} fails without it"
+    return failed, marked, ", ".join(seen)
 
 
 def main():
@@ -227,7 +230,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--number", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--all", action="store_true", help="also the tests marked exhaustive")
+    parser.add_argument("--all", action="store_true", help="also the tests that `make test` leaves out")
     parser.add_argument("--recorded", type=Path, default=ROOT / ".coverage")
     parser.add_argument("packages", nargs="*", default=PACKAGES)
     given = parser.parse_args()
@@ -239,7 +242,7 @@ def main():
     files = [path for name in given.packages for path in sorted((ROOT / "src/unisono" / name).rglob("*.py"))]
     mutants = [mutant for path in files for mutant in mutants_of(path)]
     drawn = random.Random(given.seed).sample(mutants, min(given.number, len(mutants)))
-    counts = {name: [0, 0] for name in given.packages}
+    counts = {name: [0, 0, 0] for name in given.packages}
     # Not a TemporaryDirectory: forked processes would remove it when they end.
     folder = Path(tempfile.mkdtemp(prefix="unisono-mutants-"))
     try:
@@ -252,18 +255,19 @@ def main():
         os.environ |= {"PYTHONPATH": f"{folder}/src", "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled"}
         sys.path[:] = [f"{folder}/src", str(folder), *(p for p in sys.path if p != str(ROOT))]
         for i, mutant in enumerate(drawn):
-            failed, ran = judge(mutant, reach, folder, given.all)
+            failed, marked, ran = judge(mutant, reach, folder, given.all)
             package = next(p for p in given.packages if mutant.path.startswith(f"src/unisono/{p}/"))
             counts[package][0] += failed is not None
-            counts[package][1] += bool(failed)
+            counts[package][1] += bool(failed) and marked == QUICK
+            counts[package][2] += bool(failed)
             verdict = f"found by {failed}" if failed else "not judged" if failed is None else "SURVIVES"
             print(f"{i + 1}. {mutant.path}:{mutant.line}: {mutant.what!r}\n   {verdict} ({ran})", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     total = [sum(column) for column in zip(*counts.values(), strict=True)]
-    print("\n| package | mutants | found |\n|---|---|---|")
-    for package, (number, found) in [*counts.items(), ("all", total)]:
-        print(f"| `{package}` | {number} | {found} |")
+    print("\n| package | mutants | found by `make test` | by all that ran |\n|---|---|---|---|")
+    for package, (number, quick, found) in [*counts.items(), ("all", total)]:
+        print(f"| `{package}` | {number} | {quick} | {found} |")
 
 
 if __name__ == "__main__":
