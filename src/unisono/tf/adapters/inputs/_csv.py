@@ -48,8 +48,6 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
         compression_type: "GZIP", "ZLIB", or None.
         buffer_size: is not used.
         header: whether the first row of each file is one of names.
-        field_delim: between the fields.
-        use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         select_cols: the numbers of the columns to read; None for all.
         exclude_cols: the numbers of those not to read.
@@ -81,8 +79,6 @@ def decode_csv(
     Args:
         records: a line, or an array of them.
         record_defaults: as for `CsvDataset`.
-        field_delim: between the fields.
-        use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         select_cols: the numbers of the columns to read; None for all.
 
@@ -128,18 +124,13 @@ def make_csv_dataset(
 
     Args:
         file_pattern: the names of files, or patterns of them.
-        batch_size: of the batches.
         column_names: those of the columns; None for the first row's.
         column_defaults: as `record_defaults` of `CsvDataset`; None for what the first rows say.
         label_name: the column of the labels; None for none.
         select_columns: the names, or numbers, of the columns to read; None for all.
-        field_delim: between the fields.
-        use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         header: whether the first row of each file is one of names.
         num_epochs: how often the rows are read; None for without end.
-        shuffle: whether the rows are shuffled.
-        shuffle_buffer_size: among how many.
         shuffle_seed: for the same order at each start.
         num_rows_for_inference: how many rows say what the columns hold; None for all.
         compression_type: as for `CsvDataset`.
