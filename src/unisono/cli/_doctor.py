@@ -1,6 +1,8 @@
 """The command `unisono doctor`: print what is installed, which devices there are, and whether they work.
 
-Tests: tests/cluster/test_launch_doctor.py.
+With `-n 2` or `--hosts a,b` it measures all-reduces between processes or hosts instead.
+
+Tests: tests/unit/cli/test_machine_checks.py, tests/cluster/test_launch_doctor.py.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from unisono._errors import UnisonoError
+from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._files import replace_file
 from unisono.cli import _machine_checks as checks
 
@@ -26,6 +30,12 @@ from unisono.cli import _machine_checks as checks
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")
 #: Seconds after which the checks have hung: to start JAX and to compile the all-reduce takes a few.
 _TIME_LIMIT = 120.0
+#: Seconds for the measurement of links, the start of JAX included.
+_LINKS_LIMIT = 300.0
+#: Bytes that are measured at most; what a larger model takes is computed from them.
+_MOST = 256 << 20
+#: All-reduces of each size, of which the median counts, after one that compiles.
+_TIMES = 7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +128,12 @@ def cluster_text(environ: Mapping[str, str]) -> str:
     return f"{type(resolver).__name__}: {who} in {resolver.cluster_spec().as_dict()}"
 
 
-def _sum_of_ones() -> Any:
+def _sum_of(value: Any) -> Any:
     from unisono._context import get_replica_context
     from unisono._values import ReduceOp
 
     context: Any = get_replica_context()
-    return context.all_reduce(ReduceOp.SUM, 1.0)
+    return context.all_reduce(ReduceOp.SUM, value)
 
 
 def _all_reduce() -> str:
@@ -131,7 +141,7 @@ def _all_reduce() -> str:
 
     strategy = MirroredStrategy()
     count = strategy.num_replicas_in_sync
-    result = strategy.run(_sum_of_ones)
+    result = strategy.run(_sum_of, args=(1.0,))
     sums = [float(value) for value in strategy.local_results(result)]
     if any(value != count for value in sums):
         raise ArithmeticError(f"the sum of {count} ones is {sums}")
@@ -164,16 +174,62 @@ def as_json(findings: list[Finding]) -> str:
     return json.dumps({f.name: {"ok": f.ok, "text": f.text} for f in findings}, indent=2)
 
 
-def measure_links(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[Finding]:
-    """Measure all-reduces between processes, or between hosts; see `_links.between`."""
-    from unisono.cli._links import between
+def measure(sizes: Sequence[int]) -> list[float]:
+    """Return how long all-reduces of so many bytes take, in seconds; called in each process.
 
-    names = ("link", "all-reduce of a model")
-    try:
-        texts = between(workers, hosts, model_mb)
-    except UnisonoError as error:
-        return [Finding(names[0], str(error), ok=False)]
-    return [Finding(name, text) for name, text in zip(names, texts, strict=True)]
+    They are those of a step, with the same strategy, algorithm and packing: what a training gets.
+    """
+    import jax
+    import numpy as np
+
+    from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
+
+    strategy = MultiWorkerMirroredStrategy()
+    found = []
+    for size in sizes:
+        # On the devices already, as gradients are.
+        value = jax.numpy.asarray(np.ones(max(1, size // 4), np.float32))
+        seconds = []
+        for _ in range(_TIMES + 1):
+            began = perf_counter()
+            jax.block_until_ready(strategy.local_results(strategy.run(_sum_of, args=(value,))))
+            seconds.append(perf_counter() - began)
+        found.append(statistics.median(seconds[1:]))
+    return found
+
+
+def between(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[Finding]:
+    """Measure an all-reduce between processes of this machine, or of hosts; compute that of a model.
+
+    Args:
+        workers: the number of processes on this machine; None for `hosts`.
+        hosts: `host` or `host:port` of servers that run `unisono serve`.
+
+    Raises:
+        InvalidArgumentError: fewer than two processes or hosts, or no size.
+        ClusterError: a server does not answer, or a process has ended.
+    """
+    from unisono._launch_function import launch
+
+    count = len(hosts) if workers is None else workers
+    if count < 2 or model_mb <= 0:
+        raise InvalidArgumentError(
+            "An exchange needs two processes and a model. Received: "
+            f"{count} of the first, {model_mb:g} MB. Write `-n 2`, `--hosts a,b` or `--model 100`."
+        )
+    size = int(model_mb * 1e6)
+    sizes = [4, min(size, _MOST)]
+    where: dict[str, Any] = {"workers": workers}
+    if hosts:
+        where = {"cluster": {"worker": [h if ":" in h else f"{h}:2222" for h in hosts]}}
+    every = launch(measure, args=(sizes,), timeout=_LINKS_LIMIT, **where)
+    # All wait for the slowest.
+    latency, measured = (max(seconds) for seconds in zip(*every, strict=True))
+    speed = sizes[1] / max(measured - latency, 1e-9)
+    seconds = latency + size / speed
+    link = f"{1e3 * latency:.3g} ms for 4 bytes, {speed / 1e9:.3g} GB/s for {sizes[1] / 1e6:g} MB"
+    model = f"{1e3 * seconds:.3g} ms for {model_mb:g} MB of gradients, once a step"
+    return [Finding("link", link), Finding("all-reduce of a model", model)]
 
 
 def main(
@@ -185,6 +241,9 @@ def main(
 ) -> int:
     """Run the checks, or measure links, and print the findings; return 1 where a check failed."""
     is_link = workers is not None or bool(hosts)
-    findings = measure_links(workers, hosts, model_mb) if is_link else examine(directory)
+    try:
+        findings = between(workers, hosts, model_mb) if is_link else examine(directory)
+    except UnisonoError as error:
+        findings = [Finding("link", str(error), ok=False)]
     sys.stdout.write((as_json(findings) if machine else as_text(findings)) + "\n")
     return 0 if all(f.ok for f in findings) else 1

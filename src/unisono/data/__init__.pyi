@@ -3,7 +3,6 @@
 from unisono.data import experimental as experimental
 from unisono.data._dataset import Dataset as Dataset
 from unisono.data._keras_input import as_keras_input as as_keras_input
-from unisono.data._options import Options as Options
 from unisono.data._pipeline._cardinality import (
     AUTOTUNE as AUTOTUNE,
     INFINITE_CARDINALITY as INFINITE_CARDINALITY,
@@ -16,4 +15,8 @@ from unisono.data._readers import (
     TextLineDataset as TextLineDataset,
     TFRecordDataset as TFRecordDataset,
 )
-from unisono.data._sharding import AutoShardPolicy as AutoShardPolicy, DatasetCreator as DatasetCreator
+from unisono.data._sharding import (
+    AutoShardPolicy as AutoShardPolicy,
+    DatasetCreator as DatasetCreator,
+    Options as Options,
+)

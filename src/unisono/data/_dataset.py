@@ -18,7 +18,6 @@ from unisono._reads import DataSet, note_iteration
 from unisono._system._object_store import given_place
 from unisono.data import _build
 from unisono.data._methods import SAVED, FurtherTransforms
-from unisono.data._options import Options
 from unisono.data._pipeline import _functions, _structure
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._indexed import Range, Slices, Source, StoreSource
@@ -27,6 +26,7 @@ from unisono.data._pipeline._sampling import Random, Selection, chooser
 from unisono.data._pipeline._store import FileStore
 from unisono.data._pipeline._streams import Generator
 from unisono.data._pipeline._structure import Element
+from unisono.data._sharding import Options
 from unisono.data._signature import as_signature, conform
 from unisono.data._transforms import Transforms, node_of
 

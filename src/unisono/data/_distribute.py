@@ -247,12 +247,10 @@ class SplitDataset(DistributedDataset):
 
     @property
     def cardinality(self) -> int:
-        """The number of batches, `UNKNOWN_CARDINALITY` (-2) or `INFINITE_CARDINALITY` (-1)."""
         return _cardinality_of(self._dataset)
 
     @property
     def element_spec(self) -> PyTree:
-        """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
         return split_spec(_spec_of(self._dataset), self._mesh.num_replicas, self._mesh.local_replicas)
 
     @property
@@ -351,7 +349,6 @@ class FunctionDataset(DistributedDataset):
 
     @property
     def element_spec(self) -> PyTree:
-        """The structure of `PerReplica` of `TensorSpec`; see `DistributedDataset.element_spec`."""
         spec = jax.tree.map(on_devices, _spec_of(self._datasets[0]))
         if self._mesh.num_replicas == 1:
             return spec

@@ -6,13 +6,12 @@ Tests: tests/unit/data/test_dataset_sources.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import UserValue
+from unisono.data._batches import as_spec
 from unisono.data._pipeline._structure import (
     Element,
     Path,
@@ -22,18 +21,6 @@ from unisono.data._pipeline._structure import (
     name_of,
     rebuild,
 )
-
-
-@runtime_checkable
-# Checked by `isinstance`, which asks for the attributes only: the specs of JAX, Keras and TensorFlow fit.
-class SpecLike(Protocol):
-    """An object with a shape and a dtype: `TensorSpec`, `jax.ShapeDtypeStruct`, an array."""
-
-    @property
-    def shape(self) -> Sequence[int | None] | None: ...
-
-    @property
-    def dtype(self) -> npt.DTypeLike: ...
 
 
 def as_signature(output_signature: Element, output_types: Element, output_shapes: Element) -> Element:
@@ -62,12 +49,13 @@ def as_signature(output_signature: Element, output_types: Element, output_shapes
 
 
 def _as_spec(spec: object) -> TensorSpec:
-    if not isinstance(spec, SpecLike):
+    # The specs of JAX, Keras and TensorFlow fit, and arrays.
+    if not (hasattr(spec, "shape") and hasattr(spec, "dtype")):
         raise InvalidTypeError(
             "output_signature must be made of specs with a shape and a dtype, in tuples and dicts. "
             f"Received: {spec!r}. Write unisono.data.TensorSpec(shape, dtype)."
         )
-    return TensorSpec(spec.shape, spec.dtype)
+    return as_spec(spec)
 
 
 def _from_types(types: Element, shapes: Element) -> Element:

@@ -271,9 +271,10 @@ def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
     """Return elements as bytes; None stands for one that is missing at its place."""
     # Not pickle, which runs code: the bytes go to other processes.
     buffer = io.BytesIO()
-    arrays = {f"{i}_{j}": x for i, leaves in enumerate(elements) for j, x in enumerate(leaves or ())}
-    present = np.array([leaves is not None for leaves in elements], bool)
-    np.savez(buffer, **{"present": present, **arrays})  # type: ignore[arg-type]
+    counts = [-1 if leaves is None else len(leaves) for leaves in elements]
+    arrays = [leaf for leaves in elements for leaf in leaves or ()]
+    # With their names: of bfloat16 and its like NumPy writes only how many bytes they have.
+    np.savez(buffer, np.array(counts, int), np.array([x.dtype.name for x in arrays], str), *arrays)
     return buffer.getvalue()
 
 
@@ -283,9 +284,9 @@ def gathered(own: Sequence[Sequence[np.ndarray]], group: WorkerGroup) -> list[li
 
 
 def _unpacked(data: bytes) -> Iterator[list[np.ndarray] | None]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        for i, is_present in enumerate(arrays["present"].tolist()):
-            names = [n for n in arrays.files if n.startswith(f"{i}_")]
-            # By number: as text, the tenth would precede the second.
-            ordered = sorted(names, key=lambda n: int(n.split("_")[1]))
-            yield [arrays[n] for n in ordered] if is_present else None
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        counts, names, *arrays = (file[name] for name in file.files)
+    named = zip(arrays, names.tolist(), strict=True)
+    leaves = (x.view(name) if x.dtype.kind == "V" else x for x, name in named)
+    for count in counts.tolist():
+        yield None if count < 0 else list(itertools.islice(leaves, count))

@@ -14,7 +14,6 @@ from typing import Any
 
 from unisono.data._dataset import Dataset
 from unisono.data._iterator import DistributedIterator, OptionalBatch
-from unisono.data._options import DistributeOptions
 from unisono.data._pipeline._cardinality import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -22,7 +21,7 @@ from unisono.data._pipeline._cardinality import (
     UNKNOWN_CARDINALITY,
 )
 from unisono.data._pipeline._structure import Element
-from unisono.data._sharding import AutoShardPolicy
+from unisono.data._sharding import AutoShardPolicy, DistributeOptions
 
 Counter = Dataset.counter
 RandomDataset = Dataset.random

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
-from unisono.tf._autograph import statements
 from unisono.tf._entries import Missing, Value, object_at
 from unisono.tf._gone import ARGUMENTS, ARGUMENTS_TEXT, METHODS
 from unisono.tf._module import NameTable
-from unisono.tf._objects import objects
+from unisono.tf._statements import statements
 from unisono.tf._table import TABLE
 from unisono.tf.packages._finder import NEED_TENSORFLOW
 
@@ -70,10 +69,7 @@ def findings(source: str, file: str = "<program>", table: NameTable = TABLE) -> 
             found.add(Remark(node.lineno, f".{node.attr}", METHODS[node.attr]))
     found.update(_of_keras(tree, table))
     found.update(_of_arguments(tree))
-    for line, name, text, is_error in statements(tree, lambda node: _path_of(node, aliases)):
-        found.add(Remark(line, name, text, is_error))
-    for line, name, text in objects(tree, lambda node: _path_of(node, aliases)):
-        found.add(Remark(line, name, text))
+    found.update(Remark(*each) for each in statements(tree, lambda node: _path_of(node, aliases)))
     return sorted(found)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import unisono
 from unisono import _launch_function
-from unisono.cli import _links
+from unisono.cli import _doctor
 from unisono.cli import _machine_checks as checks
 
 
@@ -74,13 +74,13 @@ def test_what_an_all_reduce_of_a_model_takes(monkeypatch):
         return [[0.001, 0.100], [0.002, 0.130]]
 
     monkeypatch.setattr(_launch_function, "launch", launch)
-    link, model = _links.between(None, ["a", "b:3333"], 1024 * 1.048576)
+    link, model = (f.text for f in _doctor.between(None, ["a", "b:3333"], 1024 * 1.048576))
     assert calls == [(([4, 256 << 20],), {"cluster": {"worker": ["a:2222", "b:3333"]}})]
     assert link == "2 ms for 4 bytes, 2.1 GB/s for 268.435 MB"
     # Four times what was measured.
     assert model == "514 ms for 1073.74 MB of gradients, once a step"
     with pytest.raises(unisono.InvalidArgumentError, match="-n 2"):
-        _links.between(1, [], 100.0)
+        _doctor.between(1, [], 100.0)
 
 
 def test_links_are_of_one_kind():

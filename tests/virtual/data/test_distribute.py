@@ -244,3 +244,12 @@ def test_elements_of_a_worker_whose_inputs_end_apart():
     expected = [[[1], [2]], [[], [3, 4]], [[5], []]]
     assert [values(v) for v in alone] == expected
     assert [values(v) for v in per_replica_elements(inputs(), TWO)] == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", ">i4", "float64"])
+def test_elements_of_unequal_size_keep_their_dtype(dtype):
+    """They travel between workers as a file of NumPy's, which has no names of JAX's own dtypes."""
+    elements = iter([np.ones(3, jax.numpy.dtype(dtype)), np.full((), 2, jax.numpy.dtype(dtype))[None]])
+    (made,) = elements_of_workers(elements, TWO, SingleProcessGroup())
+    assert [v.dtype for v in made.values] == [jax.numpy.dtype(dtype)] * 2
+    assert values(made) == [[1, 1, 1], [2]]

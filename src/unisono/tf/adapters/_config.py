@@ -87,10 +87,6 @@ def _has_accelerators() -> bool:
 def set_visible_devices(devices: Sequence[Device] | Device, device_type: str | None = None) -> None:
     """Let JAX see the given devices alone; only "none of the GPUs" can be said.
 
-    Args:
-        devices: those that are visible.
-        device_type: of the devices.
-
     Raises:
         UnsupportedError: some GPUs, but not all, or JAX has started.
     """
@@ -136,20 +132,11 @@ def set_logical_device_configuration(device: Device, logical_devices: Sequence[A
 
 
 def set_memory_growth(device: Device, enable: bool) -> None:
-    """Do nothing: JAX reads XLA_PYTHON_CLIENT_PREALLOCATE when the process starts.
-
-    Args:
-        device: a GPU.
-        enable: whether memory is taken as it is needed.
-    """
+    """Do nothing: JAX reads XLA_PYTHON_CLIENT_PREALLOCATE when the process starts."""
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Run functions without compiling them, or compile them again.
-
-    Args:
-        run_eagerly: whether `jax.jit` and `unisono.function` compile nothing.
-    """
+    """Run functions without compiling them, or compile them again."""
     jax.config.update("jax_disable_jit", run_eagerly)
 
 

@@ -22,10 +22,6 @@ from unisono.data._pipeline._structure import TensorSpec
 def image_dataset_from_directory(*args: object, **kwargs: object) -> Any:
     """Return a data set of the images below a directory, with `class_names` and `file_paths`.
 
-    Args:
-        *args: of `keras.utils.image_dataset_from_directory`.
-        **kwargs: likewise.
-
     Returns:
         A data set; with `subset="both"` a list of two.
     """
@@ -65,10 +61,6 @@ def get_file(*args: object, **kwargs: object) -> Any:
 
     Keras 3 extracts an archive into a directory of its own, and returns that. Earlier versions, whose paths
     programs put together, extracted it next to the file.
-
-    Args:
-        *args: of `keras.utils.get_file`.
-        **kwargs: likewise.
 
     Returns:
         A path; of an archive with one file the archive's, which programs change into the file's.

@@ -39,8 +39,7 @@ from unisono.tf.adapters._spellings import (
     taking_self,
     with_name,
 )
-from unisono.tf.adapters.models import _loss_scale
-from unisono.tf.adapters.models._compiled import CompiledLoss, CompiledMetrics
+from unisono.tf.adapters.models import _keras_2
 from unisono.training._host_layers import call_on_host
 
 _log = logging.getLogger("unisono")
@@ -63,9 +62,9 @@ def add_methods() -> None:
         # Estimators of TensorFlow 2: `optimizer.iterations = tf.compat.v1.train.get_global_step()`.
         base.iterations = base.iterations.setter(lambda self, value: setattr(self, "_iterations", value))
     add_errors(keras.Model, OF_MODELS)
-    keras.Model.compiled_loss = property(CompiledLoss)
-    keras.Model.compiled_metrics = property(CompiledMetrics)
-    _loss_scale.add_methods()
+    keras.Model.compiled_loss = property(_keras_2.CompiledLoss)
+    keras.Model.compiled_metrics = property(_keras_2.CompiledMetrics)
+    _keras_2.add_methods()
     keras.Model.save_spec = save_spec
     if not hasattr(keras.Model.compile, "takes_distribute"):
         # Where it is defined: Keras asks whether a model's class has another one.
@@ -166,12 +165,7 @@ def _is_column(y: Any, y_pred: Any) -> bool:
 
 
 def save_spec(model: keras.Model, dynamic_batch: bool = True) -> Any:
-    """Return the shapes and types of a model's inputs, as arguments and named arguments; None if unbuilt.
-
-    Args:
-        model: the model.
-        dynamic_batch: whether the number of rows is None.
-    """
+    """Return the shapes and types of a model's inputs, as arguments and named arguments; None if unbuilt."""
     inputs = getattr(model, "input", None)
     if inputs is None:
         # A Sequential model that has not been called says no more.
@@ -311,13 +305,7 @@ def _again(argument: Any) -> Any:
 
 
 def input_of(shape: Any = None, *args: object, **kwargs: object) -> Any:
-    """Return `keras.Input`, whose shape may be a number.
-
-    Args:
-        shape: of one example.
-        *args: those of `keras.Input`.
-        **kwargs: likewise.
-    """
+    """Return `keras.Input`, whose shape may be a number."""
     return keras.Input((shape,) if isinstance(shape, int) else shape, *args, **kwargs)
 
 
@@ -331,11 +319,7 @@ class KerasReduction:
 
 
 class SaveOptions:
-    """Options of saving, which have no meaning here.
-
-    Args:
-        **options: any.
-    """
+    """Options of saving, which have no meaning here."""
 
     def __init__(self, **options: object) -> None:
         self.options = options
@@ -344,9 +328,6 @@ class SaveOptions:
 def get_value(x: PyTree) -> np.ndarray:
     """Return a variable's or tensor's numbers.
 
-    Args:
-        x: the variable.
-
     >>> float(get_value(2.5))
     2.5
     """
@@ -354,12 +335,7 @@ def get_value(x: PyTree) -> np.ndarray:
 
 
 def set_value(x: keras.Variable, value: PyTree) -> None:
-    """Set a variable.
-
-    Args:
-        x: the variable.
-        value: its new value.
-    """
+    """Set a variable."""
     x.assign(value)
 
 
@@ -367,12 +343,6 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Keras' callback, for paths as TensorFlow 2 has them.
 
     Keras 3 demands `.weights.h5` or `.keras` at the end of the path; it is added.
-
-    Args:
-        filepath: of the checkpoints.
-        save_weights_only: whether weights alone are saved.
-        *args: those of `keras.callbacks.ModelCheckpoint`.
-        **kwargs: likewise.
     """
 
     def __init__(
@@ -393,11 +363,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def SyncBatchNormalization(**kwargs: object) -> keras.layers.BatchNormalization:  # noqa: N802 (TensorFlow's name)
-    """Return a `BatchNormalization` whose statistics are those of all replicas.
-
-    Args:
-        **kwargs: those of the layer.
-    """
+    """Return a `BatchNormalization` whose statistics are those of all replicas."""
     layer = keras.layers.BatchNormalization(**kwargs)
     # Not in the constructor: outside of a strategy Keras rejects it on JAX.
     layer.synchronized = True

@@ -20,11 +20,7 @@ debug, info, warning, warn, error, fatal = (
 
 
 def set_verbosity(v: int | str) -> None:
-    """Show the library's messages of a level and above it.
-
-    Args:
-        v: such as `tf.logging.INFO`.
-    """
+    """Show the library's messages of a level and above it."""
     # Does nothing where the program has handlers.
     logging.basicConfig()
     _log.setLevel(v)
@@ -41,22 +37,12 @@ def run(main: Callable[[Any], Any] | None = None, argv: Sequence[str] | None = N
 
 
 def as_bytes(bytes_or_text: str | bytes, encoding: str = "utf-8") -> bytes:
-    """Return a string as bytes.
-
-    Args:
-        bytes_or_text: the string.
-        encoding: of the bytes.
-    """
+    """Return a string as bytes."""
     return bytes_or_text.encode(encoding) if isinstance(bytes_or_text, str) else bytes(bytes_or_text)
 
 
 def as_text(bytes_or_text: str | bytes, encoding: str = "utf-8") -> str:
-    """Return a string as text.
-
-    Args:
-        bytes_or_text: the string.
-        encoding: of the bytes.
-    """
+    """Return a string as text."""
     return bytes_or_text if isinstance(bytes_or_text, str) else bytes(bytes_or_text).decode(encoding)
 
 
@@ -64,9 +50,5 @@ as_str = as_text
 
 
 def as_str_any(value: Any) -> str:
-    """Return any value as text.
-
-    Args:
-        value: the value.
-    """
+    """Return any value as text."""
     return as_text(value) if isinstance(value, bytes) else str(value)

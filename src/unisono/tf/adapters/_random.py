@@ -73,9 +73,6 @@ def _names_random(code: types.CodeType | None) -> bool:
 def seed_of(seed: Seed) -> Any:
     """Return the seed for random numbers: that of the code, of the step, or of the layer that is called.
 
-    Args:
-        seed: of the code; None for none.
-
     Returns:
         The seed; None for Keras' own generator, outside of steps.
     """
@@ -168,10 +165,6 @@ def as_initializer(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def set_seed(seed: int) -> None:
-    """Let all random numbers begin with a seed: Keras', NumPy's, Python's and those of steps.
-
-    Args:
-        seed: any integer.
-    """
+    """Let all random numbers begin with a seed: Keras', NumPy's, Python's and those of steps."""
     keras.utils.set_random_seed(seed)
     set_step_seed(seed)

@@ -133,11 +133,7 @@ class TFRecordWriter:
         self._writer = writer_of_records(self._file)
 
     def write(self, record: bytes) -> None:
-        """Append a record.
-
-        Args:
-            record: its bytes.
-        """
+        """Append a record."""
         self._writer.write(bytes(record))
 
     def flush(self) -> None:
@@ -223,11 +219,6 @@ def parse_example(serialized: Any, features: Mapping[str, Any]) -> Any:
 
 def decode_raw(input_bytes: Any, out_type: npt.DTypeLike, little_endian: bool = True) -> np.ndarray:
     """Return bytes as numbers, in `Dataset.map`.
-
-    Args:
-        input_bytes: of the numbers.
-        out_type: their dtype.
-        little_endian: their order.
 
     >>> decode_raw(bytes([1, 0, 2, 0]), "uint16").tolist()
     [1, 2]

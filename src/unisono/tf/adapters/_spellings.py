@@ -222,9 +222,6 @@ def with_name(dtype: property) -> property:
 class Dimension(int):
     """A size of TensorFlow 1: a number.
 
-    Args:
-        value: the number.
-
     >>> Dimension(3).value + Dimension(4)
     7
     """
@@ -235,11 +232,7 @@ class Dimension(int):
         return int(self)
 
     def is_compatible_with(self, other: int | None) -> bool:
-        """Return whether the two may be the same size.
-
-        Args:
-            other: a size; None where any is allowed.
-        """
+        """Return whether the two may be the same size."""
         return other is None or other == self
 
 
@@ -284,11 +277,7 @@ class Shape(tuple[Any, ...]):
         return None not in self
 
     def is_compatible_with(self, other: Sequence[int | None]) -> bool:
-        """Return whether the two may be the same shape.
-
-        Args:
-            other: the sizes of another shape.
-        """
+        """Return whether the two may be the same shape."""
         return len(self) == len(other) and all(
             None in (a, b) or a == b for a, b in zip(self, other, strict=True)
         )

@@ -132,7 +132,7 @@ def _check_fits(value: PyTree, dtype: np.dtype | None) -> None:
         )
 
 
-def function(func: Callable[..., Any] | None = None, *args: object, **kwargs: object) -> Any:
+def function(func: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
     """Return `unisono.function` of a function, which runs as plain Python where it needs a tensor's value.
 
     Args:
@@ -141,34 +141,21 @@ def function(func: Callable[..., Any] | None = None, *args: object, **kwargs: ob
         **kwargs: likewise.
     """
     if func is None:
-        return functools.partial(_function_with, args, kwargs)
-    return _function_with(args, kwargs, func)
-
-
-def _function_with(args: Sequence[Any], kwargs: dict[str, Any], func: Callable[..., Any]) -> Function:
+        return lambda decorated: function(decorated, *args, **kwargs)
     made: Function = unisono_function(func, *args, **kwargs)
     made.may_need_values = True
     return made
 
 
-class UnconnectedGradients(enum.Enum):
+class UnconnectedGradients(enum.StrEnum):
     """What `tape.gradient` gives for a source that the target does not depend on."""
 
     NONE = "none"
     ZERO = "zero"
 
-    def __eq__(self, other: object) -> bool:
-        return self.value == other if isinstance(other, str) else self is other
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
 
 def shape_of(dims: Sequence[int | None] | int | None) -> Shape | None:
     """Return a shape as a tuple: what `tf.TensorShape` is here.
-
-    Args:
-        dims: the sizes.
 
     >>> shape_of([None, 3])
     (None, 3)
@@ -209,20 +196,11 @@ def device(name: object) -> contextlib.AbstractContextManager[Any]:
 
 
 def no_op(*args: object, **kwargs: object) -> None:
-    """Do nothing: what this sets has no meaning here.
-
-    Args:
-        *args: are not used.
-        **kwargs: are not used.
-    """
+    """Do nothing: what this sets has no meaning here."""
 
 
 def same(value: object = None) -> object:
-    """Return the argument: a decorator that changes nothing.
-
-    Args:
-        value: any.
-    """
+    """Return the argument: a decorator that changes nothing."""
     return value
 
 
@@ -247,9 +225,6 @@ def print_values(*inputs: object, sep: str = " ", end: str = "\n", **kwargs: obj
 
 def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function with a gradient of its own, `f(*args) -> (result, gradient)`.
-
-    Args:
-        function: returns its result and `gradient(upstream)`.
 
     >>> @custom_gradient
     ... def double(x):

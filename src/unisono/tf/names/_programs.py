@@ -212,14 +212,11 @@ RANDOM: dict[str, Entry] = {
     ),
     **same(
         "image.", "_images.",
-        "central_crop convert_image_dtype crop_to_bounding_box extract_patches pad_to_bounding_box "
-        "per_image_standardization random_crop random_flip_left_right random_flip_up_down "
-        "resize_with_crop_or_pad resize_with_pad total_variation", own_operator,
-    ),
-    **same(
-        "image.", "_colors.",
-        "adjust_brightness adjust_contrast adjust_gamma adjust_hue adjust_saturation hsv_to_rgb "
-        "random_brightness random_contrast random_hue random_saturation rgb_to_hsv", own_operator,
+        "adjust_brightness adjust_contrast adjust_gamma adjust_hue adjust_saturation central_crop "
+        "convert_image_dtype crop_to_bounding_box extract_patches hsv_to_rgb pad_to_bounding_box "
+        "per_image_standardization random_brightness random_contrast random_crop random_flip_left_right "
+        "random_flip_up_down random_hue random_saturation resize_with_crop_or_pad resize_with_pad rgb_to_hsv "
+        "total_variation", own_operator,
     ),
     **same(
         "image.stateless_", "numbers._stateless.",

@@ -10,6 +10,7 @@ import functools
 import glob
 import gzip
 import io
+import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,8 +48,6 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
         compression_type: "GZIP", "ZLIB", or None.
         buffer_size: is not used.
         header: whether the first row of each file is one of names.
-        field_delim: between the fields.
-        use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         select_cols: the numbers of the columns to read; None for all.
         exclude_cols: the numbers of those not to read.
@@ -59,7 +58,7 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
 
     def elements() -> Iterator[tuple[Any, ...]]:
         names = [os.fsdecode(f) for f in files]
-        for number, row in enumerate(_rows(names, compression_type, header, field_delim, use_quote_delim)):
+        for number, row in enumerate(_rows(names, compression_type, field_delim, use_quote_delim, header)):
             yield _values(
                 _chosen(row, select_cols, exclude_cols), columns, na_value, f"row {number} of {files}"
             )
@@ -80,8 +79,6 @@ def decode_csv(
     Args:
         records: a line, or an array of them.
         record_defaults: as for `CsvDataset`.
-        field_delim: between the fields.
-        use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         select_cols: the numbers of the columns to read; None for all.
 
@@ -127,18 +124,13 @@ def make_csv_dataset(
 
     Args:
         file_pattern: the names of files, or patterns of them.
-        batch_size: of the batches.
         column_names: those of the columns; None for the first row's.
         column_defaults: as `record_defaults` of `CsvDataset`; None for what the first rows say.
         label_name: the column of the labels; None for none.
         select_columns: the names, or numbers, of the columns to read; None for all.
-        field_delim: between the fields.
-        use_quote_delim: whether quotes enclose fields.
         na_value: what stands for an empty field, too.
         header: whether the first row of each file is one of names.
         num_epochs: how often the rows are read; None for without end.
-        shuffle: whether the rows are shuffled.
-        shuffle_buffer_size: among how many.
         shuffle_seed: for the same order at each start.
         num_rows_for_inference: how many rows say what the columns hold; None for all.
         compression_type: as for `CsvDataset`.
@@ -148,18 +140,14 @@ def make_csv_dataset(
         InvalidArgumentError: there is no such file, or column.
     """
     files = _files(file_pattern)
-    read = functools.partial(_rows, files, compression_type, False, field_delim, use_quote_delim)
-    names = list(column_names) if column_names is not None else next(iter(read()), [])
+    read = functools.partial(_rows, files, compression_type, field_delim, use_quote_delim)
+    names = list(column_names) if column_names is not None else next(read(header=False), [])
     places: list[int] = [names.index(c) if isinstance(c, str) else int(c) for c in select_columns or names]
     if label_name is not None and label_name not in names:
         raise InvalidArgumentError(f"`label_name` must be a column. Received: {label_name!r}, of {names}.")
     if column_defaults is None:
-        column_defaults = _inferred(
-            _rows(files, compression_type, header, field_delim, use_quote_delim),
-            places,
-            na_value,
-            num_rows_for_inference,
-        )
+        first_rows = itertools.islice(read(header=header), num_rows_for_inference)
+        column_defaults = _inferred(first_rows, places, na_value)
     rows = CsvDataset(
         files, column_defaults, compression_type, None, header, field_delim, use_quote_delim, na_value, places
     )
@@ -201,7 +189,7 @@ def _reader(lines: Iterable[str], delimiter: str, quotes: bool) -> Iterator[list
 
 
 def _rows(
-    files: list[str], compression: str | None, header: bool, delimiter: str, quotes: bool
+    files: list[str], compression: str | None, delimiter: str, quotes: bool, header: bool
 ) -> Iterator[list[str]]:
     for file in files:
         with _open(file, compression) as lines:
@@ -264,12 +252,10 @@ def _values(
     return tuple(found)
 
 
-def _inferred(rows: Iterator[list[str]], places: list[int], na_value: str, limit: int | None) -> list[Any]:
-    """Return what the columns of the first rows hold, by a value for empty fields."""
+def _inferred(rows: Iterable[list[str]], places: list[int], na_value: str) -> list[Any]:
+    """Return what the columns of rows hold, by a value for empty fields."""
     kinds = [0] * len(places)
-    for number, row in enumerate(rows):
-        if limit is not None and number >= limit:
-            break
+    for row in rows:
         for i, place in enumerate(places):
             while kinds[i] < len(_KINDS) and row[place] not in ("", na_value):
                 if _fits(row[place], _KINDS[kinds[i]]):

@@ -97,11 +97,6 @@ class TensorArray:
     def write(self, index: Any, value: PyTree, name: str | None = None) -> TensorArray:
         """Set one tensor; return the array.
 
-        Args:
-            index: its place.
-            value: the tensor.
-            name: is not used.
-
         Raises:
             InvalidArgumentError: there is no such place.
         """
@@ -118,10 +113,6 @@ class TensorArray:
 
     def read(self, index: Any, name: str | None = None) -> Any:
         """Return one tensor.
-
-        Args:
-            index: its place.
-            name: is not used.
 
         Raises:
             InvalidArgumentError: nothing was written there.
@@ -142,21 +133,11 @@ class TensorArray:
         return jnp.concatenate([self.read(i) for i in range(len(self._items))])
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
-        """Return some tensors as one, along a new first axis.
-
-        Args:
-            indices: their places.
-            name: is not used.
-        """
+        """Return some tensors as one, along a new first axis."""
         return jnp.stack([self.read(i) for i in np.asarray(indices)])
 
     def unstack(self, value: PyTree, name: str | None = None) -> TensorArray:
-        """Set all tensors to those along the first axis of one; return the array.
-
-        Args:
-            value: the tensor.
-            name: is not used.
-        """
+        """Set all tensors to those along the first axis of one; return the array."""
         self._items = list(jnp.asarray(value, device_dtype(np.dtype(self.dtype))))
         return self
 

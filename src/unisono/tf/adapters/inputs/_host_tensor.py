@@ -113,9 +113,6 @@ def is_text_dtype(dtype: object) -> bool:
 def text(values: object) -> HostTensor:
     """Return strings as a tensor of the host.
 
-    Args:
-        values: a string, or an array or nested list of them.
-
     >>> text(["a", "b"]).numpy()
     array([b'a', b'b'], dtype=object)
     """

@@ -17,7 +17,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono.spi import Holder, running_step
 from unisono.tf._entries import TensorLike
-from unisono.tf.adapters import _colors, _images, _random
+from unisono.tf.adapters import _images, _random
 
 
 def key_of(seed: TensorLike) -> jax.Array:
@@ -56,11 +56,6 @@ normal, truncated_normal, uniform = map(_of_seed, (_random.normal, _random.trunc
 def split(seed: TensorLike, num: int = 2, **kwargs: object) -> jax.Array:
     """Return new seeds, made of one.
 
-    Args:
-        seed: two integers.
-        num: how many.
-        **kwargs: are not used.
-
     Returns:
         An array of shape (num, 2).
     """
@@ -79,13 +74,13 @@ def _of_image(random: Callable[..., Any]) -> Callable[..., Any]:
     return augmented
 
 
-random_brightness = _of_image(_colors.random_brightness)
-random_contrast = _of_image(_colors.random_contrast)
+random_brightness = _of_image(_images.random_brightness)
+random_contrast = _of_image(_images.random_contrast)
 random_crop = _of_image(_images.random_crop)
 random_flip_left_right = _of_image(_images.random_flip_left_right)
 random_flip_up_down = _of_image(_images.random_flip_up_down)
-random_hue = _of_image(_colors.random_hue)
-random_saturation = _of_image(_colors.random_saturation)
+random_hue = _of_image(_images.random_hue)
+random_saturation = _of_image(_images.random_saturation)
 
 
 def _of_generator(draw: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -121,29 +116,16 @@ class RandomGenerator(Holder):
 
     @classmethod
     def from_seed(cls, seed: int, alg: str | None = None) -> RandomGenerator:
-        """Return a generator that begins with a seed.
-
-        Args:
-            seed: any integer.
-            alg: is not used: the numbers are JAX's.
-        """
+        """Return a generator that begins with a seed."""
         return cls(int(seed))
 
     @classmethod
     def from_non_deterministic_state(cls, alg: str | None = None) -> RandomGenerator:
-        """Return a generator that begins by chance.
-
-        Args:
-            alg: is not used.
-        """
+        """Return a generator that begins by chance."""
         return cls()
 
     def reset_from_seed(self, seed: int) -> None:
-        """Begin again.
-
-        Args:
-            seed: any integer.
-        """
+        """Begin again."""
         self._seed, self._drawn = int(seed) & 0x7FFFFFFF, 0
         # One that a step makes each time, and does not keep, needs no variable: it draws the same each time.
         self._seeds = None if running_step().is_repeated else keras.random.SeedGenerator(self._seed)
@@ -162,20 +144,13 @@ class RandomGenerator(Holder):
     def make_seeds(self, count: int = 1) -> jax.Array:
         """Return seeds for the stateless operations.
 
-        Args:
-            count: how many.
-
         Returns:
             An array of shape (2, count).
         """
         return split(self._next(), count).T
 
     def split(self, count: int = 1) -> list[RandomGenerator]:
-        """Return new generators.
-
-        Args:
-            count: how many.
-        """
+        """Return new generators."""
         return [RandomGenerator(int(seed) & 0x7FFFFFFF) for seed in self.make_seeds(count)[0]]
 
 
