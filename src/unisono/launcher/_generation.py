@@ -127,13 +127,11 @@ class TaskGroup:
 
     def _assign(self, task: Task, starter: ProcessSource) -> TaskProcess:
         job = starter.job(self.plan, task)
-        warm = starter.take()
-        while warm is not None:
-            # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
+        # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
+        while (warm := starter.take()) is not None:
             if warm.assign(job):
                 return warm
             kill_all([warm])
-            warm = starter.take()
         process = starter.start(task)
         if not process.assign(job):
             self._history.write("lost", task, process.pid, detail="ended before it took its task")

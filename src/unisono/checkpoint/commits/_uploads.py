@@ -175,8 +175,7 @@ def _sweep(directory: StorePath, name: str) -> None:
         elif match:
             left.setdefault(match[1], []).append(match[2])
     for commit in left.keys() - complete:
-        for key in left[commit]:
-            (directory / commit / key).unlink(missing_ok=True)
+        _delete(directory / commit, left[commit])
 
 
 def delete_upload(path: StorePath) -> None:
