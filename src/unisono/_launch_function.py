@@ -8,8 +8,13 @@ from typing import Any, TypeVar
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._spec import ClusterSpec
-from unisono.launcher._call_folders import call_folder
-from unisono.launcher._function_call import raise_failure, read_results, time_limit, write_call
+from unisono.launcher._function_call import (
+    call_folder,
+    raise_failure,
+    read_results,
+    time_limit,
+    write_call,
+)
 from unisono.launcher._launch import cores, environ, job_description, visible_gpus
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.launcher._plan import RunPaths, base_environment

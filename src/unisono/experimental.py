@@ -14,8 +14,7 @@ from unisono._names import no_attribute
 from unisono.checkpoint.preemption._handler import PreemptionCheckpointHandler, TerminationConfig
 from unisono.checkpoint.preemption._watcher import PreemptionWatcher
 from unisono.cluster_resolver._base import ClusterResolver
-from unisono.cluster_resolver._tpu import TPUClusterResolver
-from unisono.cluster_resolver._tpu_topology import DeviceAssignment
+from unisono.cluster_resolver._tpu import DeviceAssignment, TPUClusterResolver
 from unisono.collectives._cross_device import CommunicationImplementation, CommunicationOptions
 from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model

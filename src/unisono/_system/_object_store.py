@@ -320,13 +320,22 @@ def _require_client(scheme: str, path: str) -> None:
 
 @contextlib.contextmanager
 def local_copy(place: Place) -> Iterator[Path]:
-    """Yield a path itself, or a temporary one with a copy of what lies in an object store.
+    """Yield a path itself, or a temporary one with a copy of what lies in an object store there or below.
 
     Raises:
         FileNotFoundError: there is nothing in the store.
     """
-    with contextlib.nullcontext(place) if isinstance(place, Path) else read_locally(place) as path:
-        yield path
+    if isinstance(place, Path):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="unisono-") as aside:
+        copy = Path(aside) / place.name
+        names = place.find()
+        for name in names:
+            (place / name).download(copy / name)
+        if not names:
+            place.download(copy)
+        yield copy
 
 
 @contextlib.contextmanager
@@ -349,23 +358,6 @@ def folder_of(path: str) -> Iterator[str]:
     store = store_path(path)
     with contextlib.nullcontext(path) if store is None else written_locally(store) as folder:
         yield str(folder)
-
-
-@contextlib.contextmanager
-def read_locally(path: StorePath) -> Iterator[Path]:
-    """Yield a temporary path with a copy of an object, or of what is below it.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    with tempfile.TemporaryDirectory(prefix="unisono-") as aside:
-        copy = Path(aside) / path.name
-        names = path.find()
-        for name in names:
-            (path / name).download(copy / name)
-        if not names:
-            path.download(copy)
-        yield copy
 
 
 def _options(scheme: str) -> dict[str, Any]:

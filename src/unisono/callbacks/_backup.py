@@ -23,7 +23,7 @@ from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
 from unisono.checkpoint.commits import _commits
-from unisono.checkpoint.preemption._save_consensus import LocalConsensus, SaveConsensus, consensus_of
+from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.cluster_resolver._base import process_environ
 from unisono.training._bind import wrap_keras
 from unisono.training._binding import strategy_of, writes_files
@@ -138,7 +138,7 @@ class BackupAndRestore(FitExtension):
         self._signalled = self._preempted = False
         if self._handles_sigterm:
             # Also of several workers that train apart, each for itself.
-            self._agreement = consensus_of(strategy.process_group) if strategy else LocalConsensus()
+            self._agreement = consensus_of(strategy.process_group) if strategy else SaveConsensus()
         replicated = None if strategy is None else strategy.replicated
         is_shared = replicated is not None and replicated.state_layout.needs_all
         self._wishes = consensus_of(replicated.process_group) if replicated and is_shared else None

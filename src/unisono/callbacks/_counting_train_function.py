@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from unisono._types import PyTree
-from unisono.callbacks._data import are_same, fingerprint, warn_of_other_batch
+from unisono.callbacks._resumable_data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._local_training import steps_to_end_of_phase

@@ -46,10 +46,9 @@ from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._callback_state import CallbackBaseline, names_of, set_state_of, state_of
 from unisono.callbacks._counting_train_function import CountingTrainFunction, mute
-from unisono.callbacks._data import check_facts
 from unisono.callbacks._fit_progress import Progress, progress_in, restore_model, snapshot_of
 from unisono.callbacks._interval import BackupInterval
-from unisono.callbacks._resumable_data import ResumableData
+from unisono.callbacks._resumable_data import ResumableData, check_facts
 from unisono.checkpoint._arrays import read_along
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState

@@ -21,6 +21,7 @@ import numpy as np
 from unisono._errors import CheckpointError
 from unisono.checkpoint import _safetensors
 from unisono.checkpoint._json_state import Array, HostArray
+from unisono.checkpoint._unread_arrays import unreadable
 from unisono.step._value_handle import ValueHandle
 
 _LOG = logging.getLogger("unisono")
@@ -109,10 +110,7 @@ def load_arrays(folder: Path) -> dict[str, HostArray]:
         try:
             loaded = orbax.load(readable / _FOLDER)
         except Exception as error:  # Orbax and TensorStore raise many kinds.
-            raise CheckpointError(
-                f"The arrays of a checkpoint must be readable. Received: {error} at {folder}. "
-                "Restore an earlier one."
-            ) from error
+            raise unreadable(f"{error} at {folder}") from error
     return found | {name: np.asarray(value) for name, value in loaded.items()}
 
 

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import CheckpointError
-from unisono._system._object_store import Place, StorePath, place_of
+from unisono._system._object_store import place_of
 from unisono.checkpoint._contents import names_in
 from unisono.checkpoint._series import read_snapshot
 from unisono.checkpoint._writer import settle
-from unisono.checkpoint.commits._commits import commits, reached
+from unisono.checkpoint.commits._commits import manifests, reached
 from unisono.checkpoint.commits._manifests import MANIFEST
-from unisono.checkpoint.commits._uploads import manifests
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
@@ -36,41 +35,24 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     """
     directory = place_of(checkpoint_dir)
     settle(directory)
-    if isinstance(directory, StorePath):
-        with reached(directory):
-            return _newest_upload(directory)
     try:
-        names = {re.sub(r"-\d+$", "", path.name) for path in directory.iterdir() if _is_complete(path)}
-        # Within a series the number decides; a name without one is of `Checkpoint.write`.
-        every = [commits(directory, name)[-1:] or [(0, directory / name)] for name in names]
-        newest = max((found[0][1] for found in every), key=_written_at, default=None)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        with reached(directory):
+            found = manifests(directory)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(
             f"The directory of checkpoints must be readable. Received: {error}. Pass another one."
         ) from error
-    return None if newest is None else str(newest)
-
-
-def _newest_upload(directory: StorePath) -> str | None:
     newest: dict[str, tuple[int, int, str]] = {}
-    for name, stat in manifests(directory).items():
+    for name, stat in found.items():
+        # Within a series the number decides; a name without one is of `Checkpoint.write`.
         series, number = re.sub(r"-\d+$", "", name), re.search(r"-(\d+)$", name)
-        found = (int(number[1]) if number else 0, stat.st_mtime_ns, name)
-        newest[series] = max(newest.get(series, found), found)
-    last = max(newest.values(), key=lambda found: found[1], default=None)
+        # Not the directory's own time, which changes with everything that is put into it.
+        entry = (int(number[1]) if number else 0, stat.st_mtime_ns, name)
+        newest[series] = max(newest.get(series, entry), entry)
+    last = max(newest.values(), key=lambda entry: entry[1], default=None)
     return None if last is None else str(directory / last[2])
-
-
-def _is_complete(path: Place) -> bool:
-    # Names with a dot are being written or deleted.
-    return not path.name.startswith(".") and (path / MANIFEST).is_file()
-
-
-def _written_at(path: Place) -> int:
-    # Not the directory's own time, which changes with everything that is put into it.
-    return (path / MANIFEST).stat().st_mtime_ns
 
 
 class CheckpointReader:
@@ -139,7 +121,7 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
     unisono.CheckpointError: A checkpoint must exist to be restored. ...
     """
     path = place_of(ckpt_dir_or_file)
-    newest = None if _is_complete(path) else latest_checkpoint(str(path))
+    newest = None if (path / MANIFEST).is_file() else latest_checkpoint(str(path))
     return CheckpointReader(newest or str(path))
 
 

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._checks import whole_numbers
-from unisono._errors import CheckpointError
 from unisono.checkpoint._json_state import Array
-from unisono.checkpoint._unread_arrays import FileArray, ReadableFile, UnreadArray
+from unisono.checkpoint._unread_arrays import FileArray, ReadableFile, UnreadArray, unreadable
 
 #: The format's names of types.
 _CODES = {
@@ -123,10 +122,7 @@ def load(path: Path) -> dict[str, np.ndarray | UnreadArray]:
                     raise ValueError(f"the file ends within {name}")
                 found[name] = array
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"The arrays of a checkpoint must be readable. Received: {error} at {path}. "
-            "Restore an earlier one."
-        ) from error
+        raise unreadable(f"{error} at {path}") from error
     return found
 
 

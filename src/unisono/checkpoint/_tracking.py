@@ -5,8 +5,9 @@ Tests: tests/virtual/checkpoint/test_deferred.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Self, SupportsIndex
+from typing import Any
 
 from unisono._types import Trackable
 
@@ -29,6 +30,18 @@ class GrowthNotifier:
             call()
 
 
+def _reporting(method: Any) -> Any:
+    """Return a method of `list` or `dict` that reports an addition."""
+
+    @functools.wraps(method)
+    def reporting(self: GrowthNotifier, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        self._has_grown()
+        return result
+
+    return reporting
+
+
 class TrackedList(list[Trackable], GrowthNotifier):
     """A list whose additions are restored.
 
@@ -40,28 +53,8 @@ class TrackedList(list[Trackable], GrowthNotifier):
         list.__init__(self, items)
         GrowthNotifier.__init__(self)
 
-    def append(self, item: Trackable) -> None:
-        """As of a list."""
-        super().append(item)
-        self._has_grown()
-
-    def extend(self, items: Iterable[Trackable]) -> None:
-        """As of a list."""
-        super().extend(items)
-        self._has_grown()
-
-    def insert(self, index: SupportsIndex, item: Trackable) -> None:
-        """As of a list."""
-        super().insert(index, item)
-        self._has_grown()
-
-    def __iadd__(self, items: Iterable[Trackable]) -> Self:  # type: ignore[misc]
-        self.extend(items)
-        return self
-
-    def __setitem__(self, index: Any, item: Trackable) -> None:
-        super().__setitem__(index, item)
-        self._has_grown()
+    append, extend, insert = map(_reporting, (list.append, list.extend, list.insert))
+    __iadd__, __setitem__ = map(_reporting, (list.__iadd__, list.__setitem__))
 
 
 class TrackedDict(dict[Hashable, Trackable], GrowthNotifier):
@@ -75,25 +68,9 @@ class TrackedDict(dict[Hashable, Trackable], GrowthNotifier):
         dict.__init__(self, *args, **kwargs)
         GrowthNotifier.__init__(self)
 
-    def __setitem__(self, key: Hashable, item: Trackable) -> None:
-        super().__setitem__(key, item)
-        self._has_grown()
-
-    def update(self, *args: Trackable, **kwargs: Trackable) -> None:
-        """As of a dict."""
-        # `dict.update` and `setdefault` do not call `__setitem__`; each must report by itself.
-        super().update(*args, **kwargs)
-        self._has_grown()
-
-    def setdefault(self, key: Hashable, default: Trackable = None) -> Trackable:
-        """As of a dict."""
-        found = super().setdefault(key, default)
-        self._has_grown()
-        return found
-
-    def __ior__(self, items: Any) -> Self:  # type: ignore[misc]
-        self.update(items)
-        return self
+    # None of them calls another one.
+    update, setdefault = map(_reporting, (dict.update, dict.setdefault))
+    __setitem__, __ior__ = map(_reporting, (dict.__setitem__, dict.__ior__))
 
 
 class Holder(GrowthNotifier):

@@ -73,13 +73,14 @@ class ReadableFile:
         try:
             data = os.pread(self._descriptor, size, at)
         except OSError as error:
-            raise _unreadable(f"{error} at {self._path}") from error
+            raise unreadable(f"{error} at {self._path}") from error
         if len(data) != size:
-            raise _unreadable(f"{self._path}, which ends before byte {at + size}")
+            raise unreadable(f"{self._path}, which ends before byte {at + size}")
         return data
 
 
-def _unreadable(what: str) -> CheckpointError:
+def unreadable(what: str) -> CheckpointError:
+    """Return the error for arrays that cannot be read."""
     return CheckpointError(
         f"The arrays of a checkpoint must be readable. Received: {what}. Restore an earlier one."
     )

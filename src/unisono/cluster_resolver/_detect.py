@@ -6,7 +6,20 @@ import importlib
 from collections.abc import MutableMapping
 
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
-from unisono.cluster_resolver._registry import DETECTED
+
+#: The classes that `resolve()` asks, each with its module, in this order: what a user writes, what
+#: Ray Train says, whose processes have the variables of the Slurm step or pod in which Ray was started, what
+#: a scheduler sets, the variables that may be left over from an outer job, and last the hosts of platforms,
+#: on which any of these may be started.
+DETECTED = {
+    "TFConfigClusterResolver": "_base",
+    "RayClusterResolver": "_ray",
+    "SlurmClusterResolver": "_slurm",
+    "MPIClusterResolver": "_mpi",
+    "JaxClusterResolver": "_jax",
+    "SageMakerClusterResolver": "_hosts",
+    "SkyPilotClusterResolver": "_hosts",
+}
 
 
 def resolve(environ: MutableMapping[str, str] | None = None) -> ClusterResolver | None:

@@ -29,8 +29,7 @@ from unisono._system._object_store import given_place, place_of
 from unisono._system._packages import require_packages
 from unisono._system._signals import SignalWatch, in_main_thread
 from unisono._types import Logs, PyTree
-from unisono.checkpoint._markers import Mark, read_mark, record_path
-from unisono.checkpoint._training_end import TrainingEnd
+from unisono.checkpoint._markers import Mark, TrainingEnd, read_mark, record_path
 from unisono.checkpoint.commits._commits import reached
 from unisono.cluster.liveness._heartbeat_file import Heartbeat
 from unisono.cluster_resolver._base import process_environ

@@ -1,19 +1,24 @@
-"""A function that is called in the processes of a launch: its arguments, results and exceptions.
+"""A function that is called in the processes of a launch: its folder, arguments, results and exceptions.
 
-Tests: tests/cluster/test_launch_function.py.
+Tests: tests/unit/launcher/test_function_call.py, tests/cluster/test_launch_function.py.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import json
 import logging
 import math
 import os
 import re
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +31,50 @@ from unisono.launcher._run_files import read_error
 from unisono.launcher._supervisor import Outcome
 
 _LOG = logging.getLogger("unisono")
+#: How the name of a call's folder begins.
+CALL_PREFIX = "unisono-call-"
+_OWNER = "owner"
+
+
+@contextmanager
+def call_folder(parent: Path | None = None) -> Iterator[Path]:
+    """Make a folder for the files of a call, and remove it; remove those of processes that were killed.
+
+    A killed process removes nothing: the next call does. Each folder has a file that its process keeps
+    locked; the kernel drops the lock with the process, so that an id which another process has by then means
+    nothing.
+
+    Args:
+        parent: where it is made; None for the system's temporary directory.
+    """
+    place = Path(tempfile.gettempdir()) if parent is None else parent
+    _remove_abandoned(place)
+    root = Path(tempfile.mkdtemp(prefix=CALL_PREFIX, dir=place))
+    # Not a lock of `lockf`, which belongs to the process: a second call in another thread would get it.
+    with (root / _OWNER).open("w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # What has no content yet was not locked yet.
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        try:
+            yield root
+        finally:
+            shutil.rmtree(root)
+
+
+def _remove_abandoned(place: Path) -> None:
+    for root in place.glob(f"{CALL_PREFIX}*"):
+        # Of other users, of another file system, or removed meanwhile.
+        with contextlib.suppress(OSError):
+            if root.lstat().st_uid == os.geteuid() and _is_abandoned(root / _OWNER):
+                shutil.rmtree(root)
+
+
+def _is_abandoned(owner: Path) -> bool:
+    with owner.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return bool(file.read())
 
 
 def pickle_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
@@ -60,27 +109,26 @@ def result_path(paths: RunPaths, task: Task) -> Path:
     return paths.root / f"result-{task.type}-{task.index}"
 
 
-def read_result(paths: RunPaths, plan: LaunchPlan, task: Task) -> Any:
-    """Return what the function has returned in a task."""
-    import cloudpickle
-
-    path = result_path(paths, task)
-    if not path.is_file():
-        raise ClusterError(
-            f"The function must return in every worker. Received: {task}, whose process exited with code 0. "
-            "Return from the function instead of calling `sys.exit`."
-        )
-    return cloudpickle.loads(path.read_bytes())
-
-
 def read_results(paths: RunPaths, plan: LaunchPlan) -> list[Any]:
     """Return what the function has returned in the chief and the workers.
 
     With parameter servers a worker may return nothing: it has served their chief.
     """
-    tasks = [task for task in plan.tasks if task.type in ("chief", "worker")]
-    served = {t for t in tasks if plan.has_servers and t != plan.shown and not result_path(paths, t).exists()}
-    return [None if task in served else read_result(paths, plan, task) for task in tasks]
+    import cloudpickle
+
+    values = []
+    for task in (task for task in plan.tasks if task.type in ("chief", "worker")):
+        path = result_path(paths, task)
+        if path.is_file():
+            values.append(cloudpickle.loads(path.read_bytes()))
+        elif plan.has_servers and task != plan.shown:
+            values.append(None)
+        else:
+            raise ClusterError(
+                f"The function must return in every worker. Received: {task}, whose process exited with code "
+                "0. Return from the function instead of calling `sys.exit`."
+            )
+    return values
 
 
 def time_limit(timeout: float | None) -> Callable[[], tuple[int, ...]]:

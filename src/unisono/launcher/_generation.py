@@ -7,15 +7,14 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
-from unisono.launcher._kept_output import KeptOutput
 from unisono.launcher._plan import LaunchPlan
-from unisono.launcher._processes import kill_all
+from unisono.launcher._processes import TaskProcess, kill_all
 from unisono.launcher._run_files import (
     BestEffort,
     ErrorRecord,
@@ -27,7 +26,7 @@ from unisono.launcher._run_files import (
     size_of,
 )
 from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
-from unisono.launcher.terminal._live_table import Observation
+from unisono.launcher.terminal._live_console import Observation
 
 #: A shell's exit code for a program that cannot be started.
 _NOT_STARTED = 126
@@ -40,35 +39,6 @@ _STACK_WAIT = 5.0
 _STACK_PAUSE = 0.2
 #: Seconds for a process that has raised an exception to end, before its task is started again without it.
 _END_WITHIN = 3.0
-
-
-class TaskProcess(Protocol):
-    """The process of a task, on this machine or on another one."""
-
-    #: Its id; 0 on another machine.
-    pid: int
-    #: Whether it had imported the slow libraries before it took its task.
-    warm: bool
-    #: The time of its end, in seconds since the epoch.
-    ended_at: float | None
-    #: What happened to its machine, where that has ended it; otherwise empty.
-    loss: str
-
-    @property
-    def kept(self) -> KeptOutput | None:
-        """What its log does not take; None on another machine."""
-
-    def assign(self, job: Mapping[str, Any]) -> bool:
-        """Send the process its job; return False where it is dead."""
-
-    def poll(self) -> int | None:
-        """Return the exit code as a shell sees it, None while the process runs."""
-
-    def send(self, number: int) -> None:
-        """Send a signal to the process, not to its children."""
-
-    def kill(self) -> None:
-        """Kill the process and its children."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,13 +127,11 @@ class TaskGroup:
 
     def _assign(self, task: Task, starter: ProcessSource) -> TaskProcess:
         job = starter.job(self.plan, task)
-        warm = starter.take()
-        while warm is not None:
-            # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
+        # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
+        while (warm := starter.take()) is not None:
             if warm.assign(job):
                 return warm
             kill_all([warm])
-            warm = starter.take()
         process = starter.start(task)
         if not process.assign(job):
             self._history.write("lost", task, process.pid, detail="ended before it took its task")

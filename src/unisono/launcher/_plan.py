@@ -49,11 +49,25 @@ _OF_A_LAUNCH = (
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-@dataclasses.dataclass(frozen=True)
 class RunPaths:
     """The files of a launch, all below one directory."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        #: The number of the generation that may write.
+        self.fence = root / "fence"
+        #: The directory in which parameter servers keep their state.
+        self.servers = root / "servers"
+        #: Exists once all training tasks have succeeded: the evaluator finishes then.
+        self.finished = root / "finished"
+        #: Events, one JSON object per line.
+        self.history = root / "history.jsonl"
+        #: In it others write how many workers there is room for.
+        self.capacity = root / "capacity"
+        #: The secret of the cluster, which each launch makes anew; its restarts keep it.
+        self.cluster_key = root / "cluster_key"
+        #: JAX's compilation cache, which the next generation reuses.
+        self.compilation_cache = root / "compilation_cache"
 
     def log(self, task: Task) -> Path:
         """Return the log of a task's output, over all generations."""
@@ -70,41 +84,6 @@ class RunPaths:
     def events(self, task: Task) -> Path:
         """Return the file of what a task did, over all generations, one JSON object per line."""
         return self.root / "events" / f"{task.type}-{task.index}.jsonl"
-
-    @property
-    def fence(self) -> Path:
-        """The file with the number of the generation that may write."""
-        return self.root / "fence"
-
-    @property
-    def servers(self) -> Path:
-        """The directory in which parameter servers keep their state."""
-        return self.root / "servers"
-
-    @property
-    def finished(self) -> Path:
-        """The file that exists once all training tasks have succeeded: the evaluator finishes then."""
-        return self.root / "finished"
-
-    @property
-    def history(self) -> Path:
-        """The file of events, one JSON object per line."""
-        return self.root / "history.jsonl"
-
-    @property
-    def capacity(self) -> Path:
-        """The file in which others write how many workers there is room for."""
-        return self.root / "capacity"
-
-    @property
-    def cluster_key(self) -> Path:
-        """The file with the secret of the cluster, which each launch makes anew; its restarts keep it."""
-        return self.root / "cluster_key"
-
-    @property
-    def compilation_cache(self) -> Path:
-        """JAX's compilation cache, which the next generation reuses."""
-        return self.root / "compilation_cache"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""The processes of a launch: free ports, starting, signals, and leaving no process behind."""
+"""The processes of a launch: free ports, starting, signals, and leaving no process behind.
+
+Tests: tests/unit/launcher/test_processes.py, tests/unit/launcher/test_kept_output.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,15 +19,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from unisono._errors import ClusterError
-from unisono.launcher._kept_output import KeptOutput
 from unisono.launcher._plan import HOST
 from unisono.launcher._restart_policy import shell_code
+from unisono.launcher._run_files import ErrorRecord, error_record
 from unisono.rpc._ports import VARIABLE, in_random_order, ports_to_choose_from
 
 _HERE = Path(__file__).parent
 #: Below the ephemeral ports (from 32,768 on Linux, 49,152 on macOS), which the system may hand to any
 #: outgoing connection between this check and the task's start; above the ports of well-known services.
 _PORTS = range(10_000, 32_000)
+#: The most bytes that are kept of a task: its last ones.
+_KEPT = 64 << 10
+#: As in `_task`, which is a program of its own: what stands before the record of an exception.
+_RECORD = b"\0"
 
 
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
@@ -101,6 +109,60 @@ class OrphanReaper:
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
+
+
+class KeptOutput:
+    """A pipe from a task, and the last of what came through it, in memory.
+
+    A task writes into it what its log does not take, as where the disk is full, and the record of its
+    exception.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        # Neither end may hold up the other one.
+        for end in (self._read, self._write):
+            os.set_blocking(end, False)
+        self._bytes = b""
+        self._is_open = True
+
+    @property
+    def descriptor(self) -> int:
+        """The end for the task, until `given`."""
+        return self._write
+
+    def given(self) -> None:
+        """Close the task's end in this process: the task has inherited it, or was not started."""
+        os.close(self._write)
+
+    def read(self) -> None:
+        """Take what has come, without waiting."""
+        while self._is_open:
+            try:
+                part = os.read(self._read, _KEPT)
+            except BlockingIOError:
+                return
+            if not part:
+                self.close()
+            self._bytes = (self._bytes + part)[-_KEPT:]
+
+    def close(self) -> None:
+        """End the pipe; what has come stays."""
+        if self._is_open:
+            self._is_open = False
+            with contextlib.suppress(OSError):
+                os.close(self._read)
+
+    @property
+    def error(self) -> ErrorRecord | None:
+        """The task's record of its exception, where it could not write it; None without one."""
+        _, mark, record = self._bytes.partition(_RECORD)
+        return error_record(record) if mark else None
+
+    def last_lines(self, count: int = 25) -> str:
+        """Return the last lines that the log did not take."""
+        text = self._bytes.partition(_RECORD)[0].decode(errors="replace")
+        return "\n".join(text.splitlines()[-count:])
 
 
 class Process:
@@ -206,14 +268,33 @@ class Process:
             return
 
 
-class KilledProcess(Protocol):
-    """What `kill_all` needs of a process."""
+class TaskProcess(Protocol):
+    """The process of a task, on this machine or on another one."""
+
+    #: Its id; 0 on another machine.
+    pid: int
+    #: Whether it had imported the slow libraries before it took its task.
+    warm: bool
+    #: The time of its end, in seconds since the epoch.
+    ended_at: float | None
+    #: What happened to its machine, where that has ended it; otherwise empty.
+    loss: str
+
+    @property
+    def kept(self) -> KeptOutput | None:
+        """What its log does not take; None on another machine."""
+
+    def assign(self, job: Mapping[str, Any]) -> bool:
+        """Send the process its job; return False where it is dead."""
+
+    def poll(self) -> int | None:
+        """Return the exit code as a shell sees it, None while the process runs."""
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, not to its children."""
 
     def kill(self) -> None:
         """Kill the process and its children."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while the process runs."""
 
 
 def _open_log(log: Path) -> BinaryIO:
@@ -224,7 +305,7 @@ def _open_log(log: Path) -> BinaryIO:
         return Path(os.devnull).open("ab")
 
 
-def kill_all(processes: Collection[KilledProcess], seconds: float = 10.0) -> None:
+def kill_all(processes: Collection[TaskProcess], seconds: float = 10.0) -> None:
     """Kill processes and wait at most `seconds` for their end."""
     for process in processes:
         process.kill()

@@ -178,8 +178,7 @@ def root_cause(failures: Iterable[Failure]) -> Failure:
     """Return the failure that caused the others.
 
     That is the first one. But the error of a task that lost a peer is a consequence, and so is an abort, most
-    of the
-    time: JAX aborts its process when a peer is lost.
+    of the time: JAX aborts its process when a peer is lost.
     """
     return min(failures, key=lambda f: (_rank(f), f.at))
 
@@ -322,7 +321,8 @@ def next_generation(
     least = options.worker_range[0]
     if workers < least:
         return Quit(code, f"there is room for {workers} workers, but at least {least} are needed")
-    return Restart(_delay(record, ending, options, now), workers)
+    resizes = ending.reason is FailureReason.RESIZE
+    return Restart(0.0 if resizes else _delay(record, options, now), workers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,7 +367,7 @@ def task_restart(
     count = len(_recent(record, options, now)) + 1
     if count > options.restarts:
         return Quit(code, _exhausted(options))
-    return TaskRestart(_backoff(sum(now - at <= options.window for at in record.restarts)), count)
+    return TaskRestart(_delay(record, options, now), count)
 
 
 def with_failure(record: GenerationRecord, failed: TaskState, now: float) -> GenerationRecord:
@@ -404,17 +404,12 @@ def _recent(record: GenerationRecord, options: LaunchOptions, now: float) -> lis
     return [task for at, task in record.failures if now - at <= options.window]
 
 
-def _delay(record: GenerationRecord, ending: Ending, options: LaunchOptions, now: float) -> float:
+def _delay(record: GenerationRecord, options: LaunchOptions, now: float) -> float:
     """Return the seconds to wait before a restart: none at first, then doubled each time.
 
     A machine that was lost is replaced at once; a program that fails at each start does not use up a core.
     """
-    if ending.reason is FailureReason.RESIZE:
-        return 0.0
-    return _backoff(sum(now - at <= options.window for at in record.restarts))
-
-
-def _backoff(count: int) -> float:
+    count = sum(now - at <= options.window for at in record.restarts)
     return 0.0 if count == 0 else min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(count - 1, 16))
 
 

@@ -24,8 +24,8 @@ from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._run_files import BestEffort, History, has_room, locked
 from unisono.launcher._stall_detector import TaskProgress
-from unisono.launcher.terminal._console import Display
-from unisono.launcher.terminal._live_table import Observation
+from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._live_console import Observation
 
 #: Seconds between two checks for errors and signals. The end of a process wakes the supervisor at once.
 _POLL = 0.05
@@ -57,7 +57,7 @@ class Launch:
     paths: RunPaths
     environ: Mapping[str, str]
     job: Callable[[LaunchPlan, Task], dict[str, Any]]
-    screen: Display
+    screen: Console | BackgroundConsole
     stop_requests: Callable[[], tuple[int, ...]] = tuple
     describe: Callable[[LaunchPlan], str] = dataclasses.field(default=lambda plan: "")
     gpus: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import Task, with_port
-from unisono.launcher._call_folders import call_folder
+from unisono.launcher._function_call import call_folder
 from unisono.rpc._calls import PeerLostError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op

@@ -23,8 +23,7 @@ from unisono.launcher._launch import check_program
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher.engines._engine import FunctionCall, Submission
 from unisono.launcher.engines._settings import RaySettings
-from unisono.ray._placement import Resources, checked_resources
-from unisono.ray._reservation import Reservation
+from unisono.ray._reservation import Reservation, Resources, checked_resources
 
 HONOURED = frozenset({"devices_per_worker", "interface", "stall_timeout", "cool_down"})
 

@@ -16,8 +16,7 @@ from typing import Any
 from unisono._errors import InvalidTypeError
 from unisono._system._packages import require_packages
 from unisono.launcher._options import LaunchOptions
-from unisono.ray._placement import Resources, checked_resources
-from unisono.ray._reservation import Reservation
+from unisono.ray._reservation import Reservation, Resources, checked_resources
 
 
 @dataclasses.dataclass(frozen=True)

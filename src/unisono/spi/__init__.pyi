@@ -2,7 +2,7 @@
 
 from unisono._lowering._executables import Executables as Executables
 from unisono._mesh import ReplicaMesh as ReplicaMesh, resolve_devices as resolve_devices
-from unisono.checkpoint._training_end import TrainingEnd as TrainingEnd
+from unisono.checkpoint._markers import TrainingEnd as TrainingEnd
 from unisono.checkpoint._tracking import Holder as Holder
 from unisono.cluster._process_group import ProcessGroup as ProcessGroup
 from unisono.cluster_resolver._base import process_environ as process_environ

@@ -21,14 +21,20 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task
-from unisono.launcher._call_folders import PREFIX as CALL_PREFIX
-from unisono.launcher._call_folders import call_folder
-from unisono.launcher._function_call import pickle_call, raise_failure, read_results, result_path, time_limit
+from unisono.launcher._function_call import (
+    CALL_PREFIX,
+    call_folder,
+    pickle_call,
+    raise_failure,
+    read_results,
+    result_path,
+    time_limit,
+)
 from unisono.launcher._launch import make_run_paths, report, stop_signals
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._supervisor import Launch, Outcome, Supervisor
-from unisono.launcher.terminal._console import BackgroundConsole, Console, Display
+from unisono.launcher.terminal._console import BackgroundConsole, Console
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import new_secret
 from unisono.rpc._versions import installed
@@ -237,7 +243,7 @@ def _run(
     options: LaunchOptions,
     program: RemoteProgram,
     paths: RunPaths,
-    screen: Display,
+    screen: Console | BackgroundConsole,
     stop_requests: Callable[[], tuple[int, ...]],
     run: ClusterRun,
     what: str,

@@ -15,9 +15,8 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
-from unisono.launcher._generation import TaskProcess
 from unisono.launcher._plan import RunPaths
-from unisono.launcher._processes import kill_all
+from unisono.launcher._processes import TaskProcess, kill_all
 from unisono.rpc._frames import blob
 from unisono.standalone._outputs import LOG_BYTES, ClientProgress, OutputFiles
 from unisono.standalone._protocol import CHUNK, ProcessShape

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
-from unisono.cluster_resolver._tpu import TPUClusterResolver
-from unisono.cluster_resolver._tpu_topology import DeviceAssignment
+from unisono.cluster_resolver._tpu import DeviceAssignment, TPUClusterResolver
 from unisono.strategies._replicated import ReplicatedStrategy
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import keras
 from unisono._context import current
 from unisono._errors import InvalidArgumentError
 from unisono._export._files import replace_atomically
-from unisono._system._object_store import StorePath, read_locally, store_path, written_locally
+from unisono._system._object_store import StorePath, local_copy, store_path, written_locally
 from unisono._types import KerasWrap, UserValue
 from unisono.step.variables._local_layout import gathered_for_file
 from unisono.training._binding import holder_of
@@ -46,7 +46,7 @@ def model_from_store(
 ) -> Result:
     """Call Keras' `load_model` with a copy of what lies in an object store."""
     store = _store_path(filepath)
-    with contextlib.nullcontext(filepath) if store is None else read_locally(store) as path:
+    with contextlib.nullcontext(filepath) if store is None else local_copy(store) as path:
         return original(path, *args, **kwargs)
 
 

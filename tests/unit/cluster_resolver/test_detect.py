@@ -13,7 +13,7 @@ from unisono.cluster_resolver import (
     MPIClusterResolver,
     SlurmClusterResolver,
     TFConfigClusterResolver,
-    _registry,
+    _detect,
     resolve,
 )
 
@@ -100,7 +100,7 @@ def test_a_file_and_a_line_make_a_resolver(monkeypatch, tmp_path):
     (tmp_path / "_ours.py").write_text(OURS)
     monkeypatch.setattr(cluster_resolver, "__path__", [*cluster_resolver.__path__, str(tmp_path)])
     assert resolve({"OUR_HOSTS": "a b"}) is None
-    monkeypatch.setitem(_registry.DETECTED, "OursClusterResolver", "_ours")
+    monkeypatch.setitem(_detect.DETECTED, "OursClusterResolver", "_ours")
     try:
         found = resolve({"OUR_HOSTS": "a b"})
         assert found.cluster_spec() == {"worker": ["a:2222", "b:2222"]}

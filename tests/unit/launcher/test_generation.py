@@ -11,9 +11,9 @@ from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _generation
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._generation import ProcessSource, TaskGroup
-from unisono.launcher._kept_output import KeptOutput
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import RunPaths, make_plan, tasks_of
+from unisono.launcher._processes import KeptOutput
 from unisono.launcher._run_files import BestEffort, History
 from unisono.launcher._stall_detector import TaskProgress
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from unisono.launcher import _task
-from unisono.launcher._kept_output import KeptOutput
+from unisono.launcher._processes import KeptOutput
 
 
 @pytest.fixture

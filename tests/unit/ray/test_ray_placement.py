@@ -4,7 +4,7 @@ import pytest
 
 import unisono
 from unisono._errors import InvalidArgumentError
-from unisono.ray._placement import TaskResources, actor_options, checked_resources
+from unisono.ray._reservation import TaskResources, actor_options, checked_resources
 
 ONE = {"CPU": 1}
 NODES = [{"CPU": 4.0, "GPU": 2.0, "node:10.0.0.1": 1.0, "memory": 1e9}, {"CPU": 2.0}]

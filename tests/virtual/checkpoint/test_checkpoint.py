@@ -407,6 +407,10 @@ def test_the_newest_checkpoint_of_a_directory(tmp_path):
     for _ in range(11):
         newest = checkpoint.save(tmp_path / "ckpt")
         assert latest_checkpoint(str(tmp_path)) == newest
+    # What has a higher number and no manifest is not a complete one.
+    (tmp_path / "ckpt-99").mkdir()
+    assert latest_checkpoint(tmp_path) == newest
+    (tmp_path / "ckpt-99").rmdir()
     exact = checkpoint.write(tmp_path / "exact")
     assert latest_checkpoint(tmp_path) == exact
 

@@ -21,13 +21,13 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from unisono._errors import CheckpointError
 from unisono._system._files import flush, flush_tree, swap_folder
-from unisono._system._object_store import Place, StorePath
+from unisono._system._object_store import ObjectStat, Place, StorePath
 from unisono.checkpoint.commits import _uploads
 from unisono.checkpoint.commits._manifests import MANIFEST, check_files, make_manifest, read_manifest
 from unisono.cluster.liveness._task_events import process_events
@@ -227,29 +227,53 @@ def _no_place(directory: Place, error: OSError | ValueError) -> CheckpointError:
     )
 
 
-def commits(directory: Place, prefix: str) -> Sequence[tuple[int, Place]]:
+def manifests(directory: Place) -> Mapping[str, os.stat_result | ObjectStat]:
+    """The complete commits of a directory by name, and what is known of their manifests.
+
+    Raises:
+        OSError: the directory cannot be read, or the object store does not answer.
+    """
+    if isinstance(directory, StorePath):
+        return _uploads.manifests(directory)
+    found = {}
+    for path in _entries(directory):
+        # Names with a dot are being written or deleted. Others may be deleted meanwhile.
+        if not path.name.startswith("."):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found[path.name] = (path / MANIFEST).stat()
+    return found
+
+
+def commits(directory: Place, prefix: str) -> list[tuple[int, Place]]:
     """The commits `prefix-N` of a directory with their numbers, oldest first; damaged ones too."""
     if isinstance(directory, StorePath):
-        return _uploads.uploads(directory, prefix)
-    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
-    found = []
-    if directory.is_dir():
-        for path in directory.iterdir():
-            match = pattern.fullmatch(path.name)
-            if match and path.is_dir():
-                found.append((int(match[1]), path))
-    return sorted(found)
+        names: Iterable[str] = _uploads.commits_of(directory, f"{prefix}-")
+    else:
+        names = (path.name for path in _entries(directory) if path.is_dir())
+    return [(number, directory / name) for number, name in _numbered(names, prefix)]
 
 
 def newest_number(directory: Place, prefix: str) -> int:
     """The highest number of a name `prefix-N` in a directory, whatever has that name; 0 for none."""
+    # Also plain files and damaged commits: the next commit must not get a name that exists.
     if isinstance(directory, StorePath):
         with reached(directory):
-            return _uploads.newest_upload(directory, prefix)
+            names = {key.partition("/")[0] for key in directory.find(f"{prefix}-")}
+    else:
+        names = {path.name for path in _entries(directory)}
+    return max((number for number, _ in _numbered(names, prefix)), default=0)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _numbered(names: Iterable[str], prefix: str) -> list[tuple[int, str]]:
     pattern = re.compile(rf"{re.escape(prefix)}-(\d+)")
-    # Also plain files and damaged commits: the next commit must not get a name that exists.
-    names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
-    return max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
+    return sorted((int(match[1]), match[0]) for name in names if (match := pattern.fullmatch(name)))
 
 
 def newest_good(
@@ -334,7 +358,7 @@ def sweep(directory: Place) -> list[Path]:
     swept: list[Path] = []
     if isinstance(directory, StorePath):
         return swept
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+    for path in sorted(_entries(directory)):
         match = _ASIDE.match(path.name)
         # On a shared disk, a process id of another machine says nothing about a process here.
         if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
@@ -351,7 +375,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # The process lives and belongs to another user.
-    except PermissionError:
+    except PermissionError:  # it belongs to another user
         return True
     return True

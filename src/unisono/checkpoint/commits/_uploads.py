@@ -175,8 +175,7 @@ def _sweep(directory: StorePath, name: str) -> None:
         elif match:
             left.setdefault(match[1], []).append(match[2])
     for commit in left.keys() - complete:
-        for key in left[commit]:
-            (directory / commit / key).unlink(missing_ok=True)
+        _delete(directory / commit, left[commit])
 
 
 def delete_upload(path: StorePath) -> None:
@@ -218,18 +217,10 @@ def _downloaded(path: StorePath, text: bytes) -> Iterator[Path]:
         yield root
 
 
-def uploads(directory: StorePath, prefix: str) -> list[tuple[int, StorePath]]:
-    """The commits `prefix-N` of a directory with their numbers, oldest first."""
-    pattern = re.compile(rf"({re.escape(prefix)}-(\d+))/{re.escape(MANIFEST)}")
-    found = (pattern.fullmatch(key) for key in directory.find(f"{prefix}-"))
-    return sorted((int(match[2]), directory / match[1]) for match in found if match)
-
-
-def newest_upload(directory: StorePath, prefix: str) -> int:
-    """The highest number of a name `prefix-N` in a directory, whatever has that name; 0 for none."""
-    pattern = re.compile(rf"{re.escape(prefix)}-(\d+)(/.*)?")
-    found = (pattern.fullmatch(key) for key in directory.find(f"{prefix}-"))
-    return max((int(match[1]) for match in found if match), default=0)
+def commits_of(directory: StorePath, prefix: str) -> dict[str, ObjectStat]:
+    """The commits whose names begin so, and what the store knows of their manifests."""
+    keys = ((*key.partition("/"), stat) for key, stat in directory.find(prefix).items())
+    return {name: stat for name, _, rest, stat in keys if rest == MANIFEST}
 
 
 def manifests(directory: StorePath) -> dict[str, ObjectStat]:
@@ -241,10 +232,7 @@ def manifests(directory: StorePath) -> dict[str, ObjectStat]:
     if not folders:
         # A bucket that is missing is an error, a directory is not.
         directory.find(_WRITER)
-    found = {}
+    found: dict[str, ObjectStat] = {}
     for series in {re.sub(r"\d+$", "", name) for name in folders}:
-        for key, stat in directory.find(series).items():
-            name, _, rest = key.partition("/")
-            if rest == MANIFEST:
-                found[name] = stat
+        found |= commits_of(directory, series)
     return found

@@ -26,9 +26,9 @@ from unisono._system._signals import RESTART_WANTED, SignalWatch, in_main_thread
 from unisono._types import UserValue
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
-from unisono.checkpoint.preemption._notice import PollWatch, PreemptionNotice
 from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
+from unisono.checkpoint.preemption._watcher import PollWatch, PreemptionNotice
 from unisono.cluster._distributed import joined_group
 from unisono.cluster_resolver._base import ClusterResolver
 

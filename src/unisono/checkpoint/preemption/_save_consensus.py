@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from unisono._errors import ClusterError
 from unisono.cluster._process_group import ProcessGroup
@@ -16,12 +15,13 @@ from unisono.cluster._process_group import ProcessGroup
 PERIOD = 1.0
 
 
-class SaveConsensus(Protocol):
-    """Chooses a step after which all processes save."""
+class SaveConsensus:
+    """Chooses a step after which all processes save; this class for a single process."""
 
     @property
     def delay(self) -> float:
         """Seconds, besides the running step, until all processes know that one wants to save."""
+        return 0.0
 
     def begin(self, step: int) -> None:
         """Compare how many steps were done before; called once by every process.
@@ -39,28 +39,13 @@ class SaveConsensus(Protocol):
         Returns:
             `step` or a later one, equal in all processes, until it is reached; None while none wants to save.
         """
+        return step if wanted else None
 
     def finish(self) -> None:
         """Return when all processes have saved, so that none ends while another still writes."""
 
 
-class LocalConsensus:
-    """The consensus of a single process."""
-
-    delay = 0.0
-
-    def begin(self, step: int) -> None:
-        """Do nothing: there is no other process to differ from."""
-
-    def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
-        """Return this step at once if this process wants to save."""
-        return step if wanted else None
-
-    def finish(self) -> None:
-        """Do nothing: there is no other process to wait for."""
-
-
-class PeriodicConsensus:
+class PeriodicConsensus(SaveConsensus):
     """The processes exchange messages about once a second, at steps that all compute from the same answers.
 
     Each sends whether it wants to save and how long its steps take; from these, all compute the step of the
@@ -128,4 +113,4 @@ def _steps_until(seconds: float, period: float, before: int) -> int:
 
 def consensus_of(group: ProcessGroup) -> SaveConsensus:
     """Return how the processes of a group agree on a step."""
-    return PeriodicConsensus(group.gather) if group.size > 1 else LocalConsensus()
+    return PeriodicConsensus(group.gather) if group.size > 1 else SaveConsensus()

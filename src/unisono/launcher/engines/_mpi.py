@@ -26,9 +26,8 @@ from unisono.launcher._restart_policy import Failure, exit_text
 from unisono.launcher._run_files import BestEffort, Tail, last_lines, locked
 from unisono.launcher.engines._engine import FunctionCall, Submission
 from unisono.launcher.engines._engine_task import PRINT_KEY, STOP_SIGNAL, run_command
-from unisono.launcher.engines._following import failure_report
 from unisono.launcher.engines._settings import LOGS, MpiSettings, rank_hosts
-from unisono.launcher.engines._shared_call import call_in_folder
+from unisono.launcher.engines._shared_folder import call_in_folder, failure_report
 from unisono.launcher.terminal._console import BackgroundConsole, Console
 
 HONOURED = frozenset({"devices_per_worker", "interface"})

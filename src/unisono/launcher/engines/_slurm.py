@@ -21,7 +21,7 @@ from unisono.launcher._plan import tasks_of
 from unisono.launcher.engines._engine import FunctionCall, Submission
 from unisono.launcher.engines._engine_task import PRINT_KEY, run_command
 from unisono.launcher.engines._settings import LOGS, SlurmSettings
-from unisono.launcher.engines._shared_call import call_in_folder
+from unisono.launcher.engines._shared_folder import call_in_folder
 from unisono.launcher.engines._slurm_job import HOLDER, SlurmJob, check_is_free, check_with_slurm, ended_tasks
 
 HONOURED = frozenset({"devices_per_worker", "interface"})

@@ -21,7 +21,7 @@ from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import RunPaths, tasks_of
 from unisono.launcher._restart_policy import STALLED, Failure
 from unisono.launcher._run_files import Tail, last_lines
-from unisono.launcher.engines._following import failure_report
+from unisono.launcher.engines._shared_folder import failure_report
 from unisono.launcher.terminal._console import BackgroundConsole, Console
 
 #: The file in a log directory with the number of the job that writes there.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._run_files import Tail
@@ -16,27 +17,11 @@ from unisono.launcher.terminal._lines import Lines, plain, truncate, width_of
 
 #: Seconds between two reads of the chief's log: 20 a second are as smooth as a progress bar's own updates.
 _POLL = 0.05
-#: The width of a terminal that does not report one, such as a notebook's cell.
-_COLUMNS = 80
+#: The columns and rows of a terminal that does not report any, such as a notebook's cell.
+_COLUMNS, _ROWS = 80, 24
 #: Seconds after which an incomplete line is shown where lines cannot be rewritten: a prompt or a step that
 #: takes minutes must not stay invisible, and a progress bar must not fill a CI log.
 _PARTIAL_LINE_AFTER = 30.0
-
-
-class Display(Protocol):
-    """What a supervisor needs of a console."""
-
-    def follow(self, task: Task, tail: Tail) -> None:
-        """Show the output of this task, too, from now on."""
-
-    def flush(self) -> bool:
-        """Show the tasks' new output."""
-
-    def finish(self) -> None:
-        """Show the rest of the output of the tasks, which have ended."""
-
-    def say(self, text: str) -> None:
-        """Show a message of the launcher."""
 
 
 class TaskOutput:
@@ -123,7 +108,7 @@ class Console:
 
     def _draw(self, prefix: str, pending: str) -> None:
         """Show the incomplete line, cut to one row: a carriage return does not reach the row above."""
-        row = truncate(prefix + pending, columns_of(self._output) - 1) if pending else ""
+        row = truncate(prefix + pending, terminal_size(self._output).columns - 1) if pending else ""
         if row == self._drawn:
             return
         text = ("\r" if self._width else "") + row + self._rest(row)
@@ -222,10 +207,10 @@ def can_rewrite(output: TextIO | None) -> bool:
     return "ipykernel" in sys.modules or (output.isatty() and os.environ.get("TERM") != "dumb")
 
 
-def columns_of(output: TextIO | None) -> int:
-    """Return how wide a terminal is."""
-    try:
-        columns = os.get_terminal_size(output.fileno()).columns if output is not None else 0
-    except (OSError, ValueError):  # a notebook's cell
-        columns = 0
-    return columns or _COLUMNS
+def terminal_size(output: TextIO | None) -> os.terminal_size:
+    """Return how wide and how high a terminal is."""
+    columns = rows = 0
+    if output is not None:
+        with contextlib.suppress(OSError, ValueError):  # a notebook's cell
+            columns, rows = os.get_terminal_size(output.fileno())
+    return os.terminal_size((columns or _COLUMNS, rows or _ROWS))

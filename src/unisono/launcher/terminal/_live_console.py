@@ -1,21 +1,199 @@
-"""The terminal of a launch with a table: the output, below it the tasks, and the chief's bar in one row."""
+"""The terminal of a launch with a table: the output, below it the tasks, and the chief's bar in one row.
+
+The table says what each task does, and what a restart has cost. It is read from the events that the tasks
+write (`cluster/liveness/_task_events`), in the launcher alone: nothing is asked of a task.
+"""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import io
 import os
-from collections.abc import Sequence
-from typing import TextIO
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
+from unisono.cluster.liveness._task_events import read_events, step_file
+from unisono.cluster_resolver._spec import Task
 from unisono.launcher._plan import RunPaths
-from unisono.launcher.terminal._console import Console, TaskOutput, can_rewrite, columns_of
+from unisono.launcher._run_files import Tail
+from unisono.launcher._stall_detector import read_step
+from unisono.launcher.terminal._console import Console, TaskOutput, can_rewrite, terminal_size
 from unisono.launcher.terminal._lines import fit_row, plain, width_of
-from unisono.launcher.terminal._live_table import LiveTable, Observation
 
 #: Lines that are kept, so that a failure is not shown twice.
 _KEPT_LINES = 200
-#: The rows of a terminal that does not report any.
-_ROWS = 24
+#: Seconds over which the speed is a mean: a line comes each second.
+_SPEED_OVER = 5.0
+#: Rows of tasks at most; the others are counted below.
+_MOST_ROWS = 12
+
+
+@dataclasses.dataclass
+class TaskRow:
+    """What a row of the table shows of a task.
+
+    Args:
+        state: a word, such as `"training"`.
+        generation: of its events.
+        step: of the run; None before its first event.
+        base: the step at which its process began.
+        at: when its last event was written, in seconds since the epoch.
+        data: the share of the time in which it waited for data; None where it is not known.
+        exchange: likewise for values of other processes.
+    """
+
+    task: Task
+    state: str = "starts"
+    generation: int = 0
+    step: int | None = None
+    base: int = 0
+    at: float = 0.0
+    data: float | None = None
+    exchange: float | None = None
+    #: When, and at which step, the last events were written.
+    seen: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+    #: Whether the running generation has written events.
+    is_current: bool = False
+
+    def take(self, event: Mapping[str, Any]) -> bool:
+        """Take an event over; return whether it is the first one of a process."""
+        base = event["step"] - event["count"]
+        is_first = bool(event["generation"] != self.generation or base != self.step)
+        if is_first:
+            self.generation, self.base = event["generation"], base
+            self.seen = [(event["from"], self.base)]
+        self.step, self.at, self.data, self.exchange = (
+            event[k] for k in ("step", "until", "data", "exchange")
+        )
+        self.seen.append((event["until"], event["step"]))
+        while len(self.seen) > 2 and self.seen[1][0] < event["until"] - _SPEED_OVER:
+            del self.seen[0]
+        return is_first
+
+    @property
+    def speed(self) -> float | None:
+        """Steps per second, in the last seconds; None before the second event."""
+        # The first steps of a generation wait for the compiler.
+        known = self.seen[1:] if len(self.seen) > 2 and self.seen[0][1] == self.base else self.seen
+        if len(self.seen) < 3 or known[-1][0] <= known[0][0]:
+            return None
+        return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
+
+    def cells(self, now: float) -> list[str]:
+        """Return the texts of its row."""
+        if not self.is_current:
+            return [str(self.task), "starts" if self.state == "runs" else self.state, *"-----"]
+        texts = [str(self.task), self.state, str(self.step)]
+        if self.state.startswith(("ended", "failed")):
+            return [*texts, *"----"]
+        speed = "-" if self.speed is None else f"{self.speed:.3g}"
+        shares = ("-" if share is None else f"{100 * share:.0f}" for share in (self.data, self.exchange))
+        return [*texts, speed, *shares, f"{max(0.0, now - self.at):.0f} s ago"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What the launcher sees of a generation.
+
+    Args:
+        states: of each task, a word: `"runs"`, `"stopped"`, `"failed"`, ….
+        failed_at: when its first failure happened, in seconds since the epoch; None without one.
+    """
+
+    generation: int
+    states: Mapping[Task, str]
+    failed_at: float | None = None
+
+
+_HEADS = ("task", "state", "step", "steps/s", "data %", "exchange %", "heartbeat", "gen.")
+
+
+class LiveTable:
+    """The tasks of a launch, over all generations."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._began = time.time()
+        self._rows: dict[Task, TaskRow] = {}
+        self._tails: dict[Task, Tail] = {}
+        self._pending: dict[Task, str] = {}
+        #: When a generation failed, until the next one has made a step; which one, and its last step.
+        self._failed_at: float | None = None
+        self._failed_in = self._reached = 0
+        self._generation = 0
+
+    def observe(self, seen: Observation) -> list[str]:
+        """Take over what the launcher knows and the tasks have written; return messages for people."""
+        messages, rows, self._generation = [], self._rows, seen.generation
+        self._rows = {task: rows.get(task) or TaskRow(task, generation=-1) for task in seen.states}
+        for task, row in self._rows.items():
+            for event in self._new_events(task):
+                # The first step of all tasks of a generation that follows another one.
+                if row.take(event) and self._failed_at is not None and row.generation > self._failed_in:
+                    lost, seconds = max(0, self._reached - row.base), row.at - self._failed_at
+                    messages.append(
+                        f"unisono: resumed at step {row.base}, lost {lost} steps, {seconds:.1f} s after the "
+                        "failure"
+                    )
+                    self._failed_at = None
+            row.state, row.is_current = seen.states[task], row.generation == seen.generation
+        if seen.failed_at is not None:
+            self._failed_at, self._failed_in = seen.failed_at, seen.generation
+            last = (read_step(step_file(self._paths.events(task))) for task in seen.states)
+            self._reached = max(self.steps, *last)
+        return messages
+
+    def _new_events(self, task: Task) -> list[dict[str, Any]]:
+        if task not in self._tails:
+            self._tails[task] = Tail(self._paths.events(task), 0)
+        tail = self._tails[task]
+        *lines, self._pending[task] = (self._pending.get(task, "") + tail.read()).split("\n")
+        return [e for e in read_events(lines) if e["event"] == "steps" and e["until"] >= self._began]
+
+    @property
+    def steps(self) -> int:
+        """The last step of the task that is furthest."""
+        return max((row.step or 0 for row in self._rows.values()), default=0)
+
+    def closing(self) -> str:
+        """Return the last line of a launch."""
+        tasks, restarts = _count(len(self._rows), "task"), _count(self._generation, "restart")
+        seconds = f"{time.time() - self._began:.0f} s"
+        return f"unisono: {tasks}, {seconds}, {self.steps} steps, {restarts}; logs: {self._paths.root}"
+
+    def render(self, columns: int, rows: int) -> list[str]:
+        """Return the lines of the table, none wider than the terminal.
+
+        Args:
+            rows: how many the terminal has; the table takes no more than half of them.
+        """
+        from rich.console import Console as RichConsole
+        from rich.table import Table
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        for i, head in enumerate(_HEADS):
+            table.add_column(head, no_wrap=True, justify="left" if i < 2 else "right", overflow="crop")
+        most = max(1, min(_MOST_ROWS, rows // 2 - 2))
+        now = time.time()
+        for row in list(self._rows.values())[:most]:
+            table.add_row(*row.cells(now), str(self._generation))
+        file = io.StringIO()
+        console = RichConsole(file=file, width=columns, force_terminal=True, color_system="standard")
+        console.print(table)
+        lines = [line.rstrip() for line in file.getvalue().split("\n")[:-1]]
+        left = len(self._rows) - most
+        return [*lines, f"… and {left} more"] if left > 0 else lines
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails.values():
+            tail.close()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class LiveConsole(Console):
@@ -79,7 +257,7 @@ class LiveConsole(Console):
             return
         self._erase()
         self._said.extend(map(plain, lines))
-        room = columns_of(self._output) - width_of(task.prefix)
+        room = terminal_size(self._output).columns - width_of(task.prefix)
         super()._put(task, [fit_row(line, room) if "━" in line else line for line in lines])
 
     def _draw(self, prefix: str, pending: str) -> None:
@@ -93,7 +271,7 @@ class LiveConsole(Console):
             self._painted = rows
 
     def _rows_now(self) -> list[str]:
-        size = _size_of(self._output)
+        size = terminal_size(self._output)
         if self._table is not None and (self._made is None or self._made[0] != size):
             self._made = size, self._table.render(size.columns - 1, size.lines)
         table = [] if self._table is None or self._made is None else self._made[1]
@@ -104,7 +282,7 @@ class LiveConsole(Console):
         if not self._painted:
             return
         # A terminal that has become narrower has wrapped them.
-        columns = columns_of(self._output)
+        columns = terminal_size(self._output).columns
         height = sum(max(1, -(-width_of(plain(row)) // columns)) for row in self._painted)
         self._write(self._output, "\r" + (f"\x1b[{height - 1}A" if height > 1 else "") + "\x1b[J")
         self._painted = []
@@ -115,11 +293,3 @@ def live_console(messages: TextIO | None, output: TextIO | None, paths: RunPaths
     if output is None or not can_rewrite(output) or not output.isatty():
         return None
     return LiveConsole(messages, output, LiveTable(paths))
-
-
-def _size_of(output: TextIO | None) -> os.terminal_size:
-    try:
-        rows = os.get_terminal_size(output.fileno()).lines if output is not None else 0
-    except (OSError, ValueError):
-        rows = 0
-    return os.terminal_size((columns_of(output), rows or _ROWS))

@@ -19,7 +19,7 @@ from unisono.checkpoint import (
     PreemptionCheckpointHandler,
     TerminationConfig,
 )
-from unisono.checkpoint.preemption import _handler, _notice
+from unisono.checkpoint.preemption import _handler, _watcher
 from unisono.cluster_resolver import SimpleClusterResolver
 
 
@@ -186,7 +186,7 @@ def wait_for(condition, seconds=60):
 
 
 def test_a_thread_asks_the_users_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(_notice, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_watcher, "_POLL_SECONDS", 0.01)
     before, answers = signal.getsignal(signal.SIGTERM), iter([False, False, True])
     value = keras.Variable(0)
     with handler_of(tmp_path, value, termination_watcher_fn=lambda: next(answers)) as handler:
@@ -206,7 +206,7 @@ def test_an_error_of_the_users_function_is_raised_by_the_next_step(tmp_path):
 
 
 def test_closing_ends_the_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(_notice, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_watcher, "_POLL_SECONDS", 0.01)
 
     def polling():
         return [t for t in threading.enumerate() if t.name == "unisono-preemption"]

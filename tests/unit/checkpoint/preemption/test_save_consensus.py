@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from unisono import ClusterError
-from unisono.checkpoint.preemption._save_consensus import LocalConsensus, PeriodicConsensus
+from unisono.checkpoint.preemption._save_consensus import PeriodicConsensus, SaveConsensus
 
 
 class Workers:
@@ -58,7 +58,7 @@ class Workers:
 
 
 def test_one_process_agrees_with_itself():
-    alone = LocalConsensus()
+    alone = SaveConsensus()
     alone.begin(5)
     assert alone.agree(7, False) is None
     assert alone.agree(7, True) == 7

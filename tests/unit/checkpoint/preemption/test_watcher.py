@@ -2,7 +2,16 @@ import gc
 import os
 import signal
 
+from unisono.checkpoint.preemption._watcher import PreemptionNotice
 from unisono.experimental import PreemptionWatcher
+
+
+def test_the_first_word_counts():
+    times = iter([100, 105])
+    notice = PreemptionNotice(lambda: next(times))
+    notice.record()
+    notice.record()
+    assert notice.at == 100
 
 
 def test_a_watcher_notes_the_signal_and_leaves_the_process_alone():

@@ -8,7 +8,7 @@ from tests.unit.launcher.engines.test_kubernetes_manifests import submission
 
 from unisono._errors import BackendError, ClusterError, InvalidArgumentError
 from unisono.launcher._options import LaunchOptions
-from unisono.launcher.engines import _kubernetes, _kubernetes_follow
+from unisono.launcher.engines import _kubernetes
 from unisono.launcher.engines._engine import Submission
 
 pytest.importorskip("kubernetes")
@@ -38,7 +38,7 @@ def _use(config, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(_kubernetes_follow, "_POLL", 0.01)
+    monkeypatch.setattr(_kubernetes, "_POLL", 0.01)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
@@ -190,7 +190,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(launched, monkeypatch
     api = ApiServer(moments=[BEGINS, DONE], unavailable=lambda: next(refused, False))
     assert launched(api) == 0
     assert capfd.readouterr().err.count("unisono: Kubernetes does not answer, and is asked again") == 1
-    monkeypatch.setattr(_kubernetes_follow, "_PATIENCE", 0.05)
+    monkeypatch.setattr(_kubernetes, "_PATIENCE", 0.05)
     with pytest.raises(ClusterError, match=r"must be reached.*pods -l unisono/launch=unisono-train"):
         launched(ApiServer(moments=[BEGINS], unavailable=lambda: True))
 

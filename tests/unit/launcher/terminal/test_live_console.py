@@ -11,8 +11,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.launcher._plan import RunPaths
 from unisono.launcher._run_files import Tail
 from unisono.launcher.terminal import _console, _live_console
-from unisono.launcher.terminal._live_console import LiveConsole, live_console
-from unisono.launcher.terminal._live_table import LiveTable, Observation
+from unisono.launcher.terminal._live_console import LiveConsole, LiveTable, Observation, live_console
 
 W0, W1 = Task("worker", 0), Task("worker", 1)
 RUNNING = {W0: "runs", W1: "runs"}
@@ -48,9 +47,8 @@ class Terminal(io.StringIO):
 @pytest.fixture(params=[80, 100])
 def terminal(request, monkeypatch):
     made = Terminal(request.param)
-    monkeypatch.setattr(_console, "columns_of", lambda output: made.size.columns)
-    monkeypatch.setattr(_live_console, "columns_of", lambda output: made.size.columns)
-    monkeypatch.setattr(_live_console, "_size_of", lambda output: made.size)
+    for module in (_console, _live_console):
+        monkeypatch.setattr(module, "terminal_size", lambda output: made.size)
     return made
 
 

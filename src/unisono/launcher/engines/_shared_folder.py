@@ -1,31 +1,74 @@
-"""A function on an engine whose nodes share a folder: there are the function, its results and its errors.
+"""What tasks leave in a folder that an engine's nodes share: why they failed, what a function has returned.
 
-Tests: tests/cluster/test_mpi_engine.py, tests/cluster/test_slurm_engine.py.
+Tests: tests/unit/launcher/engines/test_slurm_job.py, tests/cluster/test_mpi_engine.py,
+tests/cluster/test_slurm_engine.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
-from unisono.cluster_resolver._spec import read_index
-from unisono.launcher._call_folders import call_folder
-from unisono.launcher._function_call import raise_failure, read_results, result_path, write_call
+from unisono.cluster_resolver._spec import Task, read_index
+from unisono.launcher._function_call import (
+    call_folder,
+    raise_failure,
+    read_results,
+    result_path,
+    write_call,
+)
 from unisono.launcher._launch import make_run_paths
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths, tasks_of
-from unisono.launcher._restart_policy import Failure
-from unisono.launcher._run_files import last_lines
+from unisono.launcher._restart_policy import Failure, root_cause
+from unisono.launcher._run_files import last_lines, read_error
 from unisono.launcher._supervisor import Outcome
 from unisono.launcher.engines._engine import FunctionCall, S, Submission
-from unisono.launcher.engines._following import first_failure
 from unisono.launcher.engines._settings import LOGS
+
+_RECORD = re.compile(r"g(\d+)-(\w+)-(\d+)\.json")
+
+
+def recorded_failures(paths: RunPaths, generation: int) -> list[Failure]:
+    """Return what the tasks of a generation have written of the exceptions that ended them."""
+    found = []
+    for path in sorted((paths.root / "errors").glob(f"g{generation}-*.json")):
+        match, record = _RECORD.fullmatch(path.name), read_error(path)
+        if match is not None and record is not None:
+            task = Task(match[2], int(match[3]))
+            found.append(Failure(task, record["at"], record["code"], record["summary"]))
+    return found
+
+
+def first_failure(paths: RunPaths, generation: int, engine: Iterable[Failure]) -> Failure | None:
+    """Return the failure that caused the others, None where there is none.
+
+    Args:
+        engine: what the engine says, the first at first; it does not know what was raised.
+    """
+    said = [Failure(f.task, math.inf, f.code, f.detail) for f in engine][:1]
+    failures = [*recorded_failures(paths, generation), *said]
+    return root_cause(failures) if failures else None
+
+
+def failure_report(paths: RunPaths, generation: int, engine: Iterable[Failure]) -> str:
+    """Return why a job failed, with the traceback of the first failure at the end."""
+    first = first_failure(paths, generation, engine)
+    if first is None:
+        return ""
+    log = paths.log(first.task)
+    record = read_error(paths.error(first.task, generation)) if first.at < math.inf else None
+    detail = record["traceback"] if record is not None and record["traceback"] else last_lines(log, 0)
+    head = f"unisono: {first.task} {first.detail}, in generation {generation}; its log is {log}"
+    return "\n".join(filter(None, [head, detail.rstrip()]))
 
 
 def call_in_folder(

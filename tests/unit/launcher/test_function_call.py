@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 
-from unisono.launcher._call_folders import PREFIX, call_folder
+from unisono.launcher._function_call import CALL_PREFIX, call_folder
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from unisono.launcher._call_folders import call_folder
+from unisono.launcher._function_call import call_folder
 with call_folder(Path(sys.argv[1])) as root:
     (root / "large").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -27,7 +27,7 @@ def test_the_next_call_removes_what_a_killed_process_has_left(tmp_path):
 
 
 def test_folders_in_use_and_those_of_others_stay(tmp_path):
-    beginning, strange = tmp_path / f"{PREFIX}1", tmp_path / f"{PREFIX}2"
+    beginning, strange = tmp_path / f"{CALL_PREFIX}1", tmp_path / f"{CALL_PREFIX}2"
     beginning.mkdir()
     # Its process has not locked it yet.
     (beginning / "owner").touch()
