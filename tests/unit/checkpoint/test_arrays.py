@@ -45,3 +45,14 @@ def test_an_odd_temporary_directory_is_not_taken_for_links(tmp_path, monkeypatch
     _arrays.save_arrays(odd, ARRAYS)
     assert _arrays.load_arrays(odd)["a"].tolist() == [0, 1, 2]
     assert _arrays._plain_temporary_directory() in ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def test_one_file_leaves_to_orbax_what_its_format_lacks(tmp_path):
+    arrays = {"a": np.arange(3.0), "b": np.array([1 + 2j]), "c": np.zeros((0, 2), "float32")}
+    staged, rest = _arrays.stage_arrays(tmp_path / "aside", arrays, None)
+    assert sorted(rest) == ["b", "c"]
+    _arrays.save_arrays(tmp_path, rest, file=staged)
+    found = _arrays.load_arrays(tmp_path)
+    assert {n: (a.dtype.name, np.asarray(a).tolist()) for n, a in found.items()} == {
+        "a": ("float64", [0, 1, 2]), "b": ("complex128", [1 + 2j]), "c": ("float32", []),
+    }  # fmt: skip

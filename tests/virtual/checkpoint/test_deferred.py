@@ -224,6 +224,12 @@ def test_attributes_that_are_set_later_are_restored_then(tmp_path):
         status.assert_existing_objects_matched()
 
 
+def test_a_variable_where_an_object_was_is_noticed_at_once(tmp_path):
+    path = Checkpoint(net=Checkpoint(a=keras.Variable(1.0)), b=keras.Variable(1.0)).save(tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError, match="net/a"):
+        Checkpoint(net=keras.Variable(0.0)).restore(path)
+
+
 def test_lists_and_dicts_that_grow(tmp_path):
     """https://www.tensorflow.org/guide/checkpoint#list_and_dictionary_tracking"""
     save = Checkpoint()
