@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import ClusterError
-from unisono.ps._client import error_of
+from unisono.ps._client import ABSENCE_SECONDS, WARN_AFTER, error_of
 from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._closures import Absence, Rules, given_up, to_ask
 from unisono.ps.scheduling._queue import (
@@ -38,12 +38,6 @@ from unisono.rpc._ops import Op
 from unisono.rpc._versions import installed
 
 _LOG = logging.getLogger("unisono")
-
-#: Seconds for which all workers may be away.
-ABSENCE_SECONDS = 300.0
-
-#: Seconds after which the log names a worker that is away; one that is just starting imports for 2 to 8 s.
-WARN_AFTER = 10.0
 
 #: The arrays of several closures go in one message up to so many bytes.
 _JOINT_BYTES = 1 << 20
