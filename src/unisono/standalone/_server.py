@@ -55,7 +55,6 @@ class StandardServer:
         require_key(self.address, self._keys)
         self._rpc_server: RpcServer | None = None
         self._agent: Agent | None = None
-        self._machine: ServerMachine | None = None
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,7 +80,7 @@ class StandardServer:
             machine.close()
             self._agent = None
             raise
-        self._machine, self._rpc_server = machine, rpc_server
+        self._rpc_server = rpc_server
         # The kernel ends a process with the thread that has started it: spares belong to this one.
         self._thread = threading.Thread(
             target=self._run, args=(rpc_server, self._agent, machine), name="unisono-standalone", daemon=True
