@@ -27,7 +27,6 @@ from unisono.ps.scheduling._queue import (
     ClosureQueue,
     NotReadyError,
     QueuedClosure,
-    Signals,
     WorkerLostError,
 )
 from unisono.ps.worker._batched_reply import taken_apart
@@ -131,7 +130,6 @@ class WorkerPool:
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
         absence_limit: seconds for which all workers may be away.
-        signals: where a thread that waits for closures obeys Ctrl-C.
         find_used: returns how many batches are in the servers' updates, by `iterator@worker`.
     """
 
@@ -142,7 +140,6 @@ class WorkerPool:
         prepare: Callable[[RunRequest, str], None],
         generation: int = 0,
         absence_limit: float = ABSENCE_SECONDS,
-        signals: Signals | None = None,
         find_used: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._clients, self._generation, self._absence_limit = list(clients), generation, absence_limit
@@ -166,7 +163,7 @@ class WorkerPool:
         #: By worker and iterator: how many batches ended closures have used.
         self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self._closed = threading.Event()
-        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation, signals)
+        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation)
         self._watch = threading.Thread(target=self._look, name="unisono-workers", daemon=True)
 
     @property
