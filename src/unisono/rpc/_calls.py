@@ -139,6 +139,22 @@ def error_answer(request: Frame, error: BaseException) -> Frame:
     return request.answer(Op.ERROR, {"kind": type(error).__name__, "text": str(error)})
 
 
+def set_outcome(future: Future[Any], outcome: object) -> None:
+    """Hand a result, or an exception, to those that wait, unless they have one already.
+
+    >>> future = Future()
+    >>> set_outcome(future, 1); set_outcome(future, ValueError())
+    >>> future.result()
+    1
+    """
+    # The caller may cancel its future at any moment.
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
 @dataclasses.dataclass(frozen=True)
 class PushToServer:
     """What a closure changes on one server.
@@ -235,7 +251,7 @@ class PendingCalls:
         entry = self._take(answer.request)
         if entry is None:
             return False
-        _resolve(entry.future, answer)
+        set_outcome(entry.future, answer)
         return True
 
     def forget(self, request: int) -> None:
@@ -246,7 +262,7 @@ class PendingCalls:
         """Fail a request, where it still waits."""
         entry = self._take(request)
         if entry is not None:
-            _resolve(entry.future, error)
+            set_outcome(entry.future, error)
 
     def fail_all(self, make: Callable[[], ClusterError]) -> None:
         """Fail all requests, each with an error of its own."""
@@ -255,7 +271,7 @@ class PendingCalls:
             self.bytes_in_flight = 0
             self._room.notify_all()
         for entry in entries:
-            _resolve(entry.future, make())
+            set_outcome(entry.future, make())
 
     def mark_sent(self, request: int) -> bool:
         """Note that a request goes on its way; return whether it still waits for an answer."""
@@ -337,12 +353,3 @@ class PendingCalls:
                 self.bytes_in_flight -= entry.size
                 self._room.notify_all()
         return entry
-
-
-def _resolve(future: Future[Frame], result: Frame | ClusterError) -> None:
-    # The caller may cancel its future at any moment.
-    with contextlib.suppress(InvalidStateError):
-        if isinstance(result, Frame):
-            future.set_result(result)
-        else:
-            future.set_exception(result)

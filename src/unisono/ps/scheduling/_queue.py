@@ -16,6 +16,7 @@ from unisono._errors import CancelledError, ClusterError, UnisonoError
 from unisono._system._interrupts import INTERRUPTS
 from unisono.ps.scheduling import _closures as decide
 from unisono.ps.scheduling._closures import Closures, Rules
+from unisono.rpc._calls import set_outcome
 
 #: How often something is prepared for one closure: batches may have several forms.
 _ATTEMPTS = 100
@@ -53,19 +54,6 @@ class QueuedClosure:
     was_lost: bool = False
     #: Whether its caller is gone: it ends as others do, and its error is not raised.
     is_left: bool = False
-
-    def resolve(self, outcome: Any) -> None:
-        """Hand the result or the error to those that wait, unless they have an outcome already.
-
-        Args:
-            outcome: the result, or an exception.
-        """
-        if self.result.done():
-            return
-        if isinstance(outcome, BaseException):
-            self.result.set_exception(outcome)
-        else:
-            self.result.set_result(outcome)
 
 
 #: Send closures to a worker: gets the worker's number, the closures and the watermark below which every
@@ -214,7 +202,7 @@ class ClosureQueue:
             held = {*self._state.retries, *(r.number for r in self._state.running)}
             for number, closure in left.items():
                 closure.is_left = closure.is_left or drops
-                closure.resolve(_cancelled())
+                set_outcome(closure.result, _cancelled())
                 if drops and number not in held:
                     del self._closures[number]
             self._start()
@@ -260,7 +248,7 @@ class ClosureQueue:
         with self._changed:
             self._fatal = self._fatal or error
             for closure in self._closures.values():
-                closure.resolve(error)
+                set_outcome(closure.result, error)
             self._closures.clear()
             self._wake()
 
@@ -301,7 +289,7 @@ class ClosureQueue:
             closure = self._closures.pop(number)
             if error is None or closure.is_left:
                 self._state = decide.finish(self._state, number)
-                closure.resolve(error or reply.result())
+                set_outcome(closure.result, error or reply.result())
             else:
                 self._fail(closure, error)
             self._start()
@@ -310,7 +298,7 @@ class ClosureQueue:
         if self._state.failed is None:
             self._error = error if isinstance(error, Exception) else ClusterError(str(error))
         self._state = decide.fail(self._state, closure.number)
-        closure.resolve(error)
+        set_outcome(closure.result, error)
         # A worker that waits for something need not get it any more.
         for number in self._unready:
             self._state = decide.finish(self._state, number)
@@ -323,7 +311,7 @@ class ClosureQueue:
             return
         running = {r.number for r in self._state.running}
         for number in [n for n in self._closures if n not in running]:
-            self._closures.pop(number).resolve(_cancelled())
+            set_outcome(self._closures.pop(number).result, _cancelled())
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         """Wait for a condition, and prepare meanwhile what workers need."""
