@@ -226,7 +226,7 @@ def control_plane(count):
         state = _protocol.open_rendezvous(own, count, addresses, LIMIT, time.monotonic())
         server = stack.enter_context(CountedRendezvous(listener, state))
         with phases.phase("arrival and fingerprints", [server.counted]):
-            server.run({"coordinator": "", "secret": secret})
+            server.run({"coordinator": addresses[0], "secret": secret})
         at = (f"127.0.0.1:{chief.port}", *[""] * (count - 1))
         names = tuple(f"worker {i}" for i in range(count))
         peers = ChiefPeers(0, at, names, secret, LIMIT)

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import gc
 import json
-import logging
 import os
 import signal
 import socket
@@ -21,7 +20,7 @@ import time
 import pytest
 
 from tests.cluster._workers import free_ports
-from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster.rendezvous import _addresses, _client, _protocol
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
 from unisono.cluster_resolver._spec import Timeouts
@@ -45,11 +44,10 @@ def port_of(address):
 class Cluster:
     """Calls of `rendezvous` in threads."""
 
-    def __init__(self, count, start_up=LONG, host="127.0.0.1", **options):
+    def __init__(self, count, start_up=LONG, host="127.0.0.1"):
         self.addresses = addresses(count, host)
         self.count = count
         self.timeouts = Timeouts(start_up=start_up)
-        self.options = {"host_service": True, **options}
         self.pool = concurrent.futures.ThreadPoolExecutor(16)
         self.began = time.monotonic()
 
@@ -57,7 +55,7 @@ class Cluster:
         """A process that begins the rendezvous; its configuration is the usual one but for these values."""
         config = {k: v for k, v in {**CONFIG, **config}.items() if v is not ...}
         args = (process, self.count, self.addresses, config, self.timeouts)
-        return self.pool.submit(rendezvous, *args, **self.options)
+        return self.pool.submit(rendezvous, *args)
 
     def connect(self):
         """A connection to process 0, as soon as it listens."""
@@ -162,12 +160,6 @@ def test_all_arrive(count, host):
         pass
 
 
-def test_the_service_is_somebody_elses():
-    with Cluster(2, host_service=False) as cluster:
-        found = agreements(*[cluster.start(i) for i in range(2)])
-    assert [(a.coordinator, a.bind) for a in found] == [("", ""), ("", "")]
-
-
 def test_only_the_address_of_process_0_is_known():
     with Cluster(2, start_up=1.0) as cluster:
         cluster.addresses = cluster.addresses[:1] * 2
@@ -268,7 +260,7 @@ def test_process_0_is_missing(host, words):
     address = f"{host}:{port_of(address)}"
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"must answer at its address within 1 s") as error:
-        rendezvous(1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=1.0), host_service=True)
+        rendezvous(1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=1.0))
     assert f"cannot reach {address}: {words} (" in str(error.value)
     assert time.monotonic() - began > 0.9
 
@@ -300,7 +292,7 @@ def test_something_else_listens_at_process_0s_port(monkeypatch, sends, words):
         address = f"127.0.0.1:{server.getsockname()[1]}"
         try:
             with pytest.raises(ClusterError) as error:
-                rendezvous(1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=1.0), host_service=True)
+                rendezvous(1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=1.0))
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -311,7 +303,7 @@ def test_process_0_of_another_version():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            guest = pool.submit(rendezvous, 1, 2, [address, "b:2"], CONFIG, Timeouts(), host_service=True)
+            guest = pool.submit(rendezvous, 1, 2, [address, "b:2"], CONFIG, Timeouts())
             with server.accept()[0] as sock:
                 sock.sendall(struct.pack(">4sHI", b"UNIM", 9, 5) + b"later")
                 (text,) = messages(guest)
@@ -341,14 +333,6 @@ def test_the_number_of_processes_differs():
         cluster.addresses.append("127.0.0.1:9")
         texts = messages(first, second, cluster.start(2))
     assert all("num_processes is 3 on processes 0 and 1, but 4 on process 2" in text for text in texts)
-
-
-def test_a_difference_that_may_be(caplog):
-    with Cluster(2, may_differ={"os"}) as cluster:
-        found = agreements(cluster.start(0, os="a"), cluster.start(1, os="b"))
-    assert found[0].warnings == found[1].warnings
-    assert found[0].warnings[0].startswith("os is 'a' on process 0, but 'b' on process 1")
-    assert [r.levelno for r in caplog.records if "os is" in r.message] == [logging.WARNING]
 
 
 # --- somebody is wrong
@@ -391,7 +375,7 @@ def test_a_number_out_of_range(process):
         bytes(range(255, 0, -1)) * 1000,
         struct.pack(">4sHI", b"UNIM", _protocol.VERSION, 0xFFFFFFFF) + b"x" * 100_000,
         struct.pack(">4sHI", b"UNIM", _protocol.VERSION, 4) + b"\x80\x04N.",
-        _protocol.frame({"kind": "start", "coordinator": "evil:1", "hosts": [], "warnings": []}),
+        _protocol.frame({"kind": "start", "coordinator": "evil:1", "hosts": []}),
     ],
 )
 def test_unknown_peers(data, caplog):
@@ -483,7 +467,7 @@ from unisono.cluster.rendezvous._client import rendezvous
 from unisono.cluster_resolver._spec import Timeouts
 process, count, addresses, config, start_up = json.loads(sys.argv[1])
 try:
-    found = rendezvous(process, count, addresses, config, Timeouts(start_up=start_up), host_service=True)
+    found = rendezvous(process, count, addresses, config, Timeouts(start_up=start_up))
     print(found.coordinator)
 except Exception as error:
     sys.exit(f"{type(error).__name__}: {error}")
@@ -552,7 +536,7 @@ def test_the_address_is_in_use():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ClusterError, match="must be able to listen on port") as error:
-            rendezvous(0, 2, [f"127.0.0.1:{port}", "b:2"], CONFIG, Timeouts(start_up=0.5), host_service=True)
+            rendezvous(0, 2, [f"127.0.0.1:{port}", "b:2"], CONFIG, Timeouts(start_up=0.5))
     text = str(error.value)
     assert f"Received: 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE).lower()}" in text
     assert "another free port" in text
@@ -570,7 +554,7 @@ def test_an_address_in_use_may_become_free(monkeypatch):
 
 def test_the_address_is_another_machines():
     with pytest.raises(ClusterError, match=r"has no interface 192\.0\.2\.7") as error:
-        rendezvous(0, 2, ["192.0.2.7:4711", "b:2"], CONFIG, Timeouts(start_up=1.0), host_service=True)
+        rendezvous(0, 2, ["192.0.2.7:4711", "b:2"], CONFIG, Timeouts(start_up=1.0))
     assert "Process 0 must run on the machine of its address" in str(error.value)
 
 
@@ -591,12 +575,10 @@ def test_the_address_is_another_machines():
 )
 def test_arguments_are_checked(process_id, count, where, words):
     with pytest.raises(InvalidArgumentError) as error:
-        rendezvous(process_id, count, where, CONFIG, Timeouts(), host_service=True)
+        rendezvous(process_id, count, where, CONFIG, Timeouts())
     assert words in str(error.value)
 
 
 def test_a_configuration_is_checked_before_anything_is_opened():
-    with pytest.raises(InvalidTypeError, match="'a' is of type list"):
-        rendezvous(1, 2, ["a:1", "b:2"], {"a": [1]}, Timeouts(), host_service=True)
     with pytest.raises(InvalidArgumentError, match="must fit into"):
-        rendezvous(1, 2, ["a:1", "b:2"], {"a": "x" * (1 << 20)}, Timeouts(), host_service=True)
+        rendezvous(1, 2, ["a:1", "b:2"], {"a": "x" * (1 << 20)}, Timeouts())

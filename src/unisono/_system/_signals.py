@@ -18,7 +18,7 @@ the process did about the signal before is called the earlier handler below:
 Python runs handlers in the main thread between two instructions: a signal that arrives while a long function
 of C++ computes is noted when that function returns.
 
-SIGINT has needs of its own (`step/_interrupts`): there a signal is put off by microseconds, in each step.
+SIGINT has needs of its own (`_system/_interrupts`): there a signal is put off by microseconds, in each step.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 
 from unisono._errors import CheckpointError
+from unisono._system._interrupts import INTERRUPTS
 from unisono._system._object_store import Place
-from unisono.step._interrupts import INTERRUPTS
 
 _LOG = logging.getLogger("unisono")
 _END = None

@@ -281,9 +281,9 @@ def serve(
     ] = 1,
 ) -> None:
     """Train for clients elsewhere, one at a time: `unisono launch --cluster`, `unisono.launch(cluster=…)`."""
-    from unisono.standalone import _serve
+    from unisono.standalone._server import serve
 
-    raise typer.Exit(_serve.main(address, port, key_file, directory, spares))
+    raise typer.Exit(serve(address, port, key_file, directory, spares))
 
 
 @app.command(

@@ -19,11 +19,10 @@ import jax
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
 from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
-from unisono.cluster._compilation_cache import write_on_this_process
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._host_collectives import HostCollectives
 from unisono.cluster._introduction import how_to_connect, introduce
-from unisono.cluster._jax_internals import Board, let_gloo_listen_at, own_place
+from unisono.cluster._jax_internals import Board, let_gloo_listen_at, own_place, write_on_this_process
 from unisono.cluster._jax_process_group import JaxProcessGroup
 from unisono.cluster._own_address import own_address
 from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
@@ -112,7 +111,7 @@ def join(
     limit_collectives(limit)
     configuration = _configuration(resolver, devices, generation) | {"exchange device": with_spare}
     addresses = _addresses(resolver, count)
-    agreement = rendezvous(process, count, addresses, configuration, timeouts, host_service=True)
+    agreement = rendezvous(process, count, addresses, configuration, timeouts)
     _group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))
     report_ready()
     return _group

@@ -12,9 +12,9 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from unisono._errors import ClusterError
+from unisono.cluster._jax_internals import Board
 from unisono.cluster.liveness._status_server import AbsentError, EndedError, Peers, UnreachableError
 
 #: Seconds for each text, also when the time is over: those that were posted are not called missing.
@@ -27,15 +27,7 @@ _GRACE_SECONDS = _MOST_NAMED * _LEAST_SECONDS + 5.0
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class TextBoard(Protocol):
-    """Where processes post texts for each other."""
-
-    def post(self, key: str, text: str, seconds: float) -> None: ...
-
-    def read(self, key: str, seconds: float) -> str | None: ...
-
-
-def introduce(board: TextBoard, peers: Peers, seconds: float) -> Peers:
+def introduce(board: Board, peers: Peers, seconds: float) -> Peers:
     """Exchange the addresses of all processes, and check that each one reaches each other one.
 
     Args:
@@ -80,7 +72,7 @@ def _reason(error: AbsentError) -> str:
     return "the connection is refused" if isinstance(error, EndedError) else str(error)
 
 
-def _exchange(board: TextBoard, peers: Peers, what: str, text: str, seconds: float) -> dict[int, str]:
+def _exchange(board: Board, peers: Peers, what: str, text: str, seconds: float) -> dict[int, str]:
     """Return the texts of all processes that have one.
 
     Process 0 reads them, and posts one text of all for the others: so the board has a few messages for each
@@ -102,7 +94,7 @@ def _exchange(board: TextBoard, peers: Peers, what: str, text: str, seconds: flo
     return {int(process): text for process, text in found.items() if text}
 
 
-def _collect(board: TextBoard, peers: Peers, what: str, deadline: float) -> tuple[dict[str, str], list[int]]:
+def _collect(board: Board, peers: Peers, what: str, deadline: float) -> tuple[dict[str, str], list[int]]:
     """Read the texts of all processes; return those that are there, and the processes without."""
     found: dict[str, str] = {}
     missing: list[int] = []
@@ -125,7 +117,7 @@ def _missing_error(peers: Peers, missing: Sequence[int], seconds: float) -> Clus
     )
 
 
-def _end_with_all(board: TextBoard, peers: Peers, what: str, others: Sequence[int]) -> None:
+def _end_with_all(board: Board, peers: Peers, what: str, others: Sequence[int]) -> None:
     """Let process 0, with which the board ends, wait until the others have read what it has posted."""
     board.post(_key(f"read {what}", peers.own), "", peers.timeout)
     deadline = time.monotonic() + peers.timeout

@@ -2,7 +2,8 @@
 
 Checked where they are first needed. `register_backend_factory` is public, in `jax.extend.backend`.
 
-Tests: tests/cluster/test_two_hosts.py, tests/unit/cluster/test_jax_internals.py.
+Tests: tests/cluster/test_two_hosts.py, tests/unit/cluster/test_jax_internals.py,
+tests/unit/cluster/test_compilation_cache.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import importlib
 import inspect
 import logging
 import threading
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +22,11 @@ from jax.extend.backend import register_backend_factory
 from unisono._errors import BackendError
 
 _LOG = logging.getLogger("unisono")
+
+#: The parameters of `jax._src.compiler._cache_write`; the last one until JAX 0.10. It has no public name.
+_ARGUMENTS = ["cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks"]
+#: Seconds of compilation below which nothing is written.
+_SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
 
 class Board:
@@ -106,4 +114,53 @@ def let_gloo_listen_at(ip: str) -> bool:
 
     # As JAX registers its own.
     register_backend_factory("cpu", make, priority=0, fail_quietly=False)
+    return True
+
+
+def write_on_this_process() -> bool:
+    """Let this process write its programs to JAX's compilation cache, where one is configured.
+
+    JAX writes it on the first process alone, since on TPUs and GPUs all processes have the same entries. On
+    CPUs each process has its own: without them a restarted process, or its replacement, compiles everything
+    again while all others wait for it.
+
+    Call it after `jax.distributed.initialize`. It replaces a private function of JAX. In a version of JAX
+    where that function has other parameters it does nothing: the process then compiles more often.
+
+    Returns:
+        Whether the function was replaced.
+    """
+    try:
+        compiler: Any = importlib.import_module("jax._src.compiler")
+        put: Any = importlib.import_module("jax._src.compilation_cache").put_executable_and_time
+        known = list(inspect.signature(compiler._cache_write).parameters) in (_ARGUMENTS, _ARGUMENTS[:-1])
+    except (ImportError, AttributeError):
+        known = False
+    if not known:
+        _LOG.info(
+            "Only the first process writes the compilation cache: JAX %s has no function `_cache_write` that "
+            "can be replaced.",
+            jax.__version__,
+        )
+        return False
+
+    def write(
+        cache_key: str,
+        seconds: float,
+        name: str,
+        backend: object,
+        executable: object,
+        callbacks: Sequence[object] = (),
+    ) -> None:
+        # As JAX's own function: a host callback is a pointer into this process, useless in another.
+        shortest: float = getattr(jax.config, _SHORTEST)
+        if callbacks or seconds < shortest:
+            return
+        try:
+            put(cache_key, name, executable, backend, int(seconds))
+        except Exception as error:
+            # Such as a full disk. The program is compiled and can run: a missing entry must not end it.
+            warnings.warn(f"JAX's compilation cache could not be written for {name}: {error}", stacklevel=2)
+
+    compiler._cache_write = write
     return True

@@ -24,6 +24,7 @@ from unisono.cluster._state_check import StateCheck
 from unisono.cluster.liveness._heartbeat_file import process_heartbeat
 from unisono.cluster.liveness._in_flight import ProgramToken
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
+from unisono.cluster.liveness._status import CALL, READ
 from unisono.cluster.rendezvous._mismatch import differences, named
 
 #: Bytes of a digest.
@@ -163,11 +164,11 @@ class JaxProcessGroup(ProcessGroup):
 
     def note_call(self, name: str) -> None:
         """Note a call, and compare it with what the next process does."""
-        self._monitor.begin_call(name)
+        self._monitor.begin((f"{CALL}`{name}`", ()))
 
     def note_read(self) -> None:
         """Note a read, and compare it with what the next process does."""
-        self._monitor.begin_read()
+        self._monitor.begin((READ, ()))
 
     def dispatch(self) -> contextlib.AbstractContextManager[None]:
         """Mark the call as in flight: on CPUs it may wait for the other processes."""

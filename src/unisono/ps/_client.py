@@ -25,7 +25,6 @@ from unisono import _errors
 from unisono._errors import ClusterError
 from unisono.ps._traffic import Traffic
 from unisono.ps.state._create import NewVariable, encode_news
-from unisono.ps.state._variables import StoredSpec
 from unisono.rpc._calls import PeerLostError, PushToServer, RequestClient, RequestNumbers, StaleValuesError
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
@@ -37,11 +36,12 @@ RETRY_EVERY = 0.2
 
 #: Seconds for the answer of a server that is asked to end.
 _END_WITHIN = 5.0
-#: Seconds for which a server may be away: it may be started again, and then reads its state from a disk.
+#: Seconds for which a server, or all workers, may be away: a server that is started again reads its state
+#: from a disk.
 ABSENCE_SECONDS = 300.0
 
-#: Seconds after which a request that waits for a server says so in the log, once; a server that is just
-#: starting imports for 2 to 8 s.
+#: Seconds after which the log names a task that is away, once; one that is just starting imports for 2 to
+#: 8 s.
 WARN_AFTER = 10.0
 
 _LOG = logging.getLogger("unisono")
@@ -287,18 +287,6 @@ class ServerClient:
 
         self.send(keys[0][0], Op.ROWS, _named(keys), indices).add_done_callback(answered)
         return found
-
-    def create(self, server: int, variables: Sequence[tuple[str, Any]]) -> list[int]:
-        """Make variables on a server; return their numbers there."""
-        return self.create_variables(
-            server,
-            [
-                NewVariable(
-                    StoredSpec(name, np.shape(value), np.asarray(value).dtype.name), np.asarray(value)
-                )
-                for name, value in variables
-            ],
-        )
 
     def create_variables(self, server: int, news: Sequence[NewVariable]) -> list[int]:
         """Make variables on a server; return their numbers there."""

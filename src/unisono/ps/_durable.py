@@ -35,7 +35,7 @@ from unisono.ps._programs import digest_of
 from unisono.ps._store import VariableStore, new_lineage
 from unisono.ps.state._acknowledged import LogPosition, describe_loss, position_of
 from unisono.ps.state._container import Container, SnapshotWriter, read_container
-from unisono.ps.state._file_journal import LOG_BYTES, FileJournal
+from unisono.ps.state._journal import LOG_BYTES, FileJournal
 from unisono.ps.state._records import Record
 from unisono.ps.state._variables import Table
 
@@ -70,7 +70,6 @@ class DurableStore:
         log_bytes: the size of a file of the log; 0 keeps no log, and what is not in a snapshot is lost with
             the process.
         interval: seconds between snapshots; None writes them on request only.
-        log_directory: where to put log and image, such as a file system in memory; None for `directory`.
 
     Raises:
         ClusterError: another process uses the directory.
@@ -81,14 +80,11 @@ class DurableStore:
         directory: str | os.PathLike[str],
         log_bytes: int = LOG_BYTES,
         interval: float | None = 60.0,
-        log_directory: str | os.PathLike[str] | None = None,
     ) -> None:
         self._directory = Path(directory)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        logs = self._directory if log_directory is None else Path(log_directory)
-        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._locks = [_locked(path) for path in sorted({self._directory, logs})]
-        self._journal = FileJournal(logs, log_bytes)
+        self._lock: int | None = _locked(self._directory)
+        self._journal = FileJournal(self._directory, log_bytes)
         #: The store; its pushes are kept.
         self.store = VariableStore(self._journal)
         self._journal.state = self.store.state
@@ -173,9 +169,9 @@ class DurableStore:
                 self._journal.sweep_tables(lambda key: False)
                 for path in [*self._snapshots(), *self._journal.directory.glob("program-*")]:
                     path.unlink(missing_ok=True)
-        for descriptor in self._locks:
-            os.close(descriptor)
-        self._locks = []
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _snapshots(self) -> list[Path]:
         return sorted(self._directory.glob("snapshot-*"), reverse=True)

@@ -61,7 +61,6 @@ class ExportedProgram:
                 f"{exported.platforms}. Export it with `platforms=('cpu', ...)`."
             )
         self.exported = exported
-        self.blob = blob
         #: The number of values, slots and gradients that an update takes; other programs have none.
         self.counts = _list_lengths(exported)
         self._specs = [(a.shape, a.dtype) for a in exported.in_avals]

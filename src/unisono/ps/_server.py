@@ -22,12 +22,11 @@ ROWS      `ids`, [`rounded`, `dtype`: as of PULL]; for each an     the rows of e
 WRITE     `ids`: one, [`begin`]; the value or the rows from there, `applied`
           or with `rows`: new rows and an array of indices
 STATUS    [`variables`, `used`]                                    numbers about the state
-SNAPSHOT  nothing                                                  `number` of the last change in it
 END       `code`                                                   nothing
 HEARTBEAT nothing                                                  nothing
 ========  =======================================================  ==========================================
 
-HELLO, CREATE, DROP, PROGRAM, WRITE, SNAPSHOT and END are the chief's alone, with the generation of its HELLO.
+HELLO, CREATE, DROP, PROGRAM, WRITE and END are the chief's alone, with the generation of its HELLO.
 A request that is wrong is answered with ERROR, and changes nothing.
 """
 
@@ -36,7 +35,7 @@ from __future__ import annotations
 import collections
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unisono._errors import ContextError, InvalidArgumentError, UnisonoError
@@ -56,7 +55,7 @@ from unisono.rpc._versions import check_versions
 
 _LOG = logging.getLogger("unisono")
 
-_OF_CHIEF = frozenset({Op.HELLO, Op.CREATE, Op.DROP, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END})
+_OF_CHIEF = frozenset({Op.HELLO, Op.CREATE, Op.DROP, Op.PROGRAM, Op.WRITE, Op.END})
 
 
 class VariableServer:
@@ -65,7 +64,6 @@ class VariableServer:
     Args:
         durable: keeps the store; None where nothing does.
         is_chief: whether a client may act as the chief; by default all may.
-        reply: sends an answer later; None where `handle` must return every answer.
 
     >>> server = VariableServer(VariableStore())
     >>> server.handle(ClientId(b"1"), Frame(Op.PULL, 5, meta={"ids": [3]})).op.name
@@ -76,11 +74,10 @@ class VariableServer:
         self,
         store: VariableStore,
         durable: DurableStore | None = None,
-        is_chief: Callable[[ClientId], bool] | None = None,
-        reply: Callable[[ClientId, Frame], None] | None = None,
+        is_chief: Callable[[ClientId], bool] = lambda client: True,
     ) -> None:
         self.store = store
-        self._durable, self._is_chief, self._reply = durable, is_chief, reply
+        self._durable, self._is_chief = durable, is_chief
         #: Set when the chief has ended the job, or the state is lost.
         self.ended = threading.Event()
         #: For the process, once `ended` is set.
@@ -100,32 +97,17 @@ class VariableServer:
             Op.ROWS: self._rows,
             Op.WRITE: self._write,
             Op.STATUS: self._status,
-            Op.SNAPSHOT: self._snapshot,
             Op.END: self._end,
             Op.HEARTBEAT: lambda frame: frame.answer(Op.OK),
         }
 
-    def handle(self, client: ClientId, frame: Frame) -> Frame | None:
-        """Answer a request.
-
-        Returns:
-            The answer, or None for one that follows by `reply`.
-        """
+    def handle(self, client: ClientId, frame: Frame) -> Frame:
+        """Answer a request."""
         self.counts[frame.op.name] += 1
         self.counts["bytes received"] += sum(a.nbytes for a in frame.arrays)
-        if frame.op is Op.SNAPSHOT and self._reply is not None:
-            # It takes seconds for large tables; pushes go on meanwhile.
-            threading.Thread(
-                target=self._answer_later, args=(client, frame), name="unisono-ps-snapshot", daemon=True
-            ).start()
-            return None
         answer = self._answer(client, frame)
         self.counts["bytes sent"] += sum(a.nbytes for a in answer.arrays)
         return answer
-
-    def _answer_later(self, client: ClientId, frame: Frame) -> None:
-        if self._reply is not None:
-            self._reply(client, self._answer(client, frame))
 
     def _answer(self, client: ClientId, frame: Frame) -> Frame:
         try:
@@ -153,7 +135,7 @@ class VariableServer:
             self.chief_lease.renew()
         if frame.op not in _OF_CHIEF:
             return
-        if self._is_chief is not None and not self._is_chief(client):
+        if not self._is_chief(client):
             raise ContextError(f"{frame.op.name} is for the chief alone. Received: one of {client.task}.")
         if frame.op is not Op.HELLO and frame.generation > self.store.generation:
             raise self._lost_state(f"{frame.op.name} of generation {frame.generation}")
@@ -183,7 +165,7 @@ class VariableServer:
         return self._status(frame)
 
     def _create(self, frame: Frame) -> Frame:
-        news = decode_news(listed(_meta(frame), "variables"), frame.arrays)
+        news = decode_news(listed(frame.meta, "variables"), frame.arrays)
         numbers = self.store.create(news, request=frame.request)
         if self._durable is not None and not self._durable.has_log:
             # A server that loses the variables themselves could not go on.
@@ -191,7 +173,7 @@ class VariableServer:
         return frame.answer(Op.OK, {"ids": numbers})
 
     def _drop(self, frame: Frame) -> Frame:
-        self.store.drop(ints(_meta(frame), "ids"), request=frame.request)
+        self.store.drop(ints(frame.meta, "ids"), request=frame.request)
         return frame.answer(Op.OK)
 
     def _program(self, frame: Frame) -> Frame:
@@ -199,7 +181,7 @@ class VariableServer:
         return frame.answer(Op.OK, {"digest": self.store.add_program(blob.tobytes())})
 
     def _write(self, frame: Frame) -> Frame:
-        meta = _meta(frame)
+        meta = frame.meta
         numbers = ints(meta, "ids")
         if len(numbers) != 1:
             raise InvalidArgumentError(f"A WRITE names one variable. Received: {numbers}.")
@@ -213,22 +195,17 @@ class VariableServer:
         )
         return frame.answer(Op.OK, {"applied": applied})
 
-    def _snapshot(self, frame: Frame) -> Frame:
-        if self._durable is None:
-            raise InvalidArgumentError("A server without a directory has no snapshots.")
-        return frame.answer(Op.OK, {"number": self._durable.snapshot()})
-
     def _end(self, frame: Frame) -> Frame:
-        self.exit_code = whole(_meta(frame), "code", 0)
+        self.exit_code = whole(frame.meta, "code", 0)
         self.ended.set()
         return frame.answer(Op.OK)
 
     # the workers'
 
     def _pull(self, frame: Frame) -> Frame:
-        return frame.answer(Op.OK, *self._pulled(_meta(frame)))
+        return frame.answer(Op.OK, *self._pulled(frame.meta))
 
-    def _pulled(self, meta: dict[str, Json]) -> tuple[dict[str, Json], list[Any]]:
+    def _pulled(self, meta: Mapping[str, Json]) -> tuple[dict[str, Json], list[Any]]:
         numbers, versions = ints(meta, "ids"), list(ints(meta, "versions"))
         with self.store.lock:
             lineage = self.store.lineage
@@ -247,7 +224,7 @@ class VariableServer:
         return answer, [pulled[numbers[i]][1] for i in changed]
 
     def _push(self, frame: Frame) -> Frame:
-        meta = _meta(frame)
+        meta = frame.meta
         push = Push.decode(meta, frame.arrays)
         with self.store.lock:
             generation = push.closure >> COUNTER_BITS
@@ -275,7 +252,7 @@ class VariableServer:
             return frame.answer(Op.OK, {**answer, "pulled": pulled}, values)
 
     def _read(self, frame: Frame) -> Frame:
-        meta = _meta(frame)
+        meta = frame.meta
         number = whole(meta, "id")
         end = None if meta.get("end") is None else whole(meta, "end")
         with self.store.lock:
@@ -284,7 +261,7 @@ class VariableServer:
         return frame.answer(Op.OK, {"version": version}, [value])
 
     def _rows(self, frame: Frame) -> Frame:
-        meta = _meta(frame)
+        meta = frame.meta
         numbers, types = ints(meta, "ids"), _rounded(meta)
         indices = _arrays(frame, len(numbers))
         with self.store.lock:
@@ -317,11 +294,7 @@ class VariableServer:
         return frame.answer(Op.OK, meta)
 
 
-def _meta(frame: Frame) -> dict[str, Json]:
-    return dict(frame.meta)
-
-
-def _rounded(meta: dict[str, Json]) -> dict[int, str]:
+def _rounded(meta: Mapping[str, Json]) -> dict[int, str]:
     """Return the types to which the values of a request are rounded, by number of a variable."""
     numbers = ints(meta, "rounded")
     return dict.fromkeys(numbers, text(meta, "dtype")) if numbers else {}

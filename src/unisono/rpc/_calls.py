@@ -139,6 +139,22 @@ def error_answer(request: Frame, error: BaseException) -> Frame:
     return request.answer(Op.ERROR, {"kind": type(error).__name__, "text": str(error)})
 
 
+def set_outcome(future: Future[Any], outcome: object) -> None:
+    """Hand a result, or an exception, to those that wait, unless they have one already.
+
+    >>> future = Future()
+    >>> set_outcome(future, 1); set_outcome(future, ValueError())
+    >>> future.result()
+    1
+    """
+    # The caller may cancel its future at any moment.
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
 @dataclasses.dataclass(frozen=True)
 class PushToServer:
     """What a closure changes on one server.
@@ -183,24 +199,15 @@ class PendingCalls:
     def __init__(self, task: Task, address: str, budget: int = BYTES_IN_FLIGHT) -> None:
         self._task, self._address, self._budget = task, address, budget
         self._waiting: dict[int, _PendingCall] = {}
-        # No request is late before this time. A scan then finds the late ones: with a heap the entry of a
-        # request that was answered would stay until its deadline.
-        self._first_deadline = math.inf
+        #: No request is late before this time of the monotonic clock; infinity without any. A scan then finds
+        #: the late ones: with a heap the entry of a request that was answered would stay until its deadline.
+        self.first_deadline = math.inf
         self._room = threading.Condition()
-        self._bytes = 0
+        #: Bytes of the requests that have no answer yet.
+        self.bytes_in_flight = 0
         self._refusal: Callable[[], ClusterError] | None = None
         #: What is known of the connection, for messages.
         self.state = "not connected yet"
-
-    @property
-    def bytes_in_flight(self) -> int:
-        """Bytes of the requests that have no answer yet."""
-        return self._bytes
-
-    @property
-    def first_deadline(self) -> float:
-        """No request is late before this time of the monotonic clock; infinity without any."""
-        return self._first_deadline
 
     def add(self, frame: Frame, size: int, timeout: float | None, may_wait: bool = True) -> Future[Frame]:
         """Note a request; wait while too many bytes are in flight.
@@ -217,7 +224,12 @@ class PendingCalls:
         now = time.monotonic()
         deadline = math.inf if timeout is None else now + timeout
         with self._room:
-            while may_wait and self._bytes and self._bytes + size > self._budget and not self._refusal:
+            while (
+                may_wait
+                and self.bytes_in_flight
+                and self.bytes_in_flight + size > self._budget
+                and not self._refusal
+            ):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self.lost(frame, now)
@@ -230,8 +242,8 @@ class PendingCalls:
                 return known.future
             entry = _PendingCall(Future(), frame, size, now, deadline)
             self._waiting[frame.request] = entry
-            self._bytes += size
-            self._first_deadline = min(self._first_deadline, deadline)
+            self.bytes_in_flight += size
+            self.first_deadline = min(self.first_deadline, deadline)
         return entry.future
 
     def settle(self, answer: Frame) -> bool:
@@ -239,7 +251,7 @@ class PendingCalls:
         entry = self._take(answer.request)
         if entry is None:
             return False
-        _resolve(entry.future, answer)
+        set_outcome(entry.future, answer)
         return True
 
     def forget(self, request: int) -> None:
@@ -250,16 +262,16 @@ class PendingCalls:
         """Fail a request, where it still waits."""
         entry = self._take(request)
         if entry is not None:
-            _resolve(entry.future, error)
+            set_outcome(entry.future, error)
 
     def fail_all(self, make: Callable[[], ClusterError]) -> None:
         """Fail all requests, each with an error of its own."""
         with self._room:
             entries, self._waiting = list(self._waiting.values()), {}
-            self._bytes = 0
+            self.bytes_in_flight = 0
             self._room.notify_all()
         for entry in entries:
-            _resolve(entry.future, make())
+            set_outcome(entry.future, make())
 
     def mark_sent(self, request: int) -> bool:
         """Note that a request goes on its way; return whether it still waits for an answer."""
@@ -283,15 +295,15 @@ class PendingCalls:
 
     def expire(self, now: float) -> float:
         """Fail the requests whose time is over; return when the next one will be, infinity without any."""
-        if now < self._first_deadline:
-            return self._first_deadline
+        if now < self.first_deadline:
+            return self.first_deadline
         with self._room:
             late = [entry for entry in self._waiting.values() if entry.deadline <= now]
             others = (entry.deadline for entry in self._waiting.values() if entry.deadline > now)
-            self._first_deadline = min(others, default=math.inf)
+            self.first_deadline = min(others, default=math.inf)
         for entry in late:
             self.fail(entry.frame.request, self.lost(entry.frame, entry.since))
-        return self._first_deadline
+        return self.first_deadline
 
     def lost(self, frame: Frame, since: float, why: str | None = None) -> PeerLostError:
         """Return the error for a request without an answer.
@@ -338,15 +350,6 @@ class PendingCalls:
         with self._room:
             entry = self._waiting.pop(request, None)
             if entry is not None:
-                self._bytes -= entry.size
+                self.bytes_in_flight -= entry.size
                 self._room.notify_all()
         return entry
-
-
-def _resolve(future: Future[Frame], result: Frame | ClusterError) -> None:
-    # The caller may cancel its future at any moment.
-    with contextlib.suppress(InvalidStateError):
-        if isinstance(result, Frame):
-            future.set_result(result)
-        else:
-            future.set_exception(result)

@@ -29,8 +29,6 @@ class Op(enum.IntEnum):
     ROWS = 16
     #: Asks for what a task does, and how far it is.
     STATUS = 17
-    #: Asks a server to save its state.
-    SNAPSHOT = 18
     #: Drops variables.
     DROP = 19
 

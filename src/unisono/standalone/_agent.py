@@ -22,14 +22,12 @@ from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 from unisono.rpc._versions import installed
 from unisono.standalone._lease_book import LeaseBook
-from unisono.standalone._outputs import AnswerTimes, ClientProgress, read_seen
 from unisono.standalone._protocol import LEASE_GRACE, ProcessShape, file_name, printable, task_of
-from unisono.standalone._server_job import ServerJob
+from unisono.standalone._server_job import ClientProgress, ServerJob, is_due, read_seen
 from unisono.standalone._server_machine import ServerMachine
 
 _LOG = logging.getLogger("unisono")
 
-#: Packages whose versions a client compares with its own.
 #: Seconds for killed processes to end.
 _KILL_SECONDS = 10.0
 _FIRST_SIGNAL, _LAST_SIGNAL = 1, 64
@@ -238,7 +236,7 @@ class Agent:
             if poll is None or job is None:
                 return
             has_news, is_full = job.has_news(poll.seen)
-            if AnswerTimes(poll.asked, self._answered_at).is_due(now, has_news, is_full):
+            if is_due(now, poll.asked, self._answered_at, has_news, is_full):
                 self._poll = None
                 if has_news:
                     self._answered_at = now

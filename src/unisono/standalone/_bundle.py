@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import modulefinder
-import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -115,8 +114,3 @@ def _checked(found: dict[str, bytes]) -> dict[str, bytes]:
             "find them."
         )
     return found
-
-
-def user_modules() -> dict[str, bytes]:
-    """Return the sources of this process' own modules."""
-    return loaded_sources(sys.modules)

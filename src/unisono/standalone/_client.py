@@ -38,7 +38,7 @@ from unisono.launcher.terminal._console import BackgroundConsole, Console
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import new_secret
 from unisono.rpc._versions import installed
-from unisono.standalone._bundle import FOLDER, given_files, script_sources, user_modules
+from unisono.standalone._bundle import FOLDER, given_files, loaded_sources, script_sources
 from unisono.standalone._link import Claim, ServerInfo, ServerLink
 from unisono.standalone._protocol import CLIENT, LEASE_SECONDS, LIMIT, SERVER, read_standalone_keys
 from unisono.standalone._remote_machines import RemoteMachines, RemoteProgram, ServerAccess, ServerTimeouts
@@ -172,7 +172,7 @@ def _function_program(fn: Callable[..., Any], args: tuple[Any, ...]) -> RemotePr
             "result": str(result_path(paths, task)),
         }
 
-    return RemoteProgram({_CALL: pickle_call(fn, args), **user_modules()}, describe)
+    return RemoteProgram({_CALL: pickle_call(fn, args), **loaded_sources(sys.modules)}, describe)
 
 
 def run_program_on_cluster(

@@ -268,7 +268,7 @@ class ServerLink:
     def _turn(self) -> None:
         if self._info is None:
             self._closing.wait(_RETRY_SECONDS)
-            self._find(_RETRY_SECONDS)
+            self._find()
             return
         before = self._info.instance, self._beginnings
         try:
@@ -369,20 +369,19 @@ class ServerLink:
         self._processes = {}
         self._wake()
 
-    def _find(self, seconds: float) -> bool:
-        """Take the server again; return whether it has answered."""
+    def _find(self) -> None:
+        """Take the server again, where it answers."""
         try:
-            self._hello(seconds)
+            self._hello(_RETRY_SECONDS)
         except (PeerLostError, RequestRefusedError):
-            return False
+            return
         except ClusterError as error:
             # Another program was started there, which is waited for as if there was none.
             if (text := f"The server {self.address} cannot be used again: {error}") not in self._warned:
                 self._warned.add(text)
                 _LOG.warning(text)
-            return False
+            return
         self._wake()
-        return True
 
 
 def _accepted(answer: Frame) -> Frame:

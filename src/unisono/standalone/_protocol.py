@@ -10,7 +10,7 @@ PUT     `job`, `name`, `offset`, `size`; a blob             nothing
 GET     `job`, `name`, `offset`                             `size`; a blob
 START   `job`, `key`, `task`, `generation`, `shape`,        nothing
         `description`
-POLL    `job`, `seen`: for each key what the client has     `now`, `news`: see `_outputs`; blobs
+POLL    `job`, `seen`: for each key what the client has     `now`, `news`: see `_server_job`; blobs
 SIGNAL  `job`, `key`, `number`                              nothing
 SWEEP   `job`                                               `killed`
 END     `job`                                               nothing

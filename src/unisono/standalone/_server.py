@@ -1,4 +1,4 @@
-"""`unisono.run_standard_server`: make a machine of a cluster train for clients elsewhere.
+"""`unisono.run_standard_server` and `unisono serve`: make a machine train for clients elsewhere.
 
 Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_standard_server.py.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import signal
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,11 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task, read_index, split_address, with_port
+from unisono.launcher._launch import stop_signals
 from unisono.rpc._calls import ClientId
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
+from unisono.rpc._transport._keys import FILE_VARIABLE, VARIABLE
 from unisono.rpc._transport._local import free_port
 from unisono.rpc._transport._server import RpcServer, require_key
 from unisono.standalone._agent import Agent
@@ -29,6 +34,8 @@ _LOG = logging.getLogger("unisono")
 
 #: Seconds between two looks at the outputs of processes: three look-ups of files for each process.
 _TICK = 0.02
+#: Seconds between two looks at signals.
+_POLL = 0.05
 _EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -55,7 +62,6 @@ class StandardServer:
         require_key(self.address, self._keys)
         self._rpc_server: RpcServer | None = None
         self._agent: Agent | None = None
-        self._machine: ServerMachine | None = None
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,7 +87,7 @@ class StandardServer:
             machine.close()
             self._agent = None
             raise
-        self._machine, self._rpc_server = machine, rpc_server
+        self._rpc_server = rpc_server
         # The kernel ends a process with the thread that has started it: spares belong to this one.
         self._thread = threading.Thread(
             target=self._run, args=(rpc_server, self._agent, machine), name="unisono-standalone", daemon=True
@@ -174,6 +180,45 @@ def run_standard_server(
     server = StandardServer(address, None if directory is None else Path(directory), spares)
     server.start()
     return server
+
+
+def serve(address: str, port: int | None, key_file: Path | None, directory: Path | None, spares: int) -> int:
+    """Be the command `unisono serve`: serve until a signal asks to stop; return the exit code."""
+    environ = process_environ()
+    if key_file is not None:
+        environ.pop(VARIABLE, None)
+        environ[FILE_VARIABLE] = str(key_file)
+    if port is not None:
+        if not 0 <= port < 1 << 16:
+            raise InvalidArgumentError(f"`--port` must be below 65536. Received: {port}.")
+        has_key = bool(environ.get(VARIABLE) or environ.get(FILE_VARIABLE))
+        address = with_port("0.0.0.0" if has_key else "127.0.0.1", port)
+    elif not _is_address(address):
+        raise InvalidArgumentError(
+            f"`--address` must be HOST:PORT, the port below 65536. Received: {address!r}. "
+            "Write `--address localhost:2222`."
+        )
+    server = StandardServer(address, directory, spares)
+    with stop_signals() as requests:
+        server.start()
+        print(f"unisono: serving at {server.address}; {_access(environ)}", file=sys.stderr, flush=True)
+        try:
+            while not requests:
+                time.sleep(_POLL)
+        finally:
+            server.stop()
+    return 0 if requests[0] == signal.SIGTERM else 128 + requests[0]
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16
+
+
+def _access(environ: Mapping[str, str]) -> str:
+    if environ.get(VARIABLE) or environ.get(FILE_VARIABLE):
+        return "clients need the cluster's key"
+    return "clients of this user on this machine alone (no key)"
 
 
 def shown_name(address: str) -> str:

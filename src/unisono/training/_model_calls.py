@@ -18,9 +18,9 @@ import keras
 
 from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.step._explain import explaining
-from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import training_state
 from unisono.step._program import current_frame
 from unisono.training._binding import (

@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax._src import compilation_cache, compiler
 
-from unisono.cluster._compilation_cache import write_on_this_process
+from unisono.cluster._jax_internals import write_on_this_process
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ KEYS += [
     "reason",
     "coordinator",
     "hosts",
-    "warnings",
     "roster",
     "steps",
     "finished",
@@ -238,7 +237,7 @@ def test_process_0_goes_on_waiting(data):
             continue
     thread.join(60)
     assert not thread.is_alive()
-    assert isinstance(found[0], m.Proceed | ClusterError)
+    assert found[0] is None or isinstance(found[0], ClusterError)
 
 
 def test_a_relay_holds_few_connections(monkeypatch):

@@ -407,7 +407,7 @@ def test_a_call_on_the_chief_alone_is_an_error_at_once(cluster, other):
     else:
         two.statuses[1].is_finished = True
     with pytest.raises(ClusterError, match=r"a call of `evaluate`.*on every worker, not on the chief alone"):
-        two.members[0].begin_call("evaluate")
+        two.members[0].begin(("a call of `evaluate`", ()))
 
 
 @pytest.mark.parametrize("other", ["step", "call", "end"])
@@ -418,13 +418,16 @@ def test_a_read_on_the_chief_alone_is_an_error_at_once(cluster, other):
     else:
         two.statuses[1].begin_step(("train", ((8,),)) if other == "step" else ("a call of `fit`", ()))
     with pytest.raises(ClusterError, match=r"variables that lie in parts together.*not on the chief alone"):
-        two.members[0].begin_read()
+        two.members[0].begin(("a read of variables in parts", ()))
 
 
 def test_calls_that_differ_are_compared_with_their_arguments_later(cluster):
     two = cluster(2)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(m.begin_call, n) for m, n in zip(two.members, ("fit", "predict"), strict=True)]
+        calls = [
+            pool.submit(m.begin, (f"a call of `{n}`", ()))
+            for m, n in zip(two.members, ("fit", "predict"), strict=True)
+        ]
         assert [call.result(60) for call in calls] == [None, None]
     assert not any(member.is_aborted for member in two.members)
 

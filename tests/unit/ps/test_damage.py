@@ -14,9 +14,11 @@ from unisono import ClusterError
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._client import ServerClient
 from unisono.ps._server import VariableServer
-from unisono.ps.state import _acknowledged, _container, _file_journal, _records
+from unisono.ps.state import _acknowledged, _container, _journal, _records
 from unisono.ps.state._acknowledged import LogPosition, describe_loss
+from unisono.ps.state._create import NewVariable
 from unisono.ps.state._push import Push
+from unisono.ps.state._variables import StoredSpec
 from unisono.rpc._loopback import LoopbackNetwork
 
 UPDATES = 6
@@ -189,7 +191,7 @@ def test_any_bit_is_either_of_no_use_or_found(server, left, tmp_path):
 
 
 def test_what_is_of_another_boot_is_lost(server, monkeypatch):
-    for module in (_records, _container, _acknowledged, _file_journal):
+    for module in (_records, _container, _acknowledged, _journal):
         monkeypatch.setattr(module, "boot_id", lambda: "1" * 36)
     durable = opened(server)
     lost = r"at least 6 of at least 6 are lost \(the machine was started again"
@@ -273,7 +275,8 @@ def test_chief_and_workers_get_the_error_and_a_new_job_begins(server, served):
         with pytest.raises(ClusterError, match="5 of 6 are lost"):
             request()
     assert user.begin_job(0) == 4
-    assert user.create(0, [("w", np.ones(2, "float32"))]) == [0]
+    ones = NewVariable(StoredSpec("w", (2,), "float32"), np.ones(2, "float32"))
+    assert user.create_variables(0, [ones]) == [0]
     assert user.read((0, 0)).tolist() == [1.0, 1.0]
     # The next start finds the new job.
     assert serve().recovery.source == "log"

@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -237,7 +236,7 @@ def test_a_push_pulls_what_is_there_behind_it(asked):
 
 
 def test_workers_do_not_lead(asked):
-    for op in (Op.HELLO, Op.CREATE, Op.PROGRAM, Op.WRITE, Op.SNAPSHOT, Op.END):
+    for op in (Op.HELLO, Op.CREATE, Op.PROGRAM, Op.WRITE, Op.END):
         assert f"{op.name} is for the chief alone" in asked.error(op, client=WORKER)
     assert "Received: RUN" in asked.error(Op.RUN)
 
@@ -269,7 +268,6 @@ def test_bad_requests_say_what_is_wrong_and_change_nothing(asked):
         ("Unknown dtype", Op.CREATE, (), {"variables": [variable("x", (1,), "float33")]}),
         ("An initial value is missing", Op.CREATE, (), {"variables": [variable("x", (1,), has_array=True)]}),
         ("1 more", Op.CREATE, (one,), {"variables": []}),
-        ("has no snapshots", Op.SNAPSHOT, (), {}),
     ):
         assert said in asked.error(op, *arrays, **meta), op
     assert_same(state_of(asked), before)
@@ -345,21 +343,12 @@ def test_a_lost_state_ends_the_server(asked, monkeypatch):
     assert asked.server.exit_code == 1
 
 
-def test_a_snapshot_is_answered_later(tmp_path):
+def test_the_status_says_how_far_the_snapshot_is(tmp_path):
     durable = DurableStore(tmp_path, interval=None)
-    answered, answers = threading.Event(), []
-
-    def reply(client, frame):
-        answers.append((client, frame))
-        answered.set()
-
-    asked = Asked(store=durable.store, durable=durable, reply=reply)
+    asked = Asked(store=durable.store, durable=durable)
     asked.ok(Op.CREATE, variables=[variable("x", (1,))])
-    frame = asked.frame(Op.SNAPSHOT)
-    assert asked.server.handle(CHIEF, frame) is None
-    assert answered.wait(30)
-    ((client, answer),) = answers
-    assert (client, answer.request, answer.meta) == (CHIEF, frame.request, {"number": 1})
+    assert asked.ok(Op.STATUS).meta["snapshot"] is None
+    durable.snapshot()
     assert asked.ok(Op.STATUS).meta["snapshot"] == 1
     durable.close()
 

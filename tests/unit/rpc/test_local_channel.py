@@ -17,7 +17,7 @@ import pytest
 
 from unisono.cluster_resolver._spec import Task
 from unisono.rpc._calls import PeerLostError
-from unisono.rpc._frames import Frame
+from unisono.rpc._frames import ALIGNMENT, Frame, aligned
 from unisono.rpc._ops import Op
 from unisono.rpc._transport import _local, _local_channel
 from unisono.rpc._transport import _shared_memory as shared
@@ -74,7 +74,7 @@ def test_parts_arrive_as_they_were_sent_small_ones_inside_and_large_ones_in_shar
     (message,) = received(receiver)
     assert [bytes(part) for part in message] == parts
     (segment,) = segments(sender).values()
-    assert segment.size == shared.rounded(shared.FIRST + shared.aligned(len(parts[2])))
+    assert segment.size == shared.rounded(shared.FIRST + aligned(len(parts[2])))
     assert segment.descriptor is None, "its file has travelled, and is closed here"
 
 
@@ -92,7 +92,7 @@ def test_a_segment_is_written_again_only_when_all_of_its_arrays_are_gone(ends):
     (other,) = received(receiver)
     np.testing.assert_array_equal(view, sent[0][5:])
     np.testing.assert_array_equal(second, sent[1])
-    assert all(array.ctypes.data % shared.ALIGNMENT == 0 for array in (second,))
+    assert all(array.ctypes.data % ALIGNMENT == 0 for array in (second,))
     del view, second, other
     assert all(segment.is_free for segment in segments(sender).values())
     sender.send(Frame(Op.PUSH, 3, arrays=[sent[3]]).parts())

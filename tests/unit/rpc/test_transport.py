@@ -17,7 +17,7 @@ import zmq
 from unisono._errors import ClusterError, ContextError
 from unisono.cluster_resolver._spec import ClusterSpec, Task, split_address
 from unisono.rpc._calls import ClientId, PeerLostError, PeerRejectedError
-from unisono.rpc._frames import Frame, FrameError
+from unisono.rpc._frames import ALIGNMENT, Frame, FrameError
 from unisono.rpc._ops import Op
 from unisono.rpc._transport import _client_thread, _local, _shared_memory
 from unisono.rpc._transport._client import RpcClient
@@ -101,7 +101,7 @@ def test_large_arrays_are_not_copied(cluster, is_direct, monkeypatch):
         # A view of memory that both processes have, or of what ZeroMQ has received.
         assert isinstance(array.base, _shared_memory._MessageBytes if is_direct else zmq.Frame)
         assert not array.flags.writeable
-        assert not is_direct or array.ctypes.data % _shared_memory.ALIGNMENT == 0
+        assert not is_direct or array.ctypes.data % ALIGNMENT == 0
 
 
 def test_answers_may_come_later_and_in_another_order(cluster):

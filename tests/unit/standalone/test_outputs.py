@@ -5,7 +5,7 @@ import json
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono.standalone._outputs import ERROR_BYTES, AnswerTimes, OutputFiles, read_seen
+from unisono.standalone._server_job import ERROR_BYTES, OutputFiles, is_due, read_seen
 
 
 def test_output_is_sent_in_messages_of_fifty_milliseconds():
@@ -13,18 +13,18 @@ def test_output_is_sent_in_messages_of_fifty_milliseconds():
     answered, count = -1.0, 0
     for tick in range(100):
         now = tick * 0.02
-        if AnswerTimes(now, answered).is_due(now, has_news=True, is_full=False):
+        if is_due(now, now, answered, has_news=True, is_full=False):
             answered, count = now, count + 1
     assert count <= 41
 
 
 def test_without_news_there_is_one_answer_a_second():
-    assert not AnswerTimes(5.0, 0.0).is_due(5.9, has_news=False, is_full=False)
-    assert AnswerTimes(5.0, 0.0).is_due(6.0, has_news=False, is_full=False)
+    assert not is_due(5.9, 5.0, 0.0, has_news=False, is_full=False)
+    assert is_due(6.0, 5.0, 0.0, has_news=False, is_full=False)
 
 
 def test_more_than_a_message_holds_does_not_wait():
-    assert AnswerTimes(5.0, 5.0).is_due(5.0, has_news=True, is_full=True)
+    assert is_due(5.0, 5.0, 5.0, has_news=True, is_full=True)
 
 
 @pytest.mark.parametrize("value", [3, [1], [1, 2], ["1", ""], [-1, ""], [1, "", 2], None])
@@ -39,7 +39,7 @@ def files(tmp_path):
 
 
 def test_missing_files_are_empty(files):
-    assert (files.size(), files.read_log(0, 10), files.read_error(), files.read_step()) == (0, b"", b"", "")
+    assert (files.read_log(0, 10), files.read_error(), files.read_step()) == (b"", b"", "")
 
 
 def test_the_version_changes_with_the_error_and_the_end(files):

@@ -8,8 +8,13 @@ import pytest
 
 import unisono
 from unisono.rpc._transport._local import free_port
-from unisono.standalone import _serve
-from unisono.standalone._server import StandardServer, address_of_tf_config, run_standard_server, shown_name
+from unisono.standalone._server import (
+    StandardServer,
+    address_of_tf_config,
+    run_standard_server,
+    serve,
+    shown_name,
+)
 from unisono.standalone._server_machine import ServerMachine, server_directory
 
 CLUSTER = {"worker": ["a:1", "b:2"], "ps": ["c:3"]}
@@ -117,4 +122,4 @@ def test_processes_have_the_mark_of_their_server_and_no_key(tmp_path):
 @pytest.mark.parametrize("address", ["localhost", ":2222", "localhost:65536", "localhost:²", "localhost:"])
 def test_what_is_no_address_of_serve(address):
     with pytest.raises(unisono.InvalidArgumentError, match="must be HOST:PORT, the port below 65536"):
-        _serve.main(address, None, None, None, 0)
+        serve(address, None, None, None, 0)

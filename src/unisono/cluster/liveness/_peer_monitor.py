@@ -73,25 +73,10 @@ class PeerMonitor:
             ClusterError: when the next process takes another step, or does not reach this one in time.
         """
         shapes = tuple(np.shape(x) for x in jax.tree.leaves(list(batches))) if batches else None
-        self._begin((kind, shapes))
+        self.begin((kind, shapes))
 
-    def begin_call(self, name: str) -> None:
-        """Note a call that all workers must make, before a collective compares its arguments.
-
-        Raises:
-            ClusterError: when the next worker takes a step instead, or has reached the end of its program.
-        """
-        self._begin((f"{CALL}`{name}`", ()))
-
-    def begin_read(self) -> None:
-        """Note that a variable in parts is read, which all workers must do together.
-
-        Raises:
-            ClusterError: when the next worker does something else, or has reached the end of its program.
-        """
-        self._begin((READ, ()))
-
-    def _begin(self, step: Step) -> None:
+    def begin(self, step: Step) -> None:
+        """Note a step, a call or a read, which all workers must make; see `begin_step`."""
         is_new = self.status.begin_step(step)
         if is_new and not self.is_aborted:
             self._compare_with_next(self.status.steps, describe_step(step))
@@ -178,7 +163,7 @@ class PeerMonitor:
             blocked_since = {key: blocked_since.get(key, now) for key in self._blocked(states)}
             if any(now - first >= _STUCK for first in blocked_since.values()):
                 here = f"{self._own} has reached the end of its program after {self.status.steps} steps"
-                self._abort(_unequal_ends_text(f"{here}; {summary}"), self._peers.others)
+                self.abort(_unequal_ends_text(f"{here}; {summary}"))
             if now - reminded >= timeout:
                 _LOG.warning("This worker has reached the end of its program and waits for: %s.", summary)
                 reminded = now
@@ -207,13 +192,12 @@ class PeerMonitor:
 
     def find_absent(self) -> dict[int, AbsentError]:
         """Ask all peers; return those that do not answer, and why."""
-        states = self._peers.ask_all({"kind": "state"}, self._peers.others)
-        return {p: state for p, state in states.items() if isinstance(state, AbsentError)}
+        return _absent(self._peers.ask_all({"kind": "state"}, self._peers.others))
 
     def broadcast_lost(self, lost: Mapping[int, AbsentError]) -> None:
         """Abort because peers are lost, and send the reason to the remaining ones."""
         remaining = [p for p in self._peers.others if p not in lost]
-        self._abort(_early_end_text(f"{self._own} lost {self._summary(lost)}"), remaining)
+        self.abort(_early_end_text(f"{self._own} lost {self._summary(lost)}"), remaining)
 
     @property
     def _own(self) -> str:
@@ -230,10 +214,9 @@ class PeerMonitor:
             self._abort_with_diagnosis()
         elif not answer["reached"] and answer["finished"]:
             peer = f"{self.name_of(process)} has reached the end of its program after {answer['steps']} steps"
-            text = _unequal_ends_text(f"{self._own} begins step {number}, {step}; {peer}")
-            self._abort(text, self._peers.others)
+            self.abort(_unequal_ends_text(f"{self._own} begins step {number}, {step}; {peer}"))
         elif answer["step"] not in (step, None) and not _are_calls(step, answer["step"]):
-            self._abort(_unequal_steps_text(self._step_differences(number, step)), self._peers.others)
+            self.abort(_unequal_steps_text(self._step_differences(number, step)))
 
     def _ask_until(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         """A process' answer once `key` is true in it, or once waiting for that is pointless; else None.
@@ -261,29 +244,24 @@ class PeerMonitor:
     def _abort_with_diagnosis(self) -> None:
         """Abort because a collective cannot finish: name the peers that are lost, or where each one is."""
         states = self._peers.ask_all({"kind": "state"}, self._peers.others)
-        lost = {p: state for p, state in states.items() if isinstance(state, AbsentError)}
-        if lost:
+        if lost := _absent(states):
             self.broadcast_lost(lost)
             return
         progress = _progress(self.status.answer({"kind": "state"}))
         reports = self._summary(states)
         received = f"{self._own} timed out waiting for its peers ({progress}). Peers report: {reports}"
-        self._abort(_early_end_text(received), self._peers.others)
+        self.abort(_early_end_text(received))
 
     @property
     def name(self) -> str:
         """The name of this process, for messages."""
         return self.name_of(self._peers.own)
 
-    def abort(self, reason: str) -> None:
-        """Send all processes the reason why they must end."""
-        self._abort(reason, self._peers.others)
-
-    def _abort(self, reason: str, others: Sequence[int]) -> None:
-        """Send all processes the reason why they must end; the first reason that arrives counts."""
+    def abort(self, reason: str, others: Sequence[int] | None = None) -> None:
+        """Send processes, all by default, the reason why they must end; the first that arrives counts."""
         question = {"kind": "abort", "reason": shortened(reason, _REASON)}
         self.status.answer(question)
-        self._peers.ask_all(question, others)
+        self._peers.ask_all(question, self._peers.others if others is None else others)
 
     def _summary(self, states: _States) -> str:
         return "; ".join(f"{self._peers.names[p]}: {_progress(state)}" for p, state in states.items())
@@ -293,6 +271,10 @@ class PeerMonitor:
         texts = {p: a["step"] for p, a in answers.items() if isinstance(a, dict) and a["step"]}
         texts[self._peers.own] = step
         return " ".join(differences({p: {f"step {number}": text} for p, text in sorted(texts.items())}))
+
+
+def _absent(states: _States) -> dict[int, AbsentError]:
+    return {p: state for p, state in states.items() if isinstance(state, AbsentError)}
 
 
 def _early_end_text(received: str) -> str:

@@ -19,7 +19,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
@@ -49,11 +49,10 @@ class RendezvousResult:
     """What all processes agreed on.
 
     Args:
-        coordinator: the `"host:port"` of JAX's coordination service; empty when it runs elsewhere.
+        coordinator: the `"host:port"` of JAX's coordination service, which runs in process 0.
         bind: the `"ip:port"` at which process 0 lets it listen; empty in the other processes.
         hosts: the names of the machines, by process; empty where the addresses of all are known.
         secret: random, made by process 0: authenticates the processes to each other later.
-        warnings: differences that are allowed, as sentences.
         reached: the IP address at which process 0 is reached.
     """
 
@@ -61,7 +60,6 @@ class RendezvousResult:
     bind: str
     hosts: tuple[str, ...]
     secret: str = dataclasses.field(default="", repr=False)
-    warnings: tuple[str, ...] = ()
     reached: str = ""
 
 
@@ -71,9 +69,6 @@ def rendezvous(
     address_of: Sequence[str],
     config: Mapping[str, Any],
     timeouts: Timeouts,
-    *,
-    host_service: bool = True,
-    may_differ: Collection[str] = (),
 ) -> RendezvousResult:
     """Wait until all processes of a cluster are connected and agree.
 
@@ -83,24 +78,19 @@ def rendezvous(
         config: what must be equal everywhere: names -> strings and numbers. With a `"generation"`, processes
             of older ones are rejected, and the others keep waiting.
         timeouts: `start_up` is for all to connect, in seconds.
-        host_service: whether JAX's coordination service will run in process 0, at the port of its address.
-        may_differ: the names in `config` whose difference is only a warning. Process 0's list counts.
 
     Returns:
         What was agreed on, with one coordinator in all processes.
 
     Raises:
         InvalidArgumentError: when an argument cannot be used.
-        InvalidTypeError: when `config` is not a flat dict.
         ClusterError: in every process, when configurations differ or a process is missing; in one, when
             it is rejected, cannot listen, or process 0 does not answer.
 
-    >>> config = {"jax": "0.10.2"}
-    >>> rendezvous(0, 1, ["localhost:4711"], config, Timeouts(), host_service=False).coordinator
-    ''
+    >>> rendezvous(0, 1, ["localhost:4711"], {"jax": "0.10.2"}, Timeouts()).coordinator
+    'localhost:4711'
     """
     _check(process_id, num_processes, address_of)
-    _protocol.check_config(config)
     compared = {**config, "num_processes": num_processes}
     own = Member(process_id, _host_name(), os.getpid(), secrets.token_hex(8), compared)
     # Before anything is opened: a configuration that is too long is this process' own mistake.
@@ -110,8 +100,7 @@ def rendezvous(
         return RendezvousClient(address_of[0], hello, began_at, timeouts.start_up).run()
     # Resolvers that know only process 0's address repeat it for all.
     known = address_of[:1] if len(set(address_of)) == 1 else address_of
-    state = _protocol.open_rendezvous(own, num_processes, known, timeouts.start_up, began_at)
-    return _serve(dataclasses.replace(state, may_differ=frozenset(may_differ)), host_service)
+    return _serve(_protocol.open_rendezvous(own, num_processes, known, timeouts.start_up, began_at))
 
 
 def _check(process_id: int, num_processes: int, address_of: Sequence[str]) -> None:
@@ -140,22 +129,19 @@ def _host_name() -> str:
 # --- process 0 ---------------------------------------------------------------------------------
 
 
-def _serve(state: RendezvousState, host_service: bool) -> RendezvousResult:
+def _serve(state: RendezvousState) -> RendezvousResult:
     with contextlib.ExitStack() as stack:
         host, port = split_address(state.address_of[0])
         # A lone process waits for no other, and needs no port to be free.
         listener = _listen(host, port if state.num_processes > 1 else 0, state)
         server = stack.enter_context(RendezvousServer(listener, state))
         # JAX takes the port over: the others have reached it, through firewalls and behind a service's name.
-        coordinator = with_port(host, port) if host_service else ""
+        coordinator = with_port(host, port)
         secret = secrets.token_hex(16)
-        outcome = server.run({"coordinator": coordinator, "secret": secret})
+        server.run({"coordinator": coordinator, "secret": secret})
         hosts, reached = server.hosts(), server.reached
-    for warning in outcome.warnings:
-        _LOG.warning("Processes differ: %s", warning)
     # JAX' service has no authentication: it listens where the others have arrived, never on all interfaces.
-    bind = with_port(reached, port) if host_service else ""
-    return RendezvousResult(coordinator, bind, hosts, secret, outcome.warnings, reached)
+    return RendezvousResult(coordinator, with_port(reached, port), hosts, secret, reached)
 
 
 def _listen(host: str, port: int, state: RendezvousState) -> socket.socket:
@@ -323,16 +309,15 @@ class RendezvousClient:
 
 def _read_result(message: Message, peer: str) -> RendezvousResult:
     """Read what was agreed on."""
-    hosts, warnings = (_protocol.read_lines(message, key) for key in ("hosts", "warnings"))
+    hosts = _protocol.read_lines(message, "hosts")
     coordinator, secret, reached = (message.get(key) for key in ("coordinator", "secret", "reached"))
     if not isinstance(coordinator, str) or not isinstance(secret, str):
         raise UnknownPeerError("its message has no coordinator or no secret")
-    # Empty where JAX's service runs elsewhere.
-    if coordinator and address_problem(coordinator):
+    if address_problem(coordinator):
         raise UnknownPeerError("its message has a coordinator without an address")
     if not isinstance(reached, str) or not as_ip(reached.partition("%")[0]):
         raise UnknownPeerError("its message does not say at which address it is reached")
     # On its own machine its name may be a loopback address, where JAX's service does not listen.
-    if coordinator and _addresses.is_loopback(peer) and not _addresses.is_loopback(reached):
+    if _addresses.is_loopback(peer) and not _addresses.is_loopback(reached):
         coordinator = with_port(reached, split_address(coordinator)[1])
-    return RendezvousResult(coordinator, "", tuple(hosts), secret, tuple(warnings), reached)
+    return RendezvousResult(coordinator, "", tuple(hosts), secret, reached)

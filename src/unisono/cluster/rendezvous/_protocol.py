@@ -11,10 +11,10 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster.rendezvous._mismatch import differences, shortened
 
 #: Raised when the meaning of a message changes.
@@ -172,16 +172,6 @@ def config_problem(config: object) -> str | None:
     return None
 
 
-def check_config(config: object) -> None:
-    """Check this process' own configuration."""
-    problem = config_problem(config)
-    if problem:
-        raise InvalidTypeError(
-            "A configuration must be a dict from names to strings and numbers, its generation an integer. "
-            f"Received: {problem}. Write `{{'jax': '0.10.2', 'devices': 2, 'generation': 0}}`."
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class RendezvousState:
     """What process 0 knows of a rendezvous.
@@ -189,7 +179,6 @@ class RendezvousState:
     Args:
         address_of: the addresses of the first processes; of all where they are known.
         began_at: when the rendezvous began, in seconds of a monotonic clock.
-        may_differ: the names in a configuration whose difference is only a warning.
         disconnected: the last process of each number that lost its connection again.
         rejections: which connections were rejected, and why.
         newest: the newest generation that has connected, None without a supervisor.
@@ -200,7 +189,6 @@ class RendezvousState:
     start_up: float
     began_at: float
     connected: Mapping[int, Member]
-    may_differ: Collection[str] = ()
     disconnected: Mapping[int, Member] = dataclasses.field(default_factory=dict)
     rejections: tuple[str, ...] = ()
     newest: int | None = None
@@ -222,9 +210,7 @@ class Admission:
 
 @dataclasses.dataclass(frozen=True)
 class Proceed:
-    """All are connected and agree; `warnings` are differences that are allowed."""
-
-    warnings: tuple[str, ...] = ()
+    """All are connected and agree."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,10 +282,8 @@ def outcome(state: RendezvousState, now: float) -> Proceed | Abort | None:
         late = now >= state.began_at + state.start_up
         return Abort(missing_text(roster(state), state.start_up)) if late else None
     configs = {process: member.config for process, member in sorted(state.connected.items())}
-    firm = {p: {k: v for k, v in c.items() if k not in state.may_differ} for p, c in configs.items()}
-    soft = {p: {k: v for k, v in c.items() if k in state.may_differ} for p, c in configs.items()}
-    wrong = differences(firm)
-    return Abort(_mismatch_text(state, wrong)) if wrong else Proceed(tuple(differences(soft)))
+    wrong = differences(configs)
+    return Abort(_mismatch_text(state, wrong)) if wrong else Proceed()
 
 
 def roster(state: RendezvousState) -> list[str]:

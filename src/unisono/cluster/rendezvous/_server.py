@@ -92,16 +92,15 @@ class RendezvousServer:
             return ()
         return tuple(member.host for _, member in sorted(self._state.connected.items()))
 
-    def run(self, agreed: Message) -> Proceed:
+    def run(self, agreed: Message) -> None:
         """Wait for all processes, send them the outcome, and return when they have received it."""
         while 0 in self._state.connected:
             outcome = _protocol.outcome(self._state, time.monotonic())
             if isinstance(outcome, Proceed):
                 arrivals = [str(peer.sock.getsockname()[0]) for _, peer in self._members()]
                 self.reached = _addresses.reached_address(self.reached, arrivals)
-                found = {"reached": self.reached, "hosts": self.hosts(), "warnings": outcome.warnings}
-                self._drain({"kind": "start", **agreed, **found})
-                return outcome
+                self._drain({"kind": "start", **agreed, "reached": self.reached, "hosts": self.hosts()})
+                return
             if isinstance(outcome, Abort):
                 self._drain({"kind": "abort", "reason": outcome.reason})
                 raise ClusterError(outcome.reason)

@@ -5,17 +5,18 @@ Tests: tests/unit/ps/scheduling/test_queue.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from unisono._errors import CancelledError, ClusterError, UnisonoError
+from unisono._system._interrupts import INTERRUPTS
 from unisono.ps.scheduling import _closures as decide
 from unisono.ps.scheduling._closures import Closures, Rules
+from unisono.rpc._calls import set_outcome
 
 #: How often something is prepared for one closure: batches may have several forms.
 _ATTEMPTS = 100
@@ -54,19 +55,6 @@ class QueuedClosure:
     #: Whether its caller is gone: it ends as others do, and its error is not raised.
     is_left: bool = False
 
-    def resolve(self, outcome: Any) -> None:
-        """Hand the result or the error to those that wait, unless they have an outcome already.
-
-        Args:
-            outcome: the result, or an exception.
-        """
-        if self.result.done():
-            return
-        if isinstance(outcome, BaseException):
-            self.result.set_exception(outcome)
-        else:
-            self.result.set_result(outcome)
-
 
 #: Send closures to a worker: gets the worker's number, the closures and the watermark below which every
 #: closure has ended. It must not block. The future of each fails with a `WorkerLostError` or `NotReadyError`,
@@ -74,41 +62,16 @@ class QueuedClosure:
 Send = Callable[[int, Sequence[QueuedClosure], int], "Sequence[Future[Any]]"]
 
 
-class Signals(Protocol):
-    """Where a thread that is interrupted stops; `step/_interrupts.Interrupts` has it."""
-
-    def at_checks(self) -> contextlib.AbstractContextManager[None]:
-        """Surround what only `check` may interrupt."""
-
-    def allowed(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a part of that which may be interrupted anywhere."""
-
-    def check(self) -> None:
-        """Raise where an interrupt waits."""
-
-
-class _NoSignals:
-    """For queues whose callers are not interrupted."""
-
-    def at_checks(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def allowed(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def check(self) -> None:
-        """Do nothing."""
-
-
 class ClosureQueue:
     """Closures that wait and run; safe to use from several threads.
+
+    Ctrl-C is obeyed at some places alone: a closure that was sent must not be forgotten.
 
     Args:
         prepare: gets a closure's payload and what a worker needs for it, and provides that. It runs in the
             thread that schedules or waits, never in one of the transport.
         on_loss: called with the number of a worker that was lost, and why.
         generation: how often this chief was started before.
-        signals: where Ctrl-C is obeyed: a closure that was sent must not be forgotten.
     """
 
     def __init__(
@@ -118,10 +81,8 @@ class ClosureQueue:
         prepare: Callable[[Any, Any], None],
         on_loss: Callable[[int, Exception], None],
         generation: int = 0,
-        signals: Signals | None = None,
     ) -> None:
         self._rules, self._send, self._prepare, self._on_loss = rules, send, prepare, on_loss
-        self._signals: Signals = signals or _NoSignals()
         self._state = Closures.of_generation(generation)
         self._changed = threading.Condition(threading.RLock())
         #: What threads wait for.
@@ -148,7 +109,7 @@ class ClosureQueue:
             Exception: the error of an earlier closure, once; or one that ended the cluster.
         """
         self._owner = threading.get_ident()
-        with self._signals.at_checks(), self._changed:
+        with INTERRUPTS.at_checks(), self._changed:
             self._wait(lambda: decide.has_room(self._state, self._rules) or decide.can_raise(self._state))
             self._raise_error()
             self._state, number = decide.schedule(self._state)
@@ -166,7 +127,7 @@ class ClosureQueue:
             Exception: the error of an earlier closure, once.
         """
         self._owner = threading.get_ident()
-        with self._signals.at_checks(), self._changed:
+        with INTERRUPTS.at_checks(), self._changed:
             self._wait(
                 lambda: (
                     (self._state.num_waiting < most and self._state.failed is None)
@@ -182,7 +143,7 @@ class ClosureQueue:
             Exception: the first error of a closure, once.
         """
         self._owner = threading.get_ident()
-        with self._signals.at_checks(), self._changed:
+        with INTERRUPTS.at_checks(), self._changed:
             self._wait(lambda: decide.is_done(self._state))
             self._raise_error()
 
@@ -192,7 +153,7 @@ class ClosureQueue:
         Raises:
             Exception: the first error of a closure, once, when none runs any more.
         """
-        with self._signals.at_checks(), self._changed:
+        with INTERRUPTS.at_checks(), self._changed:
             self._prepare_all()
             self._raise_error()
             return decide.is_done(self._state)
@@ -206,7 +167,7 @@ class ClosureQueue:
         """
         if future.done():
             return future.result()
-        with self._signals.at_checks(), self._changed:
+        with INTERRUPTS.at_checks(), self._changed:
             self._wait(future.done)
         return future.result()
 
@@ -231,7 +192,7 @@ class ClosureQueue:
         Returns:
             The numbers of those that a worker may drop too, where it has not begun them.
         """
-        with self._signals.at_checks(), self._changed:
+        with INTERRUPTS.at_checks(), self._changed:
             if drops:
                 self._state = decide.drop(self._state, first)
                 for number in [n for n in self._unready if n >= first]:
@@ -241,7 +202,7 @@ class ClosureQueue:
             held = {*self._state.retries, *(r.number for r in self._state.running)}
             for number, closure in left.items():
                 closure.is_left = closure.is_left or drops
-                closure.resolve(_cancelled())
+                set_outcome(closure.result, _cancelled())
                 if drops and number not in held:
                     del self._closures[number]
             self._start()
@@ -287,7 +248,7 @@ class ClosureQueue:
         with self._changed:
             self._fatal = self._fatal or error
             for closure in self._closures.values():
-                closure.resolve(error)
+                set_outcome(closure.result, error)
             self._closures.clear()
             self._wake()
 
@@ -328,7 +289,7 @@ class ClosureQueue:
             closure = self._closures.pop(number)
             if error is None or closure.is_left:
                 self._state = decide.finish(self._state, number)
-                closure.resolve(error or reply.result())
+                set_outcome(closure.result, error or reply.result())
             else:
                 self._fail(closure, error)
             self._start()
@@ -337,7 +298,7 @@ class ClosureQueue:
         if self._state.failed is None:
             self._error = error if isinstance(error, Exception) else ClusterError(str(error))
         self._state = decide.fail(self._state, closure.number)
-        closure.resolve(error)
+        set_outcome(closure.result, error)
         # A worker that waits for something need not get it any more.
         for number in self._unready:
             self._state = decide.finish(self._state, number)
@@ -350,7 +311,7 @@ class ClosureQueue:
             return
         running = {r.number for r in self._state.running}
         for number in [n for n in self._closures if n not in running]:
-            self._closures.pop(number).resolve(_cancelled())
+            set_outcome(self._closures.pop(number).result, _cancelled())
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         """Wait for a condition, and prepare meanwhile what workers need."""
@@ -360,7 +321,7 @@ class ClosureQueue:
                 return
             if self._fatal is not None:
                 raise self._fatal
-            self._signals.check()
+            INTERRUPTS.check()
             self._awaited.append(is_ready)
             try:
                 self._changed.wait(_CHECK_EVERY)
@@ -386,7 +347,7 @@ class ClosureQueue:
                     raise ClusterError(
                         f"A worker must be able to run what was prepared. Received: {needs!r}."
                     )
-                with self._signals.allowed():
+                with INTERRUPTS.allowed():
                     self._prepare(closure.payload, needs)
             except Exception as raised:
                 error = raised

@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import ClusterError
-from unisono.ps._client import error_of
+from unisono.ps._client import ABSENCE_SECONDS, WARN_AFTER, error_of
 from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._closures import Absence, Rules, given_up, to_ask
 from unisono.ps.scheduling._queue import (
     ClosureQueue,
     NotReadyError,
     QueuedClosure,
-    Signals,
     WorkerLostError,
 )
 from unisono.ps.worker._batched_reply import taken_apart
@@ -38,12 +37,6 @@ from unisono.rpc._ops import Op
 from unisono.rpc._versions import installed
 
 _LOG = logging.getLogger("unisono")
-
-#: Seconds for which all workers may be away.
-ABSENCE_SECONDS = 300.0
-
-#: Seconds after which the log names a worker that is away; one that is just starting imports for 2 to 8 s.
-WARN_AFTER = 10.0
 
 #: The arrays of several closures go in one message up to so many bytes.
 _JOINT_BYTES = 1 << 20
@@ -137,7 +130,6 @@ class WorkerPool:
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
         absence_limit: seconds for which all workers may be away.
-        signals: where a thread that waits for closures obeys Ctrl-C.
         find_used: returns how many batches are in the servers' updates, by `iterator@worker`.
     """
 
@@ -148,7 +140,6 @@ class WorkerPool:
         prepare: Callable[[RunRequest, str], None],
         generation: int = 0,
         absence_limit: float = ABSENCE_SECONDS,
-        signals: Signals | None = None,
         find_used: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._clients, self._generation, self._absence_limit = list(clients), generation, absence_limit
@@ -172,7 +163,7 @@ class WorkerPool:
         #: By worker and iterator: how many batches ended closures have used.
         self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self._closed = threading.Event()
-        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation, signals)
+        self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation)
         self._watch = threading.Thread(target=self._look, name="unisono-workers", daemon=True)
 
     @property

@@ -25,7 +25,8 @@ from unisono._system._files import rename_durably
 from unisono._types import Json
 from unisono.ps.state._checksums import PIECE, checksum
 from unisono.ps.state._push import Array
-from unisono.ps.state._records import FIRST, aligned, boot_id, map_file
+from unisono.ps.state._records import FIRST, boot_id, map_file
+from unisono.rpc._frames import aligned
 
 #: The digit is that of the format.
 _MAGIC = b"UNPSARR2"

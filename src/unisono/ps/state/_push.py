@@ -6,7 +6,7 @@ Tests: tests/unit/ps/test_store.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ class Push:
         return meta, arrays
 
     @classmethod
-    def decode(cls, meta: dict[str, Json], arrays: Sequence[Array]) -> Push:
+    def decode(cls, meta: Mapping[str, Json], arrays: Sequence[Array]) -> Push:
         """Return the push that `encode` has written.
 
         Args:
@@ -148,7 +148,7 @@ class Push:
         )
 
 
-def _used(meta: dict[str, Json]) -> tuple[tuple[str, int], ...]:
+def _used(meta: Mapping[str, Json]) -> tuple[tuple[str, int], ...]:
     used = mapping(meta, "used") if "used" in meta else {}
     return tuple((name, whole(used, name)) for name in used)
 

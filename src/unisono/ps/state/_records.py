@@ -20,16 +20,15 @@ import uuid
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from unisono._types import Json
 from unisono.ps.state._checksums import checksum
 from unisono.ps.state._push import Array
+from unisono.rpc._frames import ALIGNMENT, aligned, dtype_name
 
-#: Arrays lie at multiples of this, where programs read them without a copy.
-ALIGNMENT = 64
 #: Where the first record begins.
 FIRST = 4096
 
@@ -55,18 +54,6 @@ def boot_id() -> str:
         return path.read_text(encoding="ascii").strip()
     # Other systems than Linux do not say it: no other process takes these files.
     return str(uuid.uuid4())
-
-
-def aligned(size: int) -> int:
-    """Return the next multiple of the alignment.
-
-    Args:
-        size: in bytes.
-
-    >>> aligned(1), aligned(64)
-    (64, 64)
-    """
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def map_file(path: Path, size: int) -> Array:
@@ -142,7 +129,7 @@ class RecordFile:
             np.copyto(place, array)
             places.append(place)
             self._staged.append(
-                {"at": self._end - self._begin, "dtype": _name(array.dtype), "shape": array.shape}
+                {"at": self._end - self._begin, "dtype": dtype_name(array.dtype), "shape": array.shape}
             )
             self._end = aligned(self._end + array.nbytes)
         return places
@@ -227,12 +214,6 @@ def _read_record(
         return "has arrays without their checksum"
     kind, meta, staged = json.loads(body)
     return size, kind, meta, [_array_at(content, begin + s["at"], s["dtype"], s["shape"]) for s in staged]
-
-
-@functools.cache
-def _name(dtype: np.dtype[Any]) -> str:
-    # NumPy computes it each time, which takes 5 µs.
-    return dtype.name
 
 
 def _array_at(content: Array, at: int, dtype: str, shape: Sequence[int]) -> Array:

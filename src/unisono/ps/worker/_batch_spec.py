@@ -5,7 +5,6 @@ Tests: tests/unit/ps/worker/test_batch_spec.py.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import ml_dtypes  # noqa: F401 (NumPy then knows the names of bfloat16 and the f
 import numpy as np
 
 from unisono._errors import InvalidTypeError
+from unisono.rpc._frames import dtype_name
 
 #: Kept: `json.dumps` with options makes one for each step.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -52,13 +52,7 @@ def _described(node: Any, leaves: list[np.ndarray[Any, Any]]) -> Any:
             f"{type(node).__name__} of dtype {array.dtype}. Turn it into numbers in the dataset's `map`."
         )
     leaves.append(array)
-    return [_name(array.dtype), array.shape]
-
-
-@functools.cache
-def _name(dtype: np.dtype[Any]) -> str:
-    # NumPy computes it each time, which takes 5 µs.
-    return dtype.name
+    return [dtype_name(array.dtype), array.shape]
 
 
 def rebuild(text: str, leaf: Callable[[np.dtype[Any], tuple[int, ...]], Any]) -> Any:

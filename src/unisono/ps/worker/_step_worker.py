@@ -24,15 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from unisono._errors import ClusterError, ContextError, UnisonoError
 from unisono._system._blocks import set_for_block
 from unisono.cluster.liveness._task_events import process_events
-from unisono.ps._client import Countdown, Key
-from unisono.ps._traffic import Traffic
+from unisono.ps._client import Countdown, ServerClient
+from unisono.ps._programs import ExportedProgram
 from unisono.ps.scheduling._heartbeats import chief_lease
 from unisono.ps.worker._batch_spec import describe
 from unisono.ps.worker._batched_reply import BatchedReply
@@ -45,38 +45,8 @@ from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.rpc._versions import check_versions
 
-
-class CompiledProgram(Protocol):
-    """From arrays to arrays: an exported program, compiled here when it first gets arrays of their shapes."""
-
-    compiled_count: int
-
-    def __call__(self, *args: Any) -> Sequence[Any]:
-        """Run the program."""
-
-
 #: The number of the worker whose thread this is.
 _INDEX: ContextVar[int | None] = ContextVar("unisono_worker_index", default=None)
-
-
-class Servers(Protocol):
-    """What a worker needs of the parameter servers; `ps/_client.ServerClient` has it."""
-
-    traffic: Traffic
-
-    def pull(self, keys: Sequence[Key]) -> Future[list[Any]]:
-        """Return the values of variables, later."""
-
-    def rows(self, keys: Sequence[Key], indices: Sequence[Any]) -> Future[list[Any]]:
-        """Return rows of variables of a server, later."""
-
-    def take_until(self, future: Future[Any]) -> None:
-        """Take answers in the present thread until a future is done, where no other thread does."""
-
-    def push(
-        self, pushes: Sequence[PushToServer], pulls: Sequence[Key] | None
-    ) -> tuple[list[Future[Any]], Future[list[Any]] | None]:
-        """Send what a closure changes, and pull behind it; done when servers have acknowledged it."""
 
 
 @dataclasses.dataclass
@@ -110,8 +80,8 @@ class StepWorker:
         self,
         index: int,
         num_workers: int,
-        servers: Servers,
-        load_program: Callable[[str, bytes], CompiledProgram],
+        servers: ServerClient,
+        load_program: Callable[[str, bytes], ExportedProgram],
         reply: Callable[[ClientId, Frame], None],
         is_chief: Callable[[ClientId], bool],
         platform: str = "cpu",
@@ -121,7 +91,7 @@ class StepWorker:
         self._own_index = np.asarray(index, np.int32)
         self._rows = TableRows(servers.rows)
         self._spending = servers.traffic.spending
-        self._programs: dict[str, CompiledProgram] = {}
+        self._programs: dict[str, ExportedProgram] = {}
         #: Exported programs that are not compiled yet.
         self._exported: dict[str, bytes] = {}
         self._tasks: queue.SimpleQueue[_WorkItem | None] = queue.SimpleQueue()
@@ -301,7 +271,7 @@ class StepWorker:
                 self._reads_data = False
         self._answer(task, frame.answer(Op.OK))
 
-    def _program(self, digest: str) -> CompiledProgram:
+    def _program(self, digest: str) -> ExportedProgram:
         """Return a compiled program: a closure that came before the plan may be the first one to use it."""
         if digest not in self._programs:
             self._programs[digest] = self._load(digest, self._exported[digest])
@@ -357,8 +327,7 @@ class StepWorker:
             numbers: RowNumbers | None = None
             if plan.lookups is not None:
                 with self._spending("pull"):
-                    rows = self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
-                    given += rows.arguments()
+                    given += self._rows.pull(plan.lookups, numbers := self._numbers(plan.lookups, given))
             with self._spending("compute"):
                 outputs = program(*given)
             # While it was compiled others went on: where that took 2 s, the first update missed 398 of them

@@ -166,30 +166,32 @@ class TableRows:
         #: By plan and group, how many places there were for its rows.
         self._places: dict[tuple[LookupPlan, int], int] = {}
 
-    def pull(self, plan: LookupPlan, numbers: RowNumbers) -> PulledRows:
-        """Ask the servers for rows, each server once."""
-        wanted: dict[int, list[tuple[int, int, TablePart, slice]]] = {}
+    def pull(self, plan: LookupPlan, numbers: RowNumbers) -> list[Any]:
+        """Ask each server once for rows, and wait; return what the step's program takes of tables."""
+        wanted: dict[int, list[tuple[Key, Array, int, int, slice]]] = {}
         for group, tables in enumerate(plan.groups):
             for number, table in enumerate(tables.tables):
                 for part in table.parts:
                     where = numbers.part(group, part.begin, part.end)
                     if where.start < where.stop:
-                        wanted.setdefault(part.server, []).append((group, number, part, where))
+                        key = key_of(part.server, part.number, table.rounded)
+                        indices = numbers.rows[group][where] - part.begin
+                        wanted.setdefault(part.server, []).append((key, indices, group, number, where))
         asked = [
-            (
-                own,
-                self._ask(
-                    [
-                        key_of(server, part.number, plan.groups[group].tables[number].rounded)
-                        for group, number, part, _ in own
-                    ],
-                    [numbers.rows[group][where] - part.begin for group, _, part, where in own],
-                ),
-            )
-            for server, own in wanted.items()
+            (own, self._ask([key for key, *_ in own], [indices for _, indices, *_ in own]))
+            for own in wanted.values()
         ]
-        places = [self._room(plan, group, numbers) for group in range(len(plan.groups))]
-        return PulledRows(plan, numbers, places, asked)
+        rows: list[list[Array]] = []
+        for group, tables in enumerate(plan.groups):
+            room = self._room(plan, group, numbers)
+            rows.append([np.zeros((room, *table.row), np.dtype(table.dtype)) for table in tables.tables])
+        for own, answer in asked:
+            for (_, _, group, number, where), found in zip(own, answer.result(), strict=True):
+                rows[group][number][where] = found
+        given: list[Any] = []
+        for tables_rows, used in zip(rows, numbers.rows, strict=True):
+            given += [*tables_rows, np.int32(len(used))]
+        return [*given, *numbers.places]
 
     def _room(self, plan: LookupPlan, group: int, numbers: RowNumbers) -> int:
         """Return the number of places for the rows of a group: it does not become smaller."""
@@ -197,39 +199,6 @@ class TableRows:
         room = max(1 << (needed - 1).bit_length(), self._places.get((plan, group), 0))
         self._places[plan, group] = room
         return room
-
-
-class PulledRows:
-    """Rows that are on their way.
-
-    Args:
-        asked: for each server what it was asked for, and its answer.
-    """
-
-    def __init__(
-        self,
-        plan: LookupPlan,
-        numbers: RowNumbers,
-        places: Sequence[int],
-        asked: Sequence[tuple[list[tuple[int, int, TablePart, slice]], Future[list[Array]]]],
-    ) -> None:
-        self._plan, self.numbers, self._places, self._asked = plan, numbers, places, asked
-
-    def arguments(self) -> list[Any]:
-        """Return what the step's program takes of tables; wait for the servers."""
-        rows = {
-            (group, number): np.zeros((self._places[group], *table.row), np.dtype(table.dtype))
-            for group, tables in enumerate(self._plan.groups)
-            for number, table in enumerate(tables.tables)
-        }
-        for own, answer in self._asked:
-            for (group, number, _, where), found in zip(own, answer.result(), strict=True):
-                rows[group, number][where] = found
-        given: list[Any] = []
-        for group, tables in enumerate(self._plan.groups):
-            given += [rows[group, number] for number in range(len(tables.tables))]
-            given.append(np.int32(len(self.numbers.rows[group])))
-        return [*given, *self.numbers.places]
 
 
 def pushed_rows(

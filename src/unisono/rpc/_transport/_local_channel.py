@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unisono.rpc._frames import MAX_ARRAYS, MAX_RANK, Part
+from unisono.rpc._frames import MAX_ARRAYS, MAX_RANK, Part, aligned
 from unisono.rpc._transport import _shared_memory as shared
 
 #: Parts of this size lie in shared memory: smaller ones cost less in the message itself.
@@ -99,7 +99,7 @@ class LocalChannel:
     def _packed(self, parts: Sequence[Part]) -> tuple[bytes, shared.Segment | None]:
         """Return a message, and its segment where the receiver does not have that yet."""
         sizes = [len(part) for part in parts]
-        room = sum([shared.aligned(size) for size in sizes if size >= SHARED_FROM])
+        room = sum([aligned(size) for size in sizes if size >= SHARED_FROM])
         segment = self._outgoing.take(room) if room else None
         places, inline, at = [], [], shared.FIRST
         for part, size in zip(parts, sizes, strict=True):
@@ -107,7 +107,7 @@ class LocalChannel:
                 # Not by a memoryview, which copies with the interpreter's lock.
                 np.copyto(segment.memory[at : at + size], np.frombuffer(part, np.uint8))
                 places.append(_PLACE.pack(size, at))
-                at += shared.aligned(size)
+                at += aligned(size)
             else:
                 places.append(_PLACE.pack(size, 0))
                 inline.append(part)

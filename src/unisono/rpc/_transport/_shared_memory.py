@@ -22,23 +22,12 @@ IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_SEAL_SHRINK") a
 
 #: Where the arrays of a segment begin.
 FIRST = 4096
-#: Arrays lie at multiples of this: JAX uses them where they are.
-ALIGNMENT = 64
 #: How many segments a sender has on a connection at most, and their bytes: twice the bytes in flight, or
 #: three of the largest message.
 SLOTS = 16
 _BYTES = 512 << 20
 
 _Bytes = np.ndarray[Any, Any]
-
-
-def aligned(size: int) -> int:
-    """Return the next multiple of the alignment.
-
-    >>> aligned(1), aligned(128)
-    (64, 128)
-    """
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def rounded(size: int) -> int:

@@ -28,7 +28,7 @@ from unisono.ps._programs import ExportedProgram, own_platform
 from unisono.ps._server import VariableServer
 from unisono.ps._store import VariableStore
 from unisono.ps.scheduling._heartbeats import HEARTBEAT_SECONDS
-from unisono.ps.state._file_journal import LOG_BYTES
+from unisono.ps.state._journal import LOG_BYTES
 from unisono.ps.worker._step_worker import StepWorker
 from unisono.rpc._calls import ClientId, Handler, RequestClient, RequestServer
 from unisono.rpc._frames import Frame
@@ -247,7 +247,6 @@ class _VariableService(Service):
             VariableStore() if self._durable is None else self._durable.store,
             self._durable,
             self._accepts,
-            self._reply,
         )
         self.ended = server.ended
         self._rpc_server = RpcServer(roles.addresses[roles.task], server.handle, keys)

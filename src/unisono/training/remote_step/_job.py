@@ -26,7 +26,6 @@ from unisono.ps.scheduling._heartbeats import ChiefHeartbeats
 from unisono.ps.scheduling._workers import BatchFunction, RunRequest, RunResult, WorkerPool
 from unisono.ps.worker._step_plan import OWN_INDEX
 from unisono.rpc._calls import RequestClient
-from unisono.step._interrupts import INTERRUPTS
 from unisono.training.remote_step._plans import PlanMaker
 from unisono.training.remote_step._remote_variables import RemoteVariables
 from unisono.training.remote_step._streams import RandomStreams
@@ -82,7 +81,6 @@ class Job:
             rules,
             self._prepare,
             generation,
-            signals=INTERRUPTS,
             find_used=self.client.used_batches,
         )
         #: Where the programs of workers will run.

@@ -20,12 +20,12 @@ import keras
 import numpy as np
 
 from unisono._errors import UnsupportedError
+from unisono._system._interrupts import INTERRUPTS
 from unisono._types import PyTree
 from unisono.data._batches import check_values
 from unisono.ps._traffic import StepTally
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import LazyArray, Result
-from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import mark_synced, set_training_state
 from unisono.step.variables._merge_rules import kind_of
 from unisono.training.remote_step._job import Job

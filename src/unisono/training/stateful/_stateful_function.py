@@ -19,13 +19,13 @@ import numpy as np
 
 from unisono._context import Context
 from unisono._reads import NOT_IN_A_STEP
+from unisono._system._interrupts import INTERRUPTS
 from unisono._types import ArrayLike, PyTree
 from unisono._values import PerReplica
 from unisono.step._call_signature import Call, CallArray
 from unisono.step._compiler import Entry, StepCompiler
 from unisono.step._explain import explaining
 from unisono.step._functional import discover
-from unisono.step._interrupts import INTERRUPTS
 from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope

@@ -17,8 +17,8 @@ import jax
 import keras
 import numpy as np
 
+from unisono._system._interrupts import INTERRUPTS
 from unisono._types import PyTree
-from unisono.step._interrupts import INTERRUPTS
 from unisono.step._value_handle import whole_value
 from unisono.training.groups._batch_group import BatchGroup
 from unisono.training.groups._batch_placement import BatchStager, GroupPlacer

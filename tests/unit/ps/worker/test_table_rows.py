@@ -48,7 +48,7 @@ def test_each_row_is_asked_for_once_and_lookups_get_their_places():
     tables, lookups = Tables(), plan((0, False), (0, False))
     found = [np.array([[9, 2], [2, 4]], "int32"), np.array([0], "int64")]
     numbers = RowNumbers(lookups, found)
-    rows, used, *places = TableRows(tables.rows).pull(lookups, numbers).arguments()
+    rows, used, *places = TableRows(tables.rows).pull(lookups, numbers)
     assert tables.asked == [(1, [5], [[0, 2]]), (0, [7], [[0, 5]])]
     assert rows[:4, 0].tolist() == [0, 2, 4, 9]
     assert not rows[4:].any()
@@ -81,7 +81,7 @@ def test_rounded_rows_become_those_of_the_table():
         return answer
 
     numbers = RowNumbers(lookups, [np.array([1, 8])])
-    found = TableRows(rows).pull(lookups, numbers).arguments()[0]
+    found = TableRows(rows).pull(lookups, numbers)[0]
     assert asked == [(1, 5, "float16"), (0, 7, "float16")]
     assert found.dtype == np.float32
     assert found[:2].tolist() == [[float(np.float16(0.1))] * 2] * 2
@@ -90,7 +90,7 @@ def test_rounded_rows_become_those_of_the_table():
 def test_empty_batches_ask_for_nothing():
     tables, lookups = Tables(), plan((0, False))
     numbers = RowNumbers(lookups, [np.zeros((0, 3), "int32")])
-    rows, used, places = TableRows(tables.rows).pull(lookups, numbers).arguments()
+    rows, used, places = TableRows(tables.rows).pull(lookups, numbers)
     assert tables.asked == []
     assert (rows.shape, int(used), places.shape) == ((8, 2), 0, (0, 3))
     push = [RowPush(0, 0, 4, (0,)), RowPush(0, 4, 10, (0,))]
@@ -99,7 +99,7 @@ def test_empty_batches_ask_for_nothing():
 
 def test_tables_of_one_group_come_with_one_request_of_each_server():
     tables, lookups = Tables(), plan((0, False), tables=2)
-    TableRows(tables.rows).pull(lookups, RowNumbers(lookups, [np.array([1, 8])])).arguments()
+    TableRows(tables.rows).pull(lookups, RowNumbers(lookups, [np.array([1, 8])]))
     assert tables.asked == [(1, [5, 5], [[1], [1]]), (0, [7, 7], [[4], [4]])]
 
 
@@ -109,7 +109,7 @@ def test_the_number_of_places_is_a_power_of_two_and_does_not_become_smaller():
     rows = TableRows(lambda keys, indices: Tables().rows(keys, indices))
     counts = []
     for ids in (np.arange(3), np.arange(100), np.arange(9), np.arange(129), np.zeros(800, int)):
-        counts.append(len(rows.pull(lookups, RowNumbers(lookups, [ids])).arguments()[0]))
+        counts.append(len(rows.pull(lookups, RowNumbers(lookups, [ids]))[0]))
     assert counts == [8, 128, 128, 256, 256]
 
 

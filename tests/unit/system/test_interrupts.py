@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from unisono.step._interrupts import Interrupts
+from unisono._system._interrupts import Interrupts
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_other_errors_without_a_caller_go_where_they_went(monkeypatch):
 
 def test_who_insists_is_obeyed(received, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("unisono.step._interrupts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("unisono._system._interrupts.time.monotonic", lambda: now[0])
     interrupts = Interrupts()
     with interrupts.put_off():
         interrupt()
