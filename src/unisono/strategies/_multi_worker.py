@@ -32,13 +32,12 @@ from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceOps, PackedAllReduce, own_ops
 from unisono.collectives._local_updates import LocalUpdates
-from unisono.step.variables._compressed_layout import compressed_layout
-from unisono.step.variables._local_layout import LocalLayout, local_layout
+from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.strategies._state_layout import layout_named
+from unisono.strategies._state_layout import layout_of
+from unisono.strategies.multi_worker_fit._chief_callbacks import silence_autologging
 from unisono.strategies.multi_worker_fit._fit import MultiWorkerFit
-from unisono.strategies.multi_worker_fit._loggers import silence_autologging
 
 _LOG = logging.getLogger("unisono")
 
@@ -112,10 +111,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             _say_that_it_is_alone(type(self).__name__, self._mesh.num_replicas)
         if cross_device_ops is not None:
             self._ops = cross_device_ops.over(self._ops)
-        layout = layout_named(state_layout, self._mesh, self._group)
-        layout = compressed_layout(layout, self._ops, self._mesh, self._group)
-        self._state_layout = local_layout(layout, sync, self._mesh, self._group)
-        layout = self._state_layout
+        self._state_layout = layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
         if self._fit is not None and isinstance(layout, LocalLayout) and layout.sync.overlap:
             _connect(layout.exchange_mesh, group)
 

@@ -30,7 +30,7 @@ from unisono.step._sharded_layout import Shards
 from unisono.step.variables._local_layout import gathered_for_file
 from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.strategies.multi_worker_fit._call_comparison import (
+from unisono.strategies.multi_worker_fit._call_description import (
     are_within,
     call_fingerprint,
     other_callbacks,
