@@ -98,7 +98,7 @@ class Compression:
             return found
 
         if self.kind == "power_sgd":
-            return low_rank_sums(arrays, bases, summed, summed)
+            return low_rank_sums(arrays, bases, summed)
         if self.kind == "top_k":
             return *largest_sums(arrays, self.setting, axis_name=axis_name), []
         codec: Codec = BlockCodec(int(self.setting)) if self.kind == "int8" else HalfCodec(self.kind)

@@ -147,7 +147,7 @@ def largest_sums(arrays: Sequence[jax.Array], fraction: float, *, axis_name: str
 
 
 def low_rank_sums(
-    arrays: Sequence[jax.Array], bases: Sequence[jax.Array], first: Summed, second: Summed
+    arrays: Sequence[jax.Array], bases: Sequence[jax.Array], summed: Summed
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
     """Sum matrices as products of two thin ones, by one step of a power iteration; return new bases, too.
 
@@ -157,14 +157,13 @@ def low_rank_sums(
     Args:
         arrays: of float32; their last dimension makes the columns of a matrix.
         bases: the last step's, of shape `(columns, rank)`, equal on all replicas.
-        first: sums the left factors.
-        second: sums the right factors.
+        summed: sums the left factors, and then the right ones.
     """
     matrices = [a.reshape(-1, a.shape[-1]) for a in arrays]
-    found = first([m @ b for m, b in zip(matrices, bases, strict=True)])
+    found = summed([m @ b for m, b in zip(matrices, bases, strict=True)])
     left = [jnp.linalg.qr(f)[0] for f in found]
     own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
-    right = second(own)
+    right = summed(own)
     sums, errors, after = [], [], []
     for array, matrix, p, mine, q in zip(arrays, matrices, left, own, right, strict=True):
         sums.append((p @ q.T).reshape(array.shape))
