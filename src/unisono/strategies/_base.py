@@ -43,7 +43,7 @@ require_jax()
 Arguments = dict[str, UserValue]
 
 
-class Strategy(DeprecatedMethods):
+class Strategy(DeprecatedMethods, abc.ABC):
     """How a model is trained on many devices; base of all strategies.
 
     User code means the same under every strategy, so that the public methods are written here, once, with
