@@ -289,12 +289,12 @@ def discover(step: Callable[[list[jax.Array]], object], arrays: Sequence[CallArr
     """Run a step without computing, and initialize the variables that it creates.
 
     Args:
-        step: gets traced stand-ins for `arrays`.
+        step: gets traced stand-ins for `arrays`. Its result may hold objects that JAX cannot return.
     """
+
+    def without_result(arrays: list[Any]) -> None:
+        step(arrays)
+
     # The outer scope closes outside the trace, so that Keras initializes new variables eagerly.
     with keras.StatelessScope(), discovering():
-        jax.eval_shape(step, list(arrays))
-
-
-def discarded(_: object) -> None:
-    """Drop a result, which may hold objects that JAX cannot return from a trace."""
+        jax.eval_shape(without_result, list(arrays))
