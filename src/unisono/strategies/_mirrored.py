@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from unisono._errors import InvalidTypeError
+from unisono._checks import check_instance
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
@@ -55,11 +55,8 @@ class MirroredStrategy(ReplicatedStrategy):
         state_layout: str = "mirrored",
         sync: LocalUpdates | None = None,
     ) -> None:
-        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
-            raise InvalidTypeError(
-                "`cross_device_ops` must be a `CrossDeviceOps`. Received: "
-                f"cross_device_ops={cross_device_ops!r}. Write `unisono.RingAllReduce()`, for example."
-            )
+        hint = "Write `unisono.RingAllReduce()`, for example."
+        check_instance(cross_device_ops, "cross_device_ops", CrossDeviceOps, hint)
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
         strategy_of_process_made(type(self).__name__)
         self._ops = cross_device_ops or own_ops(self._mesh.platform)

@@ -13,7 +13,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono._errors import InvalidTypeError
+from unisono._checks import check_instance
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono._types import PyTree, UserValue
 from unisono.cluster import _distributed
@@ -82,9 +82,10 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         cross_device_ops: CompressedAllReduce | None = None,
         sync: LocalUpdates | None = None,
     ) -> None:
-        _check_type("cross_device_ops", cross_device_ops, CompressedAllReduce)
-        _check_type("cluster_resolver", cluster_resolver, ClusterResolver)
-        _check_type("communication_options", communication_options, CommunicationOptions)
+        hint = "Leave it out, or pass an object of that class."
+        check_instance(cross_device_ops, "cross_device_ops", CompressedAllReduce, hint)
+        check_instance(cluster_resolver, "cluster_resolver", ClusterResolver, hint)
+        check_instance(communication_options, "communication_options", CommunicationOptions, hint)
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
         self._options = communication_options or CommunicationOptions()
         timeouts = timeouts or Timeouts(start_up=seconds_of(START_UP_VARIABLE, Timeouts.start_up))
@@ -189,14 +190,6 @@ def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:
     )
     with group.collective():
         jax.block_until_ready(jax.jit(total)(mesh.put(np.zeros(mesh.num_replicas, np.float32), mesh.sharded)))
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InvalidTypeError(
-            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out, or pass an "
-            "object of that class."
-        )
 
 
 #: TensorFlow's first name for it.

@@ -5,7 +5,8 @@ Tests: tests/virtual/strategies/test_sharded_state.py, tests/virtual/strategies/
 
 from __future__ import annotations
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._checks import check_instance
+from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
@@ -44,11 +45,9 @@ def layout_of(
             f'state_layout={name!r}. Write `state_layout="sharded"` for optimizer state in parts on the '
             'devices, "fully_sharded" for weights in parts, too.'
         )
-    if sync is not None and not isinstance(sync, LocalUpdates):
-        raise InvalidTypeError(
-            f"`sync` must be a `LocalUpdates`. Received: sync={sync!r}. Write "
-            "`sync=unisono.LocalUpdates(every=50)`, or leave it out."
-        )
+    check_instance(
+        sync, "sync", LocalUpdates, "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
+    )
     layout = _IN_PARTS[name](mesh, why_whole, group) if name in _IN_PARTS else StateLayout(mesh)
     if isinstance(ops, CompressedAllReduce):
         layout = CompressedLayout(layout, ops, mesh, group)
