@@ -178,7 +178,7 @@ class ReplicatedStep:
         """
         slots = self.plan.slots if self.plan else ()
         start = [
-            localize(s.rule, v[0], engine) if s.is_stacked else _entered(s, v, engine)
+            localize(s.rule, v[0] if s.is_stacked else s.layout.enter(v, engine.num_replicas > 1), engine)
             for s, v in zip(slots, values, strict=True)
         ]
         outputs: list[Output] = []
@@ -271,10 +271,6 @@ class ReplicatedStep:
             [context_of for _ in replicas],
             NOT_IN_A_STEP,
         )
-
-
-def _entered(slot: Slot, value: jax.Array, engine: ReplicaEngine) -> Any:
-    return localize(slot.rule, slot.layout.enter(value, engine.num_replicas > 1), engine)
 
 
 @dataclasses.dataclass(frozen=True)

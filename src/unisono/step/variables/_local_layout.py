@@ -311,14 +311,12 @@ class LocalLayout(PartsLayout):
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
         """Return what a program takes: a phase begins where a value is not a pair yet."""
-        new = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
-        new = [i for i in new if not isinstance(values[i], tuple)]
-        others = [i for i, layout in enumerate(layouts) if not isinstance(layout, PairLayout)]
+        pairs = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
+        new = [i for i in pairs if not isinstance(values[i], tuple)]
+        others = [i for i in range(len(layouts)) if not isinstance(layouts[i], PairLayout)]
         placed = dict(enumerate(values))
-        for i, value in zip(
-            others, super().place([layouts[i] for i in others], [values[i] for i in others]), strict=True
-        ):
-            placed[i] = value
+        found = super().place([layouts[i] for i in others], [values[i] for i in others])
+        placed |= zip(others, found, strict=True)
         if new:
             shared = list(self._mesh.put([values[i] for i in new], self._mesh.replicated))
             rules = tuple(layouts[i].rule for i in new)  # type: ignore[attr-defined]
