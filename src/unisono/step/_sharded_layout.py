@@ -350,9 +350,11 @@ class ShardedLayout(PartsLayout):
 
     def _first_layout(self, variable: keras.Variable) -> ShardedVariableLayout | None:
         """Return how a variable begins; the optimizer's decides later how it lies."""
-        shape = tuple(variable.shape)
-        is_part = is_slot(variable) and is_split(shape)
-        return ShardedVariableLayout(self._mesh, shape, self._group) if is_part else None
+        return self._split(variable.shape) if is_slot(variable) else None
+
+    def _split(self, shape: Sequence[int]) -> ShardedVariableLayout | None:
+        """Return how an array of a shape lies in parts; None for one that stays whole."""
+        return ShardedVariableLayout(self._mesh, tuple(shape), self._group) if is_split(shape) else None
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Mark the variables that lie in parts, once for each optimizer; whether there are any."""
@@ -377,8 +379,9 @@ class ShardedLayout(PartsLayout):
         # By shape: Keras' optimizers do not say which of their variables belong to a weight.
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
         for variable in optimizer.variables:
-            if tuple(variable.shape) in shapes and is_split(variable.shape):
-                lie_in_parts(variable, ShardedVariableLayout(self._mesh, tuple(variable.shape), self._group))
+            layout = self._split(variable.shape) if tuple(variable.shape) in shapes else None
+            if layout is not None:
+                lie_in_parts(variable, layout)
         return any(hasattr(v, _MARK) for v in [*optimizer.variables, *trained_variables(optimizer)])
 
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
@@ -405,10 +408,7 @@ class ShardedLayout(PartsLayout):
         is_ours = all(isinstance(value, Shards) and value.in_replica for value in held)
         if not is_ours or (not held and all(part_of(weight) is None for weight in weights)):
             return None
-        layouts = [
-            ShardedVariableLayout(self._mesh, tuple(v.shape), self._group) if is_split(v.shape) else None
-            for v in trained
-        ]
+        layouts = [self._split(v.shape) for v in trained]
         grads = [_own(layout, g) for layout, g in zip(layouts, aggregate(self._reduce), strict=True)]
         own = [_own(layout, w) for layout, w in zip(layouts, weights, strict=True)]
         pairs = [(v, (one.part_size,)) for v, one in zip(trained, layouts, strict=True) if one is not None]
@@ -428,10 +428,7 @@ class ShardedLayout(PartsLayout):
         self, op: ReduceOp, grads: list[jax.Array], _: Sequence[keras.Variable]
     ) -> list[VariableValue]:
         """Reduce-scatter gradients; scalars are all-reduced, as every replica updates them."""
-        layouts = [
-            ShardedVariableLayout(self._mesh, g.shape, self._group) if is_split(g.shape) else None
-            for g in grads
-        ]
+        layouts = [self._split(g.shape) for g in grads]
         rows = [layout.rows(g) for layout, g in zip(layouts, grads, strict=True) if layout is not None]
         parts = iter(self._scattered(rows))
         divisor = self._mesh.num_replicas if op is ReduceOp.MEAN else 1
