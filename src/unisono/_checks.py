@@ -61,6 +61,21 @@ def checked_whole(value: object, name: str, least: int, hint: str) -> int:
     return number
 
 
+def check_instance(value: object, name: str, kind: type, hint: str) -> None:
+    """Raise for an argument of another type; None stands for one that was left out.
+
+    Args:
+        hint: what to write instead.
+
+    Raises:
+        InvalidTypeError: The value is not of the type.
+
+    >>> check_instance(None, "count", int, "Leave it out.")
+    """
+    if value is not None and not isinstance(value, kind):
+        raise InvalidTypeError(f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. {hint}")
+
+
 def is_number(value: object) -> TypeGuard[float]:
     """Return whether an argument is a whole or floating-point number, also NumPy's.
 

@@ -51,10 +51,11 @@ def _folders() -> tuple[str, ...]:
 
 def user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback of the user's frames only, or of all frames where none is the user's."""
-    return _linked([f for f in _frames_of(trace) if is_user_code(f.tb_frame.f_code.co_filename)]) or trace
+    return _linked([f for f in frames_of(trace) if is_user_code(f.tb_frame.f_code.co_filename)]) or trace
 
 
-def _frames_of(trace: TracebackType | None) -> Iterator[TracebackType]:
+def frames_of(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """Return the parts of a traceback, the outermost first."""
     while trace is not None:
         yield trace
         trace = trace.tb_next
@@ -72,7 +73,7 @@ def _without_libraries_between(trace: TracebackType | None) -> TracebackType | N
 
     What stands below is where another library, or this one, failed.
     """
-    frames = list(_frames_of(trace))
+    frames = list(frames_of(trace))
     of_program = [is_program(frame.tb_frame.f_code.co_filename) for frame in frames]
     last = max((i for i, is_own in enumerate(of_program) if is_own), default=0)
     hidden = [not is_user_code(frame.tb_frame.f_code.co_filename) for frame in frames[:last]]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unisono._backend import require_jax
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MissingPackageError
 from unisono._export._files import MANIFEST, written_at
-from unisono._export._specs import ArraySpec
+from unisono._export._specs import PLATFORMS, ArraySpec
 from unisono._names import no_attribute
 from unisono._system._object_store import Place, StorePath, given_place, local_copy
 from unisono._types import PyTree
@@ -40,8 +40,6 @@ _FORMATS = ("stablehlo", "keras", "saved_model", "onnx")
 #: What a directory of a format has.
 _MARKERS = {"stablehlo": MANIFEST, "saved_model": "saved_model.pb"}
 _BY_SUFFIX = {"": "stablehlo", ".stablehlo": "stablehlo", ".keras": "keras", ".onnx": "onnx"}
-# Equal to `_stablehlo.PLATFORMS`, which is not imported here: its module imports JAX and Keras.
-_EVERYWHERE = ("cpu", "cuda", "tpu", "rocm")
 
 
 if not TYPE_CHECKING:
@@ -60,7 +58,7 @@ def export(
     path: str | os.PathLike[str] | StorePath,
     format: str | None = None,  # noqa: A002 (the name that Keras' `export` has)
     *,
-    platforms: Sequence[str] = _EVERYWHERE,
+    platforms: Sequence[str] = PLATFORMS,
     batch_size: int | None = None,
     input_spec: PyTree = None,
 ) -> Place:
@@ -286,7 +284,7 @@ def _share(model: keras.Model, path: str | os.PathLike[str] | StorePath) -> None
 
 
 def _check_unused(chosen: str, platforms: Sequence[str], batch_size: int | None, input_spec: object) -> None:
-    given = {"platforms": tuple(platforms) != _EVERYWHERE, "batch_size": batch_size, "input_spec": input_spec}
+    given = {"platforms": tuple(platforms) != PLATFORMS, "batch_size": batch_size, "input_spec": input_spec}
     names = [name for name, value in given.items() if value is not None and value is not False]
     if names:
         raise InvalidArgumentError(

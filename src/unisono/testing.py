@@ -170,10 +170,10 @@ class FaultCallback(keras.callbacks.Callback):
         """Record the step, then carry out its faults."""
         step = self._epoch * int(self.params["steps"]) + batch
         if self._history is not None:
-            self._note(step)
+            self._note(step, self._history)
         self._plan.act(self._task, step, self._generation)
 
-    def _note(self, step: int) -> None:
+    def _note(self, step: int, history: Path) -> None:
         self.model.jax_state_sync()
         state = b"".join(np.ascontiguousarray(w).tobytes() for w in self.model.get_weights())
         record = {
@@ -183,10 +183,8 @@ class FaultCallback(keras.callbacks.Callback):
             "time": time.time(),
             "weights": hashlib.sha256(state).hexdigest()[:16],
         }
-        if self._history is None:
-            return
-        self._history.mkdir(parents=True, exist_ok=True)
-        with (self._history / f"{self._task.replace(':', '-')}.jsonl").open("a") as file:
+        history.mkdir(parents=True, exist_ok=True)
+        with (history / f"{self._task.replace(':', '-')}.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unisono import InvalidArgumentError, InvalidTypeError
-from unisono._checks import checked_whole, is_number, whole_number, whole_numbers
+from unisono._checks import check_instance, checked_whole, is_number, whole_number, whole_numbers
 
 
 @pytest.mark.parametrize("value", [2, np.int64(2), np.uint8(2), np.array(2)])
@@ -79,3 +79,11 @@ def test_numbers(value):
 @pytest.mark.parametrize("value", [True, "3", None, [3], 1j])
 def test_what_is_no_number(value):
     assert not is_number(value)
+
+
+def test_another_type_is_named_with_what_to_write():
+    check_instance(3, "count", int, "")
+    with pytest.raises(
+        InvalidTypeError, match=r"^`count` must be a `int`\. Received: count='3'\. Write 3\.$"
+    ):
+        check_instance("3", "count", int, "Write 3.")

@@ -96,6 +96,21 @@ def test_a_custom_loop_as_in_the_tutorial(strategy, coordinator):
     assert coordinator._steps.num_programs == 1
 
 
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @unisono.function
+    def times(self, x):
+        return self.factor * x
+
+
+def test_a_method_can_be_scheduled(coordinator):
+    two, three = Scaled(2.0), Scaled(3.0)
+    values = [coordinator.schedule(each.times, args=(np.float32(5),)) for each in (two, three, two)]
+    assert coordinator.fetch(values) == [10, 15, 10]
+
+
 def test_results_are_numpys_or_jaxs(coordinator):
     value = coordinator.schedule(add, args=(np.float32(1),), kwargs={"b": 2.0})
     assert isinstance(value, RemoteValue)

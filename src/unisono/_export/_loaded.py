@@ -156,13 +156,12 @@ def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.nda
             found = [arrays[key_of(index)] for index in range(len(specs))]
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise damaged(file, f"{type(error).__name__}: {error}") from error
-    return [_typed(array, spec) for array, spec in zip(found, specs, strict=True)]
-
-
-def _typed(array: np.ndarray, spec: ArraySpec) -> np.ndarray:
     # NumPy's format stores bfloat16 and similar types as raw bytes.
     # See https://github.com/jax-ml/ml_dtypes/issues/41.
-    return array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array
+    return [
+        array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array
+        for array, spec in zip(found, specs, strict=True)
+    ]
 
 
 def key_of(index: int) -> str:

@@ -12,6 +12,9 @@ from typing import Any
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 
+#: The platforms that `jax.export` knows.
+PLATFORMS = ("cpu", "cuda", "tpu", "rocm")
+
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:

@@ -25,12 +25,10 @@ from unisono._errors import InvalidArgumentError
 from unisono._export._files import MANIFEST, describe_files, replace_atomically, seal
 from unisono._export._loaded import FUNCTION, KIND, VERSION, WEIGHTS, key_of
 from unisono._export._signature import input_specs
-from unisono._export._specs import ArraySpec, encode, leaves, map_leaves, plain, rebuild
+from unisono._export._specs import PLATFORMS, ArraySpec, encode, leaves, map_leaves, plain, rebuild
 from unisono._system._packages import require_packages
 from unisono._types import PyTree
 
-#: The names that `jax.export` knows.
-PLATFORMS = ("cpu", "cuda", "tpu", "rocm")
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy")
 
 
@@ -72,7 +70,7 @@ def write_stablehlo(
     weights = [one_replica(v.value) for v in variables]
     serve = _Serve(model, inputs)
     exported = _export(serve, weights, leaves(inputs), platforms)
-    specs = [_spec_of(aval) for aval in exported.out_avals]
+    specs = [array_spec(aval) for aval in exported.out_avals]
     with replace_atomically(path, marker=MANIFEST) as aside:
         aside.mkdir()
         (aside / FUNCTION).write_bytes(exported.serialize())
@@ -115,7 +113,8 @@ def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def _spec_of(aval: jax.core.ShapedArray) -> ArraySpec:
+def array_spec(aval: jax.core.ShapedArray | jax.ShapeDtypeStruct) -> ArraySpec:
+    """Return the spec of a traced array, with the names of its open sizes."""
     shape = tuple(d if isinstance(d, int) else str(d) for d in aval.shape)
     return ArraySpec(shape, str(aval.dtype))
 
@@ -129,7 +128,9 @@ def _export(
     def attempt(specs: list[ArraySpec], on: Sequence[str]) -> jax.export.Exported:
         # A new function for each attempt, because JAX caches traces by function.
         function = jax.jit(lambda w, x: serve(w, x))  # noqa: PLW0108
-        return jax.export.export(function, platforms=tuple(on))(shapes, _symbolic(specs))
+        sizes = with_symbols([spec.shape for spec in specs])
+        given = [jax.ShapeDtypeStruct(n, jnp.dtype(s.dtype)) for n, s in zip(sizes, specs, strict=True)]
+        return jax.export.export(function, platforms=tuple(on))(shapes, given)
 
     try:
         return attempt(inputs, platforms)
@@ -172,10 +173,10 @@ def _fixed(spec: ArraySpec) -> ArraySpec:
     return dataclasses.replace(spec, shape=tuple(2 if isinstance(d, str) else d for d in spec.shape))
 
 
-def _symbolic(specs: list[ArraySpec]) -> list[jax.ShapeDtypeStruct]:
-    """Return the shapes for JAX, with the same symbol for the same name."""
-    names = sorted({d for spec in specs for d in spec.shape if isinstance(d, str)})
+def with_symbols(shapes: Sequence[Sequence[int | str | None]]) -> list[tuple[Any, ...]]:
+    """Return shapes for JAX, with the same symbol for the same name."""
+    names = sorted({size for shape in shapes for size in shape if isinstance(size, str)})
     # In one call: JAX does not mix symbols of different scopes.
     symbols = jax.export.symbolic_shape(", ".join(names)) if names else ()
-    dims: dict[Any, Any] = dict(zip(names, symbols, strict=True))
-    return [jax.ShapeDtypeStruct(tuple(dims.get(d, d) for d in s.shape), jnp.dtype(s.dtype)) for s in specs]
+    sizes: dict[Any, Any] = dict(zip(names, symbols, strict=True))
+    return [tuple(sizes.get(size, size) for size in shape) for shape in shapes]

@@ -27,8 +27,8 @@ from unisono._export._files import (
     seal,
 )
 from unisono._export._signature import input_specs
-from unisono._export._specs import ArraySpec, leaves, map_leaves
-from unisono._export._stablehlo import PLATFORMS, one_replica, write_stablehlo
+from unisono._export._specs import PLATFORMS, ArraySpec, leaves, map_leaves
+from unisono._export._stablehlo import one_replica, write_stablehlo
 from unisono._system._packages import require_packages
 
 _log = logging.getLogger("unisono")

@@ -5,6 +5,7 @@ Tests: tests/virtual/test_pooling.py, tests/virtual/test_products.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from unisono._backend import wants_own_lowering
@@ -19,15 +20,10 @@ _SWITCHES: dict[str, Callable[[], None]] = {
     "UNISONO_PRODUCTS": install_fast_products,
 }
 
-_is_installed = False
 
-
+@functools.cache
 def install_lowerings() -> None:
     """Install all lowerings that the environment does not forbid, once per process."""
-    global _is_installed
-    if _is_installed:
-        return
-    _is_installed = True
     for switch, install in _SWITCHES.items():
         if wants_own_lowering(switch):
             install()

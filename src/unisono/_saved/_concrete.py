@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from keras import ops
 
 from unisono._errors import InvalidTypeError, UnsupportedError
+from unisono._export._stablehlo import with_symbols
 from unisono._types import PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.step._call_signature import NUMBER, Call, Kind
@@ -82,7 +82,7 @@ def _specified(leaf: Any) -> Any:
 def _call(structure: Any, leaves: Sequence[Any], rank: int) -> Call:
     is_array = [isinstance(leaf, (TensorSpec, float)) for leaf in leaves]
     names = [_names(leaf, i, rank) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorSpec)]
-    shapes = iter(_with_symbols(names))
+    shapes = iter(with_symbols(names))
     parts = [
         (jax.ShapeDtypeStruct(next(shapes), jax.dtypes.canonicalize_dtype(leaf.dtype)),)
         if isinstance(leaf, TensorSpec)
@@ -92,15 +92,6 @@ def _call(structure: Any, leaves: Sequence[Any], rank: int) -> Call:
     kinds = tuple(Kind.SAME if array else Kind.STATIC for array in is_array)
     statics = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
     return Call(structure, kinds, tuple(parts), statics)
-
-
-def _with_symbols(shapes: Sequence[Sequence[int | str]]) -> list[tuple[Any, ...]]:
-    """Return shapes with JAX's symbols for the names in them."""
-    names = sorted({size for shape in shapes for size in shape if isinstance(size, str)})
-    # In one call: JAX does not mix symbols of different scopes.
-    symbols = jax.export.symbolic_shape(", ".join(names)) if names else ()
-    sizes: dict[Any, Any] = dict(zip(names, symbols, strict=True))
-    return [tuple(sizes.get(size, size) for size in shape) for shape in shapes]
 
 
 def with_common_rows(call: Call) -> list[Call]:
@@ -132,7 +123,7 @@ def _named_shapes(call: Call) -> list[list[int | str]]:
 def _reshaped(call: Call, shapes: Sequence[Sequence[int | str]]) -> Call:
     arrays = (
         jax.ShapeDtypeStruct(shape, x.dtype, weak_type=x.weak_type)
-        for shape, x in zip(_with_symbols(shapes), call.arrays, strict=True)
+        for shape, x in zip(with_symbols(shapes), call.arrays, strict=True)
     )
     return dataclasses.replace(call, parts=tuple(tuple(next(arrays) for _ in part) for part in call.parts))
 

@@ -71,7 +71,10 @@ def read_module(path: Path) -> Any:
 
     def program(record: Record) -> _SavedProgram:
         blob = read_file(path, file_of(record["program"]), manifest["files"])
-        return _SavedProgram.of(record, jax.export.deserialize(bytearray(blob)), variables)
+        exported, own = jax.export.deserialize(bytearray(blob)), [variables[i] for i in record["variables"]]
+        inputs, outputs = decode(record["inputs"]), decode(record["outputs"])
+        of_call = record["name"], record["parameters"], inputs, outputs
+        return _SavedProgram(*of_call, own, record["written"], exported)
 
     objects: list[LoadedModule] = [LoadedModule() for _ in manifest["objects"]]
 
@@ -118,16 +121,6 @@ class _SavedProgram:
     variables: Sequence[Variable]
     written: Sequence[int]
     exported: jax.export.Exported
-
-    @classmethod
-    def of(
-        cls, record: Record, exported: jax.export.Exported, variables: Sequence[Variable]
-    ) -> _SavedProgram:
-        """Return the program of a record."""
-        own = [variables[i] for i in record["variables"]]
-        inputs, outputs = decode(record["inputs"]), decode(record["outputs"])
-        of_call = (record["name"], record["parameters"], inputs, outputs)
-        return cls(*of_call, own, record["written"], exported)
 
     def arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any], exact: bool) -> list[Any]:
         """Return the arrays of a call.

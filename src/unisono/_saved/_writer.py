@@ -20,8 +20,8 @@ from unisono._context import creator_of
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._export._files import MANIFEST, describe_files, replace_atomically, seal, written_at
 from unisono._export._loaded import WEIGHTS, key_of
-from unisono._export._specs import ArraySpec, encode, plain
-from unisono._export._stablehlo import one_replica
+from unisono._export._specs import PLATFORMS, ArraySpec, encode, plain
+from unisono._export._stablehlo import array_spec, one_replica
 from unisono._saved._concrete import (
     ConcreteFunction,
     arrays_of,
@@ -42,9 +42,6 @@ _log = logging.getLogger("unisono")
 
 KIND = "unisono-module"
 VERSION = 1
-
-#: Platforms for which functions are lowered: each of them calls the same file.
-PLATFORMS = ("cpu", "cuda", "tpu", "rocm")
 
 #: How far an open size may lie from those of variables: columns that a function adds, or leaves out.
 _NEAR = 8
@@ -202,7 +199,9 @@ class _Contents:
             ) from error
 
     def _program(self, function: Function, call: Call, number_of_first: int) -> Record:
-        args, kwargs = by_position(function, *call.rebuild([_spec(x) for x in call.arrays], lambda *_: None))
+        args, kwargs = by_position(
+            function, *call.rebuild([array_spec(x) for x in call.arrays], lambda *_: None)
+        )
         inputs = plain((args[number_of_first:], kwargs))
         if not all(isinstance(leaf, (ArraySpec, bool, int, float, str)) for leaf in jax.tree.leaves(inputs)):
             raise UnsupportedError(
@@ -264,12 +263,8 @@ def _exported(function: Function, call: Call) -> tuple[jax.export.Exported, Any,
             f"{function.__name__}, which calls `strategy.run`. Save the function that `run` calls."
         )
     made = iter(exported.out_avals)
-    specs = jax.tree.map(lambda _: _spec(next(made)), outputs[-1])
+    specs = jax.tree.map(lambda _: array_spec(next(made)), outputs[-1])
     return exported, plan, specs
-
-
-def _spec(aval: Any) -> ArraySpec:
-    return ArraySpec(tuple(n if isinstance(n, int) else str(n) for n in aval.shape), str(aval.dtype))
 
 
 def _serialized(exported: jax.export.Exported) -> bytes:

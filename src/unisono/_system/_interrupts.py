@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from unisono._system._signals import in_main_thread
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 #: A function of Keras that discards every exception: it reads logs.
 _DISCARDS = "pythonify_logs"
@@ -43,7 +45,7 @@ class Interrupts:
         self.pending = False
         self._since = 0.0
         self._held = 0
-        self._before: Callable[[int, FrameType | None], object] | None = None
+        self._before: _Handler | None = None
         self._hook: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
         self._interruptible: set[CodeType] = set()
 
@@ -55,7 +57,7 @@ class Interrupts:
     @contextlib.contextmanager
     def put_off(self) -> Iterator[None]:
         """Surround a short section at whose end the signal is delivered; nothing outside the main thread."""
-        if not _in_main_thread():
+        if not in_main_thread():
             yield
             return
         is_outermost = self._install()
@@ -70,14 +72,13 @@ class Interrupts:
             before = self._before
             if is_outermost:
                 self._uninstall()
-            if self.pending and not self._held and before is not None:
-                self.pending = False
-                before(signal.SIGINT, None)
+            if not self._held:
+                self._pass_on(before)
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
         """Surround the long part of a section, in which nothing is put off."""
-        if not _in_main_thread():
+        if not in_main_thread():
             yield
             return
         held, self._held = self._held, 0
@@ -89,7 +90,7 @@ class Interrupts:
     @contextlib.contextmanager
     def at_checks(self) -> Iterator[None]:
         """Surround a section, perhaps a long one, in which the signal is delivered by `check` alone."""
-        if not _in_main_thread():
+        if not in_main_thread():
             yield
             return
         is_outermost = self._install()
@@ -110,18 +111,21 @@ class Interrupts:
 
         Where Keras would discard the exception, the signal waits on, and the next call delivers it.
         """
-        if not self.pending or self._before is None or not _in_main_thread():
+        if not self.pending or not in_main_thread():
             return
         if _is_discarding(sys._getframe(1)) and self._before is signal.default_int_handler:
             raise KeyboardInterrupt
-        self.pending = False
-        self._before(signal.SIGINT, None)
+        self._pass_on(self._before)
 
     def deliver(self) -> None:
         """Deliver a signal that was put off, unless a section still runs; nothing outside the main thread."""
-        if self.pending and _in_main_thread() and not self._held and self._before is not None:
+        if in_main_thread() and not self._held:
+            self._pass_on(self._before)
+
+    def _pass_on(self, handler: _Handler | None) -> None:
+        if self.pending and handler is not None:
             self.pending = False
-            self._before(signal.SIGINT, None)
+            handler(signal.SIGINT, None)
 
     def _install(self) -> bool:
         """Take SIGINT over; return whether this call did."""
@@ -174,11 +178,6 @@ def _is_discarding(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_name != _DISCARDS:
         frame = frame.f_back
     return frame is not None
-
-
-def _in_main_thread() -> bool:
-    """Whether Python handles signals here."""
-    return threading.current_thread() is threading.main_thread()
 
 
 #: Those of this process.

@@ -1,4 +1,4 @@
-"""Collectives inside `jax.shard_map`: the all-reduce algorithms, all-gather, reduce-scatter and broadcast.
+"""Collectives inside `jax.shard_map`: the all-reduce algorithms, and all-gather.
 
 All are differentiable: the gradient of an all-reduce is the all-reduce of the gradients. On CPUs none
 uses `lax.psum_scatter`, which returns wrong numbers over Gloo
@@ -26,16 +26,17 @@ def _xla(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.A
     return list(lax.psum(buckets, axis_name))
 
 
-def _ring(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+def _each(reduce: Callable[[jax.Array, str, int], jax.Array]) -> Reducer:
+    """Return the reducer that sums one bucket after the other."""
+    return lambda buckets, axis_name, axis_size: [reduce(b, axis_name, axis_size) for b in buckets]
+
+
+def _ring(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     """Reduce-scatter and all-gather around a ring; each device sends 2(n-1)/n of the bytes.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations", 2009.
     """
-    return [_ring_one(b, axis_name, axis_size) for b in buckets]
-
-
-def _ring_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     chunk = -(-bucket.size // axis_size)
     padded = jnp.pad(bucket, (0, chunk * axis_size - bucket.size)).reshape(axis_size, chunk)
     me = lax.axis_index(axis_name)
@@ -53,12 +54,8 @@ def _ring_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     return result.reshape(-1)[: bucket.size]
 
 
-def _hierarchical(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+def _hierarchical(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     """Sum up a binary tree to the first device, and copy the result back down: 2 log2(n) steps."""
-    return [_tree_one(b, axis_name, axis_size) for b in buckets]
-
-
-def _tree_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me = lax.axis_index(axis_name)
     # Rounded up: works for any number of devices, where the last pairs are incomplete.
     strides = [1 << k for k in range((axis_size - 1).bit_length())]
@@ -74,12 +71,8 @@ def _tree_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     return total
 
 
-def _one_device(buckets: list[jax.Array], axis_name: str, axis_size: int) -> list[jax.Array]:
+def _one_device(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     """Send all values to the first device, sum them there, and send the result back."""
-    return [_central_one(b, axis_name, axis_size) for b in buckets]
-
-
-def _central_one(bucket: jax.Array, axis_name: str, axis_size: int) -> jax.Array:
     me = lax.axis_index(axis_name)
     total = bucket
     for i in range(1, axis_size):
@@ -168,9 +161,9 @@ def _across_hosts(buckets: list[jax.Array], axis_name: str, axis_size: int) -> l
 #: The all-reduce algorithms; each compiles to another program.
 ALGORITHMS: dict[str, Reducer] = {
     "xla": _xla,
-    "ring": _ring,
-    "hierarchical": _hierarchical,
-    "one_device": _one_device,
+    "ring": _each(_ring),
+    "hierarchical": _each(_hierarchical),
+    "one_device": _each(_one_device),
     "exchange": _exchange,
     "across_hosts": _across_hosts,
 }
@@ -183,18 +176,14 @@ def all_reduce(
     axis_name: str,
     axis_size: int,
     algorithm: str = "xla",
-    bytes_per_pack: int = 0,
-    num_packs: int = 0,
-    smaller_than: int = 0,
+    **rule: int,
 ) -> Tree:
     """Return the sum or mean of `tree` over the devices of a mesh axis, on each of them.
 
     Args:
         op: sum or mean, for `ReduceOp.parse`.
         algorithm: a key of `ALGORITHMS`.
-        bytes_per_pack: see `collectives._packing.plan`.
-        num_packs: see `collectives._packing.plan`.
-        smaller_than: see `collectives._packing.plan`.
+        rule: by which arrays share a bucket, see `collectives._packing.plan`.
 
     Raises:
         InvalidArgumentError: for an unknown algorithm or `op`.
@@ -210,12 +199,7 @@ def all_reduce(
     _check_types(leaves, op)
     # Else without a collective: the program of one device stays free of them.
     if axis_size > 1 and leaves:
-        packing = plan(
-            [(leaf.shape, leaf.dtype) for leaf in leaves],
-            bytes_per_pack=bytes_per_pack,
-            num_packs=num_packs,
-            smaller_than=smaller_than,
-        )
+        packing = plan([(leaf.shape, leaf.dtype) for leaf in leaves], **rule)
         leaves = _reduce(leaves, packing, ALGORITHMS[algorithm], axis_name, axis_size)
         if op is ReduceOp.MEAN:
             # After the sum, once: dividing before would round each replica's term.
@@ -311,46 +295,3 @@ def all_gather(x: jax.Array, axis: int, *, axis_name: str, axis_size: int) -> ja
 
     gathered.defvjp(forward, backward)
     return gathered(x)
-
-
-def reduce_scatter(x: jax.Array, *, axis_name: str, axis_size: int) -> jax.Array:
-    """Return this device's part of the sum over all devices, split along the first axis.
-
-    Args:
-        x: array whose first dimension divides by `axis_size`.
-
-    Raises:
-        InvalidArgumentError: when the first dimension does not divide by `axis_size`.
-        InvalidTypeError: for booleans.
-    """
-    x = jnp.asarray(x)
-    _check_types([x], ReduceOp.SUM)
-    if x.ndim == 0 or x.shape[0] % axis_size:
-        raise InvalidArgumentError(
-            f"The first dimension must divide by the {axis_size} replicas. Received: shape={x.shape}. "
-            f"Pad it to a multiple of {axis_size} with `jnp.pad`."
-        )
-    if axis_size == 1:
-        return x
-    parts = x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:])
-    # Without `dtype`, the sum of int8 or int16 would be an int32, as in NumPy.
-    received: jax.Array = lax.all_to_all(parts, axis_name, 0, 0)
-    return received.sum(axis=0, dtype=x.dtype)
-
-
-def broadcast(x: jax.Array, root: int, *, axis_name: str, axis_size: int) -> jax.Array:
-    """Return the array of device `root` on every device."""
-    # Without this check the result would be zeros: no device would contribute.
-    if not 0 <= root < axis_size:
-        raise InvalidArgumentError(
-            f"`root` must be a replica, 0 to {axis_size - 1}. Received: root={root}. Write `root=0`."
-        )
-    x = jnp.asarray(x)
-    if axis_size == 1:
-        return x
-    # `where`, not a product with a mask: NaN times zero is NaN.
-    kept = jnp.where(lax.axis_index(axis_name) == root, x, jnp.zeros_like(x))
-    # Booleans cannot be summed.
-    numbers = kept.astype(jnp.int32) if kept.dtype == jnp.bool_ else kept
-    total: jax.Array = lax.psum(numbers, axis_name)
-    return total.astype(x.dtype)

@@ -4,8 +4,8 @@ from unisono.coordinator._coordinator import ClusterCoordinator as ClusterCoordi
 from unisono.coordinator._values import (
     PerWorkerValues as PerWorkerValues,
     RemoteValue as RemoteValue,
+    get_current_worker_index as get_current_worker_index,
 )
-from unisono.coordinator._worker_index import get_current_worker_index as get_current_worker_index
 
 PerWorkerValue = PerWorkerValues
 experimental_get_current_worker_index = get_current_worker_index

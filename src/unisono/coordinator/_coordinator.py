@@ -18,7 +18,7 @@ from unisono._types import PyTree
 from unisono.coordinator._values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.ps.scheduling._workers import RunResult
 from unisono.step._call_signature import Call
-from unisono.step.functions._function import Function
+from unisono.step.functions._function import BoundFunction, Function
 from unisono.step.functions._identity import identity_of
 from unisono.training._scope_warnings import strategy_used
 from unisono.training.remote_step._dataset_function import dataset_maker, pickled
@@ -236,10 +236,8 @@ def _python_function(fn: object) -> Callable[..., object]:
     """Return the Python function behind a `unisono.function`, also behind a method that is one."""
     if isinstance(fn, Function):
         return fn.python_function
-    if isinstance(fn, functools.partial):
-        owner = getattr(fn.func, "__self__", None)
-        if isinstance(owner, Function):
-            return functools.partial(owner.python_function, *fn.args, **fn.keywords)
+    if isinstance(fn, BoundFunction):
+        return functools.partial(fn.function.python_function, *fn.args)
     raise InvalidTypeError(
         f"`schedule` takes a `unisono.function`. Received: {fn!r}. Decorate it with `@unisono.function`."
     )

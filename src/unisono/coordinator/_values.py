@@ -1,4 +1,4 @@
-"""What a coordinator hands out: results that come later, and what every worker has its own one of.
+"""Results that come later, what every worker has its own one of, and which worker runs this code.
 
 Tests: tests/virtual/test_coordinator.py.
 """
@@ -17,6 +17,8 @@ import numpy as np
 
 from unisono._errors import ContextError
 from unisono._types import PyTree
+from unisono.ps.worker._step_worker import current_worker_index
+from unisono.training.remote_step.programs._function_step import traced_worker_index
 
 if TYPE_CHECKING:
     from unisono.ps.scheduling._workers import RunResult, WorkerPool
@@ -102,3 +104,16 @@ class PerWorkerIterator:
             "The iterator of a per-worker dataset can be read on workers alone. Received: `next` on the "
             "coordinator. Pass it to the function that you give to `coordinator.schedule`."
         )
+
+
+def get_current_worker_index() -> int | jax.Array:
+    """Return the number of the worker that runs this code.
+
+    In a function that is given to `ClusterCoordinator.create_per_worker_dataset` it is an int. In a scheduled
+    function, whose program is the same on all workers, it is a scalar array of that program.
+
+    Raises:
+        ContextError: outside of a worker's functions.
+    """
+    traced = traced_worker_index()
+    return current_worker_index() if traced is None else traced

@@ -265,7 +265,7 @@ def regroup(outputs: Sequence[tuple[Output, list[jax.Array], list[CallArray]]]) 
         kinds = {kind for kind, _ in row}
         if kinds == {"own"}:
             entries.append(row[0])
-            joined.append(_per_replica([next(arrays) for arrays in own]))
+            joined.append(per_replica([next(arrays) for arrays in own]))
         elif len({repr(entry) for entry in row}) == 1:
             entries.append(row[0])
         elif "mirrored" in kinds:
@@ -279,7 +279,7 @@ def regroup(outputs: Sequence[tuple[Output, list[jax.Array], list[CallArray]]]) 
     return Output(first.structure, tuple(entries)).rebuild(joined, mirrored)
 
 
-def _per_replica(arrays: Sequence[jax.Array]) -> PerReplica:
+def per_replica(arrays: Sequence[jax.Array]) -> PerReplica:
     """One array for each replica, stacked where their shapes are equal."""
     if len({array.shape for array in arrays}) == 1:
         # One array is one leaf of the program's result, and the form that `strategy.reduce` takes at once.

@@ -22,7 +22,7 @@ from unisono.step._call_signature import Call, Result
 from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
-from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discarded, discover
+from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discover
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
@@ -307,7 +307,7 @@ class StepCompiler:
 
     def _discover(self, fn: Callable[..., object], call: Call, parent: StateScope | None) -> StatePlan:
         step = ReplicatedStep(self._strategy, fn, call, parent=parent)
-        discover(lambda arrays: discarded(step([], arrays)), call.arrays)
+        discover(lambda arrays: step([], arrays), call.arrays)
         plan = StatePlan.from_scopes(step.scopes, self._strategy.state_layout)
         # Inside a `unisono.function` the plan of the function does this.
         if parent is None:

@@ -13,6 +13,7 @@ from unisono._types import PyTree, Tree
 from unisono._values import PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._reduce import all_gather
+from unisono.step._call_signature import per_replica
 from unisono.step._program import ReplicaFrame
 
 #: How an array lies on the replicas: split along its first axis, or whole on each.
@@ -110,17 +111,12 @@ class TurnEngine:
         """Meet the others and see what they brought."""
 
         def gather(_: int, operands: list[PyTree]) -> list[PyTree]:
-            return [jax.tree.map(_per_replica, *operands)] * self.num_replicas
+            return [jax.tree.map(together, *operands)] * self.num_replicas
+
+        def together(*leaves: PyTree) -> object:
+            return per_replica(leaves) if isinstance(leaves[0], jax.Array) else leaves[0]
 
         return self._frame.meet(tree, gather)
-
-
-def _per_replica(*leaves: PyTree) -> object:
-    if not isinstance(leaves[0], jax.Array):
-        return leaves[0]
-    if len({leaf.shape for leaf in leaves}) == 1:
-        return PerReplica.from_stacked(jnp.stack(leaves))
-    return PerReplica(leaves)
 
 
 def _reduce(op: ReduceOp, operands: list[Tree]) -> Tree:

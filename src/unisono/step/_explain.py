@@ -18,7 +18,7 @@ import jax
 
 from unisono._context import ReplicaContext
 from unisono._system._program_end import EXPLAINERS
-from unisono._tracebacks import add_advice, is_explained, is_program
+from unisono._tracebacks import add_advice, frames_of, is_explained, is_program
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
@@ -150,12 +150,9 @@ def _note_at_end(error: BaseException) -> str | None:
 
 def _has_no_targets(trace: TracebackType | None) -> bool:
     """Return whether Keras computes a loss or metrics of targets that are None."""
-    while trace is not None:
-        code, values = trace.tb_frame.f_code, trace.tb_frame.f_locals
-        if code.co_name.strip("_") in ("compute_loss", "compute_metrics") and values.get("y", values) is None:
-            return True
-        trace = trace.tb_next
-    return False
+    frames = [part.tb_frame for part in frames_of(trace)]
+    of_keras = [f for f in frames if f.f_code.co_name.strip("_") in ("compute_loss", "compute_metrics")]
+    return any(f.f_locals.get("y", f) is None for f in of_keras)
 
 
 EXPLAINERS.append(_explain_at_end)
@@ -210,13 +207,10 @@ def _advice_on(error: BaseException) -> tuple[str, str] | None:
 
 def _place_of(trace: TracebackType | None) -> _Place | None:
     """The innermost place of a traceback in the user's code."""
-    found = None
-    while trace is not None:
-        if is_program(trace.tb_frame.f_code.co_filename):
-            found = trace
-        trace = trace.tb_next
-    if found is None:
+    of_user = [part for part in frames_of(trace) if is_program(part.tb_frame.f_code.co_filename)]
+    if not of_user:
         return None
+    found = of_user[-1]
     code = found.tb_frame.f_code
     first, last, start, end = list(code.co_positions())[found.tb_lasti // 2]
     lines = [linecache.getline(code.co_filename, n) for n in range(first or 1, (last or first or 1) + 1)]

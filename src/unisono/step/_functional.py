@@ -178,7 +178,7 @@ class ReplicatedStep:
         """
         slots = self.plan.slots if self.plan else ()
         start = [
-            localize(s.rule, v[0], engine) if s.is_stacked else _entered(s, v, engine)
+            localize(s.rule, v[0] if s.is_stacked else s.layout.enter(v, engine.num_replicas > 1), engine)
             for s, v in zip(slots, values, strict=True)
         ]
         outputs: list[Output] = []
@@ -273,10 +273,6 @@ class ReplicatedStep:
         )
 
 
-def _entered(slot: Slot, value: jax.Array, engine: ReplicaEngine) -> Any:
-    return localize(slot.rule, slot.layout.enter(value, engine.num_replicas > 1), engine)
-
-
 @dataclasses.dataclass(frozen=True)
 class _ReplicaNumber(OneReplica):
     """A replica known by its number alone, for placing its state."""
@@ -289,12 +285,12 @@ def discover(step: Callable[[list[jax.Array]], object], arrays: Sequence[CallArr
     """Run a step without computing, and initialize the variables that it creates.
 
     Args:
-        step: gets traced stand-ins for `arrays`.
+        step: gets traced stand-ins for `arrays`. Its result may hold objects that JAX cannot return.
     """
+
+    def without_result(arrays: list[Any]) -> None:
+        step(arrays)
+
     # The outer scope closes outside the trace, so that Keras initializes new variables eagerly.
     with keras.StatelessScope(), discovering():
-        jax.eval_shape(step, list(arrays))
-
-
-def discarded(_: object) -> None:
-    """Drop a result, which may hold objects that JAX cannot return from a trace."""
+        jax.eval_shape(without_result, list(arrays))

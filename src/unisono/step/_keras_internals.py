@@ -83,14 +83,14 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
     Keras compares the shape of a variable with that of what is assigned. `Variable._shape`, 3.0,
     and `Variable._ndim`, 3.0.
     """
-    before = [(variable, variable._shape, variable._ndim) for variable, _ in pairs]
+    before = [(variable, variable._shape) for variable, _ in pairs]
     try:
         for variable, shape in pairs:
-            variable._shape, variable._ndim = shape, len(shape)
+            set_shape(variable, shape)
         yield
     finally:
-        for variable, old, ndim in before:
-            variable._shape, variable._ndim = old, ndim
+        for variable, shape in before:
+            set_shape(variable, shape)
 
 
 def set_shape(variable: keras.Variable, shape: tuple[int, ...]) -> None:

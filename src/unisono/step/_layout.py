@@ -139,6 +139,8 @@ class StackedLayout(VariableLayout):
 class StateLayout:
     """Where the state of a strategy lies; base of all layouts.
 
+    Here every device holds a copy of every variable, and gradients are all-reduced.
+
     Args:
         mesh: the devices that compute.
 
@@ -288,10 +290,6 @@ class StateLayout:
             The new weights and the new values; None where the optimizer updates everything itself.
         """
         return None
-
-
-class MirroredLayout(StateLayout):
-    """Every device holds a copy of every variable; gradients are all-reduced."""
 
 
 class CentralLayout(StateLayout):

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
 
 from unisono._mesh import ReplicaMesh
 from unisono.cluster.liveness._in_flight import ProgramToken
-
-if TYPE_CHECKING:
-    pass
-
 
 #: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
 #: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
@@ -20,23 +15,19 @@ RUN_AHEAD = 16
 class RunAhead:
     """Holds the host back when it is too many steps ahead of the devices."""
 
-    def __init__(self, limit: int = RUN_AHEAD) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._tokens: collections.deque[ProgramToken] = collections.deque()
-        self.waits = 0
 
     def wait_for_capacity(self, token: ProgramToken) -> None:
-        """Note a step that was started; wait for the one `limit` steps before it.
+        """Note a step that was started; wait for the one `RUN_AHEAD` steps before it.
 
         Args:
             token: an output of the step that nothing donates.
         """
         self._tokens.append(token)
-        if len(self._tokens) > self._limit:
-            oldest = self._tokens.popleft()
-            self.waits += not oldest.is_ready()
+        if len(self._tokens) > RUN_AHEAD:
             # Also where it is ready: a step that failed is, and raises its error here.
-            oldest.block_until_ready()
+            self._tokens.popleft().block_until_ready()
 
 
 _RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}

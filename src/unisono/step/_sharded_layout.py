@@ -35,7 +35,6 @@ from unisono._mesh import AXIS, ReplicaMesh
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
-from unisono.collectives._reduce import reduce_scatter
 from unisono.step._engines import SHARDED
 from unisono.step._keras_internals import of_shapes, stored_value, trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout, is_slot
@@ -259,6 +258,32 @@ def lie_in_parts(variable: keras.Variable, layout: ShardedVariableLayout) -> Non
     object.__setattr__(variable, _MARK, layout)
 
 
+def updated_parts(
+    apply: PureUpdate,
+    optimizer: keras.Optimizer,
+    values: Sequence[Any],
+    grads: Gradients,
+    weights: Sequence[jax.Array],
+    shape_of: Callable[[keras.Variable, Shards], tuple[int, ...]] = lambda _, held: held.parts.shape,
+) -> tuple[list[jax.Array], list[Any]]:
+    """Return what an optimizer's update makes of a replica's parts of its variables, and of weights.
+
+    Args:
+        values: of the optimizer's variables; its new values lie in parts where these do.
+        shape_of: the shape in which the update gets a variable's part.
+    """
+    pairs = zip(optimizer.variables, values, strict=True)
+    shapes = {i: shape_of(v, x) for i, (v, x) in enumerate(pairs) if isinstance(x, Shards)}
+    given = [x.parts.reshape(shapes[i]) if i in shapes else x for i, x in enumerate(values)]
+    with of_shapes([(optimizer.variables[i], shape) for i, shape in shapes.items()]):
+        new, kept = apply(given, grads, list(weights))
+    left = [
+        Shards(k.reshape(-1), values[i].layout, in_replica=True) if i in shapes else k
+        for i, k in enumerate(kept)
+    ]
+    return list(new), left
+
+
 class PartsLayout(StateLayout):
     """Variables for which `lie_in_parts` was called lie so; everything else on every device."""
 
@@ -325,9 +350,11 @@ class ShardedLayout(PartsLayout):
 
     def _first_layout(self, variable: keras.Variable) -> ShardedVariableLayout | None:
         """Return how a variable begins; the optimizer's decides later how it lies."""
-        shape = tuple(variable.shape)
-        is_part = is_slot(variable) and is_split(shape)
-        return ShardedVariableLayout(self._mesh, shape, self._group) if is_part else None
+        return self._split(variable.shape) if is_slot(variable) else None
+
+    def _split(self, shape: Sequence[int]) -> ShardedVariableLayout | None:
+        """Return how an array of a shape lies in parts; None for one that stays whole."""
+        return ShardedVariableLayout(self._mesh, tuple(shape), self._group) if is_split(shape) else None
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Mark the variables that lie in parts, once for each optimizer; whether there are any."""
@@ -352,8 +379,9 @@ class ShardedLayout(PartsLayout):
         # By shape: Keras' optimizers do not say which of their variables belong to a weight.
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
         for variable in optimizer.variables:
-            if tuple(variable.shape) in shapes and is_split(variable.shape):
-                lie_in_parts(variable, ShardedVariableLayout(self._mesh, tuple(variable.shape), self._group))
+            layout = self._split(variable.shape) if tuple(variable.shape) in shapes else None
+            if layout is not None:
+                lie_in_parts(variable, layout)
         return any(hasattr(v, _MARK) for v in [*optimizer.variables, *trained_variables(optimizer)])
 
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
@@ -380,40 +408,27 @@ class ShardedLayout(PartsLayout):
         is_ours = all(isinstance(value, Shards) and value.in_replica for value in held)
         if not is_ours or (not held and all(part_of(weight) is None for weight in weights)):
             return None
-        layouts = [
-            ShardedVariableLayout(self._mesh, tuple(v.shape), self._group) if is_split(v.shape) else None
-            for v in trained
-        ]
+        layouts = [self._split(v.shape) for v in trained]
         grads = [_own(layout, g) for layout, g in zip(layouts, aggregate(self._reduce), strict=True)]
         own = [_own(layout, w) for layout, w in zip(layouts, weights, strict=True)]
-        resting = [value.layout if isinstance(value, Shards) else None for value in values]
-        given = [value.parts if isinstance(value, Shards) else value for value in values]
-        pairs = [
-            (v, (layout.part_size,))
-            for v, layout in zip([*trained, *slots], [*layouts, *resting], strict=True)
-            if layout is not None
-        ]
+        pairs = [(v, (one.part_size,)) for v, one in zip(trained, layouts, strict=True) if one is not None]
         with of_shapes(pairs), asking_all(optimizer):
-            new, kept = apply(given, grads, own)
-        left: list[Any] = [
-            k if layout is None else Shards(k, layout, in_replica=True)
-            for layout, k in zip(resting, kept, strict=True)
-        ]
+            new, left = updated_parts(apply, optimizer, values, grads, own)
         return self._whole_weights(trained, layouts, new), left
 
     @property
     def _has_reduce_scatter(self) -> bool:
-        """Whether XLA's own is used: over Gloo it returns wrong numbers; see `collectives._reduce`."""
+        """Whether XLA's own is used: over Gloo it returns wrong numbers.
+
+        See https://github.com/jax-ml/jax/issues/40830.
+        """
         return self._mesh.platform != "cpu"
 
     def _reduce(
         self, op: ReduceOp, grads: list[jax.Array], _: Sequence[keras.Variable]
     ) -> list[VariableValue]:
         """Reduce-scatter gradients; scalars are all-reduced, as every replica updates them."""
-        layouts = [
-            ShardedVariableLayout(self._mesh, g.shape, self._group) if is_split(g.shape) else None
-            for g in grads
-        ]
+        layouts = [self._split(g.shape) for g in grads]
         rows = [layout.rows(g) for layout, g in zip(layouts, grads, strict=True) if layout is not None]
         parts = iter(self._scattered(rows))
         divisor = self._mesh.num_replicas if op is ReduceOp.MEAN else 1
@@ -428,13 +443,13 @@ class ShardedLayout(PartsLayout):
         """Sum arrays of shape `(replicas, n)` over the replicas; each gets its row."""
         if not rows:
             return []
-        replicas = self._mesh.num_replicas
         packing = self._packing([(r.shape[1:], r.dtype) for r in rows])
         buckets = jax.vmap(lambda each: pack(each, packing))(rows)
         if self._has_reduce_scatter:
             summed = [lax.psum_scatter(b, AXIS) for b in buckets]
         else:
-            summed = [reduce_scatter(b, axis_name=AXIS, axis_size=replicas)[0] for b in buckets]
+            # Without `dtype`, the sum of int8 or int16 would be an int32, as in NumPy.
+            summed = [lax.all_to_all(b, AXIS, 0, 0).sum(axis=0, dtype=b.dtype) for b in buckets]
         return unpack(summed, packing)
 
     def _whole_weights(

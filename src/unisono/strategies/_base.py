@@ -14,7 +14,7 @@ import jax
 import keras
 
 from unisono._backend import require_jax
-from unisono._checks import takes_arguments
+from unisono._checks import check_instance, takes_arguments
 from unisono._context import Context, check_same_strategy, entered, require_cross_replica
 from unisono._errors import ContextError, InvalidTypeError, UnisonoError, UnsupportedError
 from unisono._reads import DataSet
@@ -25,7 +25,7 @@ from unisono.cluster_resolver._base import ClusterResolver
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._extended import StrategyExtended
-from unisono.strategies._options import RunOptions, WorkerTerms, check_run_options
+from unisono.strategies._options import RunOptions, WorkerTerms
 from unisono.training._bind import wrap_keras
 from unisono.training._binding import bind, check_no_distribution
 from unisono.training._scope_warnings import strategy_made, strategy_used
@@ -39,11 +39,14 @@ if TYPE_CHECKING:
 # Before the first scope: with another backend Keras would create variables that no strategy can hold.
 require_jax()
 
+#: What to write for the options of `run`.
+_OF_RUN = "Write `strategy.run(fn, args=(x,), options=unisono.RunOptions())`, or leave it out."
+
 #: Arguments of a method of Keras, by name.
 Arguments = dict[str, UserValue]
 
 
-class Strategy(DeprecatedMethods):
+class Strategy(DeprecatedMethods, abc.ABC):
     """How a model is trained on many devices; base of all strategies.
 
     User code means the same under every strategy, so that the public methods are written here, once, with
@@ -321,7 +324,7 @@ class Strategy(DeprecatedMethods):
             InvalidTypeError: `fn` is no function, or does not take these arguments.
         """
         require_cross_replica("strategy.run")
-        check_run_options(options)
+        check_instance(options, "options", RunOptions, _OF_RUN)
         wrap_keras()
         strategy_used(self)
         try:

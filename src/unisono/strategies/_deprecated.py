@@ -5,9 +5,8 @@ Tests: tests/virtual/strategies/test_extended.py.
 
 from __future__ import annotations
 
-import abc
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import keras
@@ -17,7 +16,6 @@ from unisono._types import PyTree, UserValue
 from unisono.data._iterator import DistributedIterator
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode
 from unisono.strategies._extended import StrategyExtended
-from unisono.strategies._options import RunOptions
 
 if TYPE_CHECKING:
     from unisono.data._dataset import Dataset
@@ -26,35 +24,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class DeprecatedMethods(abc.ABC):
+class DeprecatedMethods:
     """What older programs call. A new strategy overrides none of it."""
 
-    @property
-    @abc.abstractmethod
-    def extended(self) -> StrategyExtended:
-        """Less common operations, under tf.distribute's name for them."""
+    # Of `Strategy`.
+    _extended: StrategyExtended
+    run: Callable[..., UserValue]
+    distribute_datasets_from_function: Callable[..., DistributedDataset]
+    _split: Callable[..., DistributedDataset]
 
-    @abc.abstractmethod
-    def run(
-        self,
-        fn: Callable[..., object],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        options: RunOptions | None = None,
-    ) -> UserValue:
-        """Call `fn` once per replica."""
-
-    @abc.abstractmethod
-    def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Iterable[object]], options: InputOptions | None = None
-    ) -> DistributedDataset:
-        """Make the input from a function."""
-
-    @abc.abstractmethod
-    def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
-        """Split global batches over the replicas."""
-
-    def group(self, value: object, name: str | None = None) -> None:  # noqa: B027 (nothing to do)
+    def group(self, value: object, name: str | None = None) -> None:
         """Do nothing: tf.distribute makes one operation of several, and here all are done in order.
 
         Args:
@@ -70,7 +49,7 @@ class DeprecatedMethods(abc.ABC):
         Args:
             colocate_with_variable: a variable of this strategy.
         """
-        return self.extended.colocate_vars_with(colocate_with_variable)
+        return self._extended.colocate_vars_with(colocate_with_variable)
 
     def configure(
         self,

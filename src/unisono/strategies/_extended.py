@@ -155,7 +155,8 @@ class StrategyExtended:
             )
         if self._strategy.num_replicas_in_sync > 1 and merge_rule(kind_of(variable)) is Merge.STACK:
             results = self._update_copies(variable, fn, args, kwargs)
-            return results if group else _by_replica(results, self._strategy.num_replicas_in_sync)
+            replicas = range(self._strategy.num_replicas_in_sync)
+            return results if group else tuple(_of_replica(results, i) for i in replicas)
         own, own_kwargs = _of_first(args, kwargs)
         with entered(Context(self._strategy, is_update=True)):
             result = fn(variable, *own, **own_kwargs)
@@ -292,16 +293,13 @@ def _reduce_over_workers(op: ReduceOp, value: ArrayLike, group: ProcessGroup) ->
     return jnp.asarray(every.sum(0) if op is ReduceOp.SUM else every.mean(0))
 
 
-def _by_replica(results: PyTree, replicas: int) -> tuple[PyTree, ...]:
-    """Return the results of each replica."""
-
-    def part(i: int) -> PyTree:
-        def of(leaf: object) -> UserValue:
-            return leaf.values[i] if isinstance(leaf, PerReplica) else leaf
-
-        return jax.tree.map(of, results, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
-
-    return tuple(part(i) for i in range(replicas))
+def _of_replica(results: PyTree, i: int) -> PyTree:
+    """Return a replica's results."""
+    return jax.tree.map(
+        lambda leaf: leaf.values[i] if isinstance(leaf, PerReplica) else leaf,
+        results,
+        is_leaf=lambda leaf: isinstance(leaf, PerReplica),
+    )
 
 
 def _of_first(

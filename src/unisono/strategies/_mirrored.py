@@ -9,17 +9,15 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from unisono._errors import InvalidTypeError
+from unisono._checks import check_instance
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.collectives._local_updates import LocalUpdates
-from unisono.step.variables._compressed_layout import compressed_layout
-from unisono.step.variables._local_layout import local_layout
 from unisono.strategies._base import Strategy
 from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.strategies._state_layout import layout_named
+from unisono.strategies._state_layout import layout_of
 from unisono.training._scope_warnings import strategy_of_process_made
 
 
@@ -57,19 +55,14 @@ class MirroredStrategy(ReplicatedStrategy):
         state_layout: str = "mirrored",
         sync: LocalUpdates | None = None,
     ) -> None:
-        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
-            raise InvalidTypeError(
-                "`cross_device_ops` must be a `CrossDeviceOps`. Received: "
-                f"cross_device_ops={cross_device_ops!r}. Write `unisono.RingAllReduce()`, for example."
-            )
+        hint = "Write `unisono.RingAllReduce()`, for example."
+        check_instance(cross_device_ops, "cross_device_ops", CrossDeviceOps, hint)
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
         strategy_of_process_made(type(self).__name__)
         self._ops = cross_device_ops or own_ops(self._mesh.platform)
         if isinstance(self._ops, CompressedAllReduce):
             self._ops = self._ops.over(own_ops(self._mesh.platform))
-        layout = layout_named(state_layout, self._mesh, self._group)
-        layout = compressed_layout(layout, self._ops, self._mesh, self._group)
-        self._state_layout = local_layout(layout, sync, self._mesh, self._group)
+        self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:

@@ -13,7 +13,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono._errors import InvalidTypeError
+from unisono._checks import check_instance
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono._types import PyTree, UserValue
 from unisono.cluster import _distributed
@@ -32,13 +32,12 @@ from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceOps, PackedAllReduce, own_ops
 from unisono.collectives._local_updates import LocalUpdates
-from unisono.step.variables._compressed_layout import compressed_layout
-from unisono.step.variables._local_layout import LocalLayout, local_layout
+from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.strategies._state_layout import layout_named
+from unisono.strategies._state_layout import layout_of
+from unisono.strategies.multi_worker_fit._chief_callbacks import silence_autologging
 from unisono.strategies.multi_worker_fit._fit import MultiWorkerFit
-from unisono.strategies.multi_worker_fit._loggers import silence_autologging
 
 _LOG = logging.getLogger("unisono")
 
@@ -83,9 +82,10 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         cross_device_ops: CompressedAllReduce | None = None,
         sync: LocalUpdates | None = None,
     ) -> None:
-        _check_type("cross_device_ops", cross_device_ops, CompressedAllReduce)
-        _check_type("cluster_resolver", cluster_resolver, ClusterResolver)
-        _check_type("communication_options", communication_options, CommunicationOptions)
+        hint = "Leave it out, or pass an object of that class."
+        check_instance(cross_device_ops, "cross_device_ops", CompressedAllReduce, hint)
+        check_instance(cluster_resolver, "cluster_resolver", ClusterResolver, hint)
+        check_instance(communication_options, "communication_options", CommunicationOptions, hint)
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
         self._options = communication_options or CommunicationOptions()
         timeouts = timeouts or Timeouts(start_up=seconds_of(START_UP_VARIABLE, Timeouts.start_up))
@@ -112,10 +112,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             _say_that_it_is_alone(type(self).__name__, self._mesh.num_replicas)
         if cross_device_ops is not None:
             self._ops = cross_device_ops.over(self._ops)
-        layout = layout_named(state_layout, self._mesh, self._group)
-        layout = compressed_layout(layout, self._ops, self._mesh, self._group)
-        self._state_layout = local_layout(layout, sync, self._mesh, self._group)
-        layout = self._state_layout
+        self._state_layout = layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
         if self._fit is not None and isinstance(layout, LocalLayout) and layout.sync.overlap:
             _connect(layout.exchange_mesh, group)
 
@@ -193,14 +190,6 @@ def _connect(mesh: ReplicaMesh, group: ProcessGroup) -> None:
     )
     with group.collective():
         jax.block_until_ready(jax.jit(total)(mesh.put(np.zeros(mesh.num_replicas, np.float32), mesh.sharded)))
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InvalidTypeError(
-            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out, or pass an "
-            "object of that class."
-        )
 
 
 #: TensorFlow's first name for it.

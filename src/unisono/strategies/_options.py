@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
 
 
@@ -24,15 +24,6 @@ class RunOptions:
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
     experimental_xla_options: UserValue = None
-
-
-def check_run_options(options: object) -> None:
-    """Raise for options of another kind."""
-    if options is not None and not isinstance(options, RunOptions):
-        raise InvalidTypeError(
-            f"`options` must be a `RunOptions`. Received: options={options!r}. Write "
-            "`strategy.run(fn, args=(x,), options=unisono.RunOptions())`, or leave it out."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

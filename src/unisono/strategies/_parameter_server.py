@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import keras
 
-from unisono._checks import checked_whole
+from unisono._checks import check_instance, checked_whole
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono._system._program_end import expected_exit_code, note_exits, watch_program
@@ -30,7 +30,7 @@ from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies.parameter_server._connect import connect
 from unisono.strategies.parameter_server._roles import roles_of
-from unisono.strategies.parameter_server._serve import serve
+from unisono.strategies.parameter_server._serve import service_of
 from unisono.training._scope_warnings import servers_joined, strategy_used
 from unisono.training.remote_step._epoch_callbacks import epoch_callbacks
 from unisono.training.remote_step._job import Cluster, Job
@@ -109,8 +109,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
             self._resolver = resolver
             roles = roles_of(spec, resolver.task)
             if not roles.is_chief and not roles.is_evaluator:
-                sys.exit(serve(roles))
-            _check_first()
+                sys.exit(service_of(roles).join())
+            if _JOB:
+                raise ContextError(
+                    "A process must have one `ParameterServerStrategy` of its cluster. Received: a second "
+                    "one. Use the first one for all models."
+                )
             if not roles.is_evaluator:
                 note_exits()
                 # Here, and not in `__new__`: a subclass of the user decides what this constructor is given.
@@ -156,9 +160,9 @@ class ParameterServerStrategy(ReplicatedStrategy):
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
 
-    def __reduce__(self) -> tuple[Callable[[], ReplicatedStrategy], tuple[()]]:
+    def __reduce__(self) -> tuple[type[ReplicatedStrategy], tuple[str]]:
         # In a function that goes to workers: there it stands for the worker's own devices.
-        return _on_worker, ()
+        return OneDeviceStrategy, ("cpu:0",)
 
 
 class ClusterForm(ParameterServerStrategy):
@@ -269,25 +273,11 @@ def _cluster_form_of(kind: type[ParameterServerStrategy]) -> type[ClusterForm]:
     return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def _on_worker() -> ReplicatedStrategy:
-    return OneDeviceStrategy("cpu:0")
-
-
-def _check_first() -> None:
-    if _JOB:
-        raise ContextError(
-            "A process must have one `ParameterServerStrategy` of its cluster. Received: a second one. Use "
-            "the first one for all models."
-        )
-
-
 def _check(resolver: object, partitioner: object, max_staleness: object) -> None:
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise InvalidTypeError(
-            "`cluster_resolver` must be a `ClusterResolver`. "
-            f"Received: cluster_resolver={resolver!r}. Leave it out to read TF_CONFIG, or write "
-            "`unisono.cluster_resolver.SimpleClusterResolver(spec, task_type='chief', task_id=0)`."
-        )
+    check_instance(
+        resolver, "cluster_resolver", ClusterResolver, "Leave it out to read TF_CONFIG, or write "
+        "`unisono.cluster_resolver.SimpleClusterResolver(spec, task_type='chief', task_id=0)`.",
+    )  # fmt: skip
     if partitioner is not None and not callable(partitioner):
         raise InvalidTypeError(
             "`variable_partitioner` must be a function of `shape` and `dtype`. "

@@ -23,7 +23,7 @@ from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
-from unisono.step._layout import MirroredLayout, StateLayout
+from unisono.step._layout import StateLayout
 from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
@@ -62,7 +62,7 @@ class ReplicatedStrategy(Strategy):
         super().__init__(process_group)
         # What this strategy's models have begun with values that all processes hold.
         self._begun: set[str] = set()
-        self._state_layout: StateLayout = MirroredLayout(mesh)
+        self._state_layout = StateLayout(mesh)
         self._compiler = StepCompiler(self)
 
     # --- what a strategy decides ---------------------------------------------------------

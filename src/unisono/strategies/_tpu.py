@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._checks import check_instance
+from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono.cluster_resolver._tpu import DeviceAssignment, TPUClusterResolver
 from unisono.strategies._replicated import ReplicatedStrategy
@@ -38,15 +39,15 @@ class TPUStrategy(ReplicatedStrategy):
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
     ) -> None:
-        _check_type("tpu_cluster_resolver", tpu_cluster_resolver, TPUClusterResolver)
-        _check_type("experimental_device_assignment", experimental_device_assignment, DeviceAssignment)
+        hint, assigned = "Leave it out for all cores of this machine's TPU.", experimental_device_assignment
+        check_instance(tpu_cluster_resolver, "tpu_cluster_resolver", TPUClusterResolver, hint)
+        check_instance(assigned, "experimental_device_assignment", DeviceAssignment, hint)
         if experimental_spmd_xla_partitioning:
             raise InvalidArgumentError(
                 "A replica must be one core: XLA does not partition its computation over several. Received: "
                 "experimental_spmd_xla_partitioning=True. Leave it out."
             )
         self._resolver = tpu_cluster_resolver or TPUClusterResolver()
-        assigned = experimental_device_assignment
         super().__init__(ReplicaMesh(tuple(assigned.devices if assigned else self._resolver.devices)))
         # tf.distribute's TPU strategy has it set, and programs that pad their batches read it.
         self.extended.experimental_require_static_shapes = True
@@ -98,11 +99,3 @@ def _one_core(received: str, instead: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"A replica has one logical device, with the number 0. Received: {received}. {instead}"
     )
-
-
-def _check_type(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InvalidTypeError(
-            f"`{name}` must be a `{kind.__name__}`. Received: {name}={value!r}. Leave it out for all cores "
-            "of this machine's TPU."
-        )

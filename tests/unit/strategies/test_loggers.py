@@ -7,9 +7,8 @@ import types
 import keras
 import pytest
 
-from unisono.strategies.multi_worker_fit import _loggers
-from unisono.strategies.multi_worker_fit._chief_callbacks import is_chief_only
-from unisono.strategies.multi_worker_fit._loggers import LOGGERS, silence_autologging
+from unisono.strategies.multi_worker_fit import _chief_callbacks
+from unisono.strategies.multi_worker_fit._chief_callbacks import LOGGERS, is_chief_only, silence_autologging
 
 
 def made_in(module, *bases, **attributes):
@@ -44,7 +43,7 @@ def test_mlflow_stays_silent(monkeypatch):
         yield
         said.append("enabled")
 
-    monkeypatch.setattr(_loggers, "_SILENCED", [])
+    monkeypatch.setattr(_chief_callbacks, "_SILENCED", [])
     silence_autologging()
     assert said == []
     module = types.ModuleType("mlflow.utils.autologging_utils")

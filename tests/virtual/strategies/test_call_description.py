@@ -4,8 +4,12 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.strategies.multi_worker_fit._call_comparison import call_fingerprint
-from unisono.strategies.multi_worker_fit._call_description import described, layers_of, optimizer_of
+from unisono.strategies.multi_worker_fit._call_description import (
+    call_fingerprint,
+    described,
+    layers_of,
+    optimizer_of,
+)
 
 L = keras.layers
 

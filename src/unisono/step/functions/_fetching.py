@@ -288,8 +288,5 @@ def closes_over_iterator(fn: Callable[..., object]) -> bool:
 
 def is_traceable(batch: PyTree) -> bool:
     """Return whether a program can take a batch: strings and dates it cannot."""
-    return not any(np.asarray(x).dtype.kind in "OSUmM" for x in _host_leaves(batch))
-
-
-def _host_leaves(batch: PyTree) -> Iterator[np.ndarray | np.generic | str | bytes]:
-    return (x for x in jax.tree.leaves(batch) if isinstance(x, (np.ndarray, np.generic, str, bytes)))
+    on_host = (x for x in jax.tree.leaves(batch) if isinstance(x, (np.ndarray, np.generic, str, bytes)))
+    return not any(np.asarray(x).dtype.kind in "OSUmM" for x in on_host)

@@ -28,7 +28,7 @@ from unisono.cluster.liveness._task_events import process_events
 from unisono.step._call_signature import Call, CallArray, Kind
 from unisono.step._compiler import Entry
 from unisono.step._explain import explain, warn_of_python
-from unisono.step._functional import StatePlan, discarded, discover
+from unisono.step._functional import StatePlan, discover
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
 from unisono.step.eager._recording import not_recorded
@@ -223,7 +223,7 @@ class Function:
     def _build(self, call: Call, sources: Sources | None) -> _SignatureProgram | _DataEnd | int:
         trace = _Trace(self._fn, call, sources)
         try:
-            _discover(lambda arrays: discarded(trace(None, [], arrays)), call.arrays)
+            _discover(lambda arrays: trace(None, [], arrays), call.arrays)
         except _NEEDS_VALUE as error:
             # With data among the arguments plain Python can do it.
             if sources is None and not self.may_need_values:

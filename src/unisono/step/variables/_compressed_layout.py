@@ -26,10 +26,15 @@ from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._compressed_all_reduce import CompressedAllReduce
-from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.step._keras_internals import of_shapes, trained_variables
+from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import GradientReducer, Gradients, PureUpdate, ReplicaCode, StateLayout, mark_added
-from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
+from unisono.step._sharded_layout import (
+    PartsLayout,
+    ShardedVariableLayout,
+    Shards,
+    lie_in_parts,
+    updated_parts,
+)
 from unisono.step._value_handle import ValueHandle
 from unisono.step.variables._deferred_value import DeferredValue
 
@@ -47,15 +52,6 @@ class _Use(NamedTuple):
 
     role: str
     weight: int
-
-
-def compressed_layout(
-    layout: StateLayout, ops: CrossDeviceOps, mesh: ReplicaMesh, group: ProcessGroup
-) -> StateLayout:
-    """Return a layout, with errors of compressed gradients where the strategy's `ops` compress."""
-    if isinstance(ops, CompressedAllReduce):
-        return CompressedLayout(layout, ops, mesh, group)
-    return layout
 
 
 def is_of_compression(variable: keras.Variable) -> bool:
@@ -154,7 +150,7 @@ class CompressedLayout(PartsLayout):
         if is_sharded:
             found = self._inner.update(optimizer, values, weights, compressed, apply)
         else:
-            found = _applied(optimizer, values, weights, compressed, apply)
+            found = updated_parts(apply, optimizer, values, compressed(None), weights)
         if found is None:
             return None
         new, kept = found
@@ -165,25 +161,6 @@ class CompressedLayout(PartsLayout):
 
 def _in_replica(value: Any) -> bool:
     return isinstance(value, Shards) and value.in_replica
-
-
-def _applied(
-    optimizer: keras.Optimizer,
-    values: Sequence[Any],
-    weights: Sequence[jax.Array],
-    aggregate: Callable[[None], Gradients],
-    apply: PureUpdate,
-) -> tuple[list[jax.Array], list[Any]]:
-    """Apply gradients of all replicas to whole weights; errors pass through as they are."""
-    given = [value.parts if isinstance(value, Shards) else value for value in values]
-    pairs = [
-        (v, value.parts.shape)
-        for v, value in zip(optimizer.variables, values, strict=True)
-        if isinstance(value, Shards)
-    ]
-    with of_shapes(pairs):
-        new, kept = apply(given, aggregate(None), list(weights))
-    return list(new), list(kept)
 
 
 def _numbers(seed: int) -> Callable[..., jax.Array]:

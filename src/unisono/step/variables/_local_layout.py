@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -29,25 +30,29 @@ import keras
 import numpy as np
 
 from unisono._context import ReplicaEngine, current, entered
-from unisono._errors import BackendError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import BackendError, ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import own_ops
 from unisono.collectives._local_updates import LocalUpdates
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
-from unisono.step._keras_internals import of_shapes, set_shape, store_value, stored_value
+from unisono.step._keras_internals import set_shape, store_value, stored_value
 from unisono.step._layout import (
     GradientReducer,
     Gradients,
-    MirroredLayout,
     PureUpdate,
-    StateLayout,
     VariableLayout,
     is_added,
     mark_added,
 )
-from unisono.step._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, lie_in_parts
+from unisono.step._sharded_layout import (
+    PartsLayout,
+    ShardedVariableLayout,
+    Shards,
+    lie_in_parts,
+    updated_parts,
+)
 from unisono.step.variables._merge_rules import Merge, localize
 
 #: The attribute of an inner optimizer's variable that has a row for each replica, and of the number of steps.
@@ -56,31 +61,8 @@ _ROWS, _STEPS = "_unisono_rows", "_unisono_local_steps"
 #: A variable in a program: its shared value, and rows, of which a replica has its own.
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 
-
-def local_layout(
-    layout: StateLayout, sync: LocalUpdates | None, mesh: ReplicaMesh, group: ProcessGroup
-) -> StateLayout:
-    """Return a layout, of replicas that train apart where `sync` says so.
-
-    Raises:
-        InvalidTypeError: when `sync` is something else than `LocalUpdates`.
-        InvalidArgumentError: where the layout or the exchange of gradients is not the usual one.
-        BackendError: where workers have no device for exchanges beside the steps.
-    """
-    if sync is not None and not isinstance(sync, LocalUpdates):
-        raise InvalidTypeError(
-            f"`sync` must be a `LocalUpdates`. Received: sync={sync!r}. Write "
-            "`sync=unisono.LocalUpdates(every=50)`, or leave it out."
-        )
-    # A replica that is alone averages with none.
-    if sync is None or sync.is_synchronous or mesh.num_replicas == 1:
-        return layout
-    if type(layout) is not MirroredLayout:
-        raise InvalidArgumentError(
-            "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
-            f"Received: {sync!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
-        )
-    return LocalLayout(mesh, group, sync)
+#: What an exchange takes of a state: weights, what is joined with them, and values of the outer optimizer.
+Taken: TypeAlias = tuple[list[Pair], list[Pair], list[jax.Array]]
 
 
 def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
@@ -180,23 +162,48 @@ class Turn(NamedTuple):
     rules: list[Merge]
     values: list[tuple[int, int]]
 
-    def of(self, state: Sequence[Sequence[Any]]) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
+    def of(self, state: Sequence[Sequence[Any]]) -> Taken:
         """Return weights, others and values of a state."""
         weights, others, values = (
             [state[p][i] for p, i in places] for places in (self.weights, self.others, self.values)
         )
         return weights, others, values
 
-    def put(self, state: Sequence[list[Any]], new: tuple[list[Pair], list[Pair], list[jax.Array]]) -> None:
+    def put(self, state: Sequence[list[Any]], new: Taken) -> None:
         """Put new weights, others and values into a state."""
-        weights, others, values = new
-        found = [*weights, *others, *values]
-        for (p, i), value in zip([*self.weights, *self.others, *self.values], found, strict=True):
+        places = [*self.weights, *self.others, *self.values]
+        for (p, i), value in zip(places, itertools.chain(*new), strict=True):
             state[p][i] = value
 
-    def ruled(self, others: Sequence[Pair]) -> list[tuple[Merge, Pair]]:
-        """Return the others with their rules."""
-        return list(zip(self.rules, others, strict=True))
+    def exchanged(self, taken: Taken, engine: ReplicaEngine) -> Taken:
+        """Return what all replicas continue from, in the trace of one of them; one message."""
+        return self.joined(taken, engine.all_reduce(ReduceOp.SUM, self.to_send(taken, engine)), engine)
+
+    def to_send(self, taken: Taken, engine: ReplicaEngine) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Return what a replica adds to the sums over all, of weights and of the others."""
+        weights, others, _ = taken
+        own = [rows[0] if self.outer is None else shared - rows[0] for shared, rows in weights]
+        return own, [_part(rule, rows[0], engine) for rule, (_, rows) in zip(self.rules, others, strict=True)]
+
+    def joined(
+        self, taken: Taken, totals: tuple[list[jax.Array], list[jax.Array]], engine: ReplicaEngine
+    ) -> Taken:
+        """Return what all replicas continue from.
+
+        Args:
+            totals: the sums of what all replicas had `to_send`.
+        """
+        weights, others, values = taken
+        replicas, (sums, other_sums) = engine.num_replicas, totals
+        means, new = [(s / replicas).astype(s.dtype) for s in sums], list(values)
+        if self.outer is not None:
+            means, new = self.outer.stateless_apply(new, means, [shared for shared, _ in weights])
+        merged = [
+            (t / replicas if rule is Merge.MEAN else t).astype(shared.dtype)
+            for t, rule, (shared, _) in zip(other_sums, self.rules, others, strict=True)
+        ]
+        begun = [(m, localize(r, m, engine)[None]) for m, r in zip(merged, self.rules, strict=True)]
+        return [(m, m[None]) for m in means], begun, list(new)
 
 
 class _OuterState(NamedTuple):
@@ -304,14 +311,12 @@ class LocalLayout(PartsLayout):
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
         """Return what a program takes: a phase begins where a value is not a pair yet."""
-        new = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
-        new = [i for i in new if not isinstance(values[i], tuple)]
-        others = [i for i, layout in enumerate(layouts) if not isinstance(layout, PairLayout)]
+        pairs = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
+        new = [i for i in pairs if not isinstance(values[i], tuple)]
+        others = [i for i in range(len(layouts)) if not isinstance(layouts[i], PairLayout)]
         placed = dict(enumerate(values))
-        for i, value in zip(
-            others, super().place([layouts[i] for i in others], [values[i] for i in others]), strict=True
-        ):
-            placed[i] = value
+        found = super().place([layouts[i] for i in others], [values[i] for i in others])
+        placed |= zip(others, found, strict=True)
         if new:
             shared = list(self._mesh.put([values[i] for i in new], self._mesh.replicated))
             rules = tuple(layouts[i].rule for i in new)  # type: ignore[attr-defined]
@@ -331,76 +336,9 @@ class LocalLayout(PartsLayout):
         """Update this replica's own weights by its own gradients; see `StateLayout.update`."""
         if not self.prepare(optimizer):
             return None
-        rows = [
-            (i, v, x)
-            for i, (v, x) in enumerate(zip(optimizer.variables, values, strict=True))
-            if isinstance(x, Shards)
-        ]
-        given = list(values)
-        for i, variable, value in rows:
-            given[i] = value.parts.reshape(tuple(variable.shape)[1:])
-        with of_shapes([(variable, tuple(variable.shape)[1:]) for _, variable, _ in rows]):
-            new, kept = apply(given, aggregate(None), list(weights))
-        left: list[Any] = list(kept)
-        for i, _, value in rows:
-            left[i] = Shards(left[i].reshape(-1), value.layout, in_replica=True)
-        return list(new), left
-
-    def exchange(
-        self,
-        outer: keras.Optimizer | None,
-        weights: Sequence[Pair],
-        others: Sequence[tuple[Merge, Pair]],
-        values: Sequence[jax.Array],
-        engine: ReplicaEngine,
-    ) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
-        """Return what all replicas continue from, in the trace of one of them; one message.
-
-        Args:
-            outer: of the fragment.
-            weights: of the fragment, in the outer optimizer's order.
-            others: what else the replicas have changed, and how it becomes one.
-            values: of the outer optimizer's variables.
-        """
-        totals = engine.all_reduce(ReduceOp.SUM, self.to_send(outer, weights, others, engine))
-        return self.joined(outer, weights, others, values, totals, engine)
-
-    def to_send(
-        self,
-        outer: keras.Optimizer | None,
-        weights: Sequence[Pair],
-        others: Sequence[tuple[Merge, Pair]],
-        engine: ReplicaEngine,
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Return what a replica adds to the sums over all, of weights and of the others; see `exchange`."""
-        own = [rows[0] if outer is None else shared - rows[0] for shared, rows in weights]
-        return own, [_part(rule, rows[0], engine) for rule, (_, rows) in others]
-
-    def joined(
-        self,
-        outer: keras.Optimizer | None,
-        weights: Sequence[Pair],
-        others: Sequence[tuple[Merge, Pair]],
-        values: Sequence[jax.Array],
-        totals: tuple[list[jax.Array], list[jax.Array]],
-        engine: ReplicaEngine,
-    ) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
-        """Return what all replicas continue from; see `exchange`.
-
-        Args:
-            totals: the sums of what all replicas had `to_send`.
-        """
-        replicas, (sums, other_sums) = engine.num_replicas, totals
-        means = [(s / replicas).astype(s.dtype) for s in sums]
-        new = list(values)
-        if outer is not None:
-            means, new = outer.stateless_apply(new, means, [shared for shared, _ in weights])
-        merged = [
-            (t / replicas if rule is Merge.MEAN else t).astype(shared.dtype)
-            for t, (rule, (shared, _)) in zip(other_sums, others, strict=True)
-        ]
-        begun = [(m, localize(r, m, engine)[None]) for m, (r, _) in zip(merged, others, strict=True)]
-        return [(m, m[None]) for m in means], begun, list(new)
+        return updated_parts(
+            apply, optimizer, values, aggregate(None), weights, lambda variable, _: tuple(variable.shape)[1:]
+        )
 
 
 def with_changes(begun: Pair, now: jax.Array, sent: jax.Array) -> Pair:

@@ -25,8 +25,6 @@ from unisono._system._blocks import set_for_block
 from unisono._types import CallArguments
 from unisono.step._keras_internals import current_path, names_from_zero
 
-#: Arguments of a variable's constructor, by position and by name.
-
 _STORE: ContextVar[VariablesByPath | None] = ContextVar("unisono_variable_store", default=None)
 
 
@@ -112,7 +110,8 @@ class VariablesByPath:
             make: returns a new object.
             arguments: of the class.
         """
-        name = _name_in(cls, arguments) or self._automatic_name(cls)
+        automatic = "variable" if cls.__name__ == "Variable" else cls.__name__.lower()
+        name = _bound(cls, arguments).get("name") or automatic
         path = self._unique(f"{prefix}/{name}" if (prefix := current_path()) else name)
         found = self._by_path.get(path)
         if found is None:
@@ -198,19 +197,11 @@ class VariablesByPath:
         """
         return self._paths.get(id(variable))
 
-    def _automatic_name(self, cls: type) -> str:
-        return "variable" if cls.__name__ == "Variable" else cls.__name__.lower()
-
     def _unique(self, path: str) -> str:
         """Return a path that no variable of this run has asked for: `a/b`, then `a/b_1`."""
         count = self._run.counts.get(path, 0)
         self._run.counts[path] = count + 1
         return path if count == 0 else self._unique(f"{path}_{count}")
-
-
-def _name_in(cls: type, arguments: CallArguments) -> str | None:
-    found: str | None = _bound(cls, arguments).get("name")
-    return found
 
 
 def _bound(cls: type, arguments: CallArguments) -> dict[str, Any]:

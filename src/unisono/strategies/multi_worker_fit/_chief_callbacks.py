@@ -1,16 +1,20 @@
-"""Callbacks when several workers train together: who writes and prints, and how decisions are shared."""
+"""Callbacks when several workers train together: who writes and prints, and how decisions are shared.
+
+Tests: tests/unit/strategies/test_loggers.py, tests/cluster/test_chief.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Collection, Sequence
 
 import keras
 
 from unisono._types import Json, Logs
 from unisono.step._keras_internals import held_rate, restored_epoch, set_restored_epoch
-from unisono.strategies.multi_worker_fit._loggers import is_logger
 from unisono.training._fit_extension import overrides
 from unisono.training.stateful._form import optimizers_of
 
@@ -28,6 +32,34 @@ _CHIEF_ONLY = (
 
 #: Decide from logs alone, which are equal on all workers: they may end an epoch in its middle.
 _DECIDES_FROM_LOGS = (keras.callbacks.TerminateOnNaN,)
+
+#: Packages whose loggers report to a service or write files: their Keras callbacks run on the chief alone. By
+#: the first part of a module's name.
+LOGGERS = ("aim", "comet_ml", "dvclive", "mlflow", "neptune", "neptune_tensorflow_keras", "wandb")
+
+#: What keeps MLflow silent, as long as it is held.
+_SILENCED: list[contextlib.AbstractContextManager[None]] = []
+
+
+def is_logger(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback's class, or one that it extends, is of a package in the table.
+
+    >>> is_logger(keras.callbacks.History())
+    False
+    """
+    return any(kind.__module__.partition(".")[0] in LOGGERS for kind in type(callback).__mro__)
+
+
+def silence_autologging() -> None:
+    """Keep MLflow's `autolog` from making a run for this worker.
+
+    It wraps `fit` outside of what a strategy wraps, so that to leave out its callback is not enough. Its
+    `autolog(disable=True)` would put back the `fit` that was there before, without the strategies' part.
+    """
+    disable = getattr(sys.modules.get("mlflow.utils.autologging_utils"), "disable_autologging", None)
+    if disable is not None and not _SILENCED:
+        _SILENCED.append(disable())
+        _SILENCED[0].__enter__()
 
 
 def is_chief_only(callback: keras.callbacks.Callback) -> bool:

@@ -13,7 +13,7 @@ from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
 from unisono.strategies.parameter_server._roles import Roles
-from unisono.strategies.parameter_server._serve import OwnWorker, is_supervised
+from unisono.strategies.parameter_server._serve import WorkerService, is_supervised
 from unisono.training.remote_step._job import Cluster
 
 
@@ -31,9 +31,13 @@ def connect(roles: Roles) -> Cluster:
         return Cluster(servers, workers, _generation(), is_supervised=is_supervised())
     # Worker 0 is the chief: it gets closures without a socket.
     network = LoopbackNetwork()
-    own = OwnWorker(roles, network, _clients_of(roles.servers, roles, keys))
-    own_client = network.rpc_client(roles.task, str(roles.task), roles.task)
-    workers = [own_client, *_clients_of(roles.remote_workers, roles, keys)]
+    me, name = roles.task, str(roles.task)
+    own_servers = _clients_of(roles.servers, roles, keys)
+    own = WorkerService(roles, own_servers, lambda handler: network.rpc_server(name, handler))
+    workers = [
+        network.rpc_client(me, name, me),
+        *_clients_of(roles.remote_workers, roles, keys),
+    ]
     return Cluster(servers, workers, _generation(), own.close, is_supervised())
 
 

@@ -32,9 +32,8 @@ from unisono.ps.state._journal import LOG_BYTES
 from unisono.ps.worker._step_worker import StepWorker
 from unisono.rpc._calls import ClientId, Handler, RequestClient, RequestServer
 from unisono.rpc._frames import Frame
-from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._transport._client import RpcClient
-from unisono.rpc._transport._keys import read_keys
+from unisono.rpc._transport._keys import ClusterKeys, read_keys
 from unisono.rpc._transport._refusal import require_key_or_refuse
 from unisono.rpc._transport._server import RpcServer
 from unisono.strategies.parameter_server._roles import Roles
@@ -95,15 +94,6 @@ def durable_store(index: int) -> DurableStore | None:
     return DurableStore(own, LOG_BYTES, None)
 
 
-def serve(roles: Roles) -> int:
-    """Serve the chief of a cluster until it ends the job; return the exit code.
-
-    Raises:
-        ClusterError: when the task cannot listen at its address, or the chief has vanished.
-    """
-    return service_of(roles).join()
-
-
 def service_of(roles: Roles) -> Service:
     """Begin to serve the chief of a cluster, in threads.
 
@@ -112,21 +102,19 @@ def service_of(roles: Roles) -> Service:
     """
     _LOG.info("%s serves at %s", roles.task, roles.addresses[roles.task])
     allow_open_files()
+    address, keys = roles.addresses[roles.task], read_keys(process_environ(), roles.task, roles.spec)
     # Else the chief would wait for a task that has ended.
-    require_key_or_refuse(roles.addresses[roles.task], read_keys(process_environ(), roles.task, roles.spec))
-    service = _VariableService(roles) if roles.task not in roles.workers else _worker_service(roles)
+    require_key_or_refuse(address, keys)
+    service: Service
+    if roles.task in roles.workers:
+        servers = [RpcClient(task, roles.addresses[task], keys) for task in roles.servers]
+        service = WorkerService(roles, servers, lambda handler: RpcServer(address, handler, keys))
+    else:
+        service = _VariableService(roles, keys)
     # A program that never joins: Python must not end while one of the service's threads is in JAX.
     atexit.register(service.close)
     report_ready()
     return service
-
-
-def _worker_service(roles: Roles) -> WorkerService:
-    keys = read_keys(process_environ(), roles.task, roles.spec)
-    servers = [RpcClient(task, roles.addresses[task], keys) for task in roles.servers]
-    return WorkerService(
-        roles, servers, lambda handler: RpcServer(roles.addresses[roles.task], handler, keys)
-    )
 
 
 class Service(abc.ABC):
@@ -237,11 +225,10 @@ class _VariableService(Service):
 
     _rpc_server: RpcServer
 
-    def __init__(self, roles: Roles) -> None:
+    def __init__(self, roles: Roles, keys: ClusterKeys | None) -> None:
         super().__init__(roles)
         fuse_results()
         stay_on_cpus()
-        keys = read_keys(process_environ(), roles.task, roles.spec)
         self._durable = durable_store(roles.task.index)
         self._served = server = VariableServer(
             VariableStore() if self._durable is None else self._durable.store,
@@ -291,10 +278,3 @@ class WorkerService(Service):
         # What the thread waits for fails.
         self._client.close()
         self._worker.join(_PROGRAM_SECONDS)
-
-
-class OwnWorker(WorkerService):
-    """The worker of a chief that computes, too: in threads of its process."""
-
-    def __init__(self, roles: Roles, network: LoopbackNetwork, servers: Sequence[RequestClient]) -> None:
-        super().__init__(roles, servers, lambda handler: network.rpc_server(str(roles.task), handler))

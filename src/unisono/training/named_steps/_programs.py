@@ -15,7 +15,7 @@ from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono._values import Mirrored, PerReplica
 from unisono.step._call_signature import Call
-from unisono.step._functional import ReplicatedStep, StatePlan, discarded, discover
+from unisono.step._functional import ReplicatedStep, StatePlan, discover
 from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntry
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Programs:
     def _plan(self, step: Step, call: Call) -> StatePlan:
         """Return the variables of a step; make those that it creates."""
         replicated = ReplicatedStep(self._strategy, step, call)
-        discover(lambda arrays: discarded(replicated([], arrays)), call.arrays)
+        discover(lambda arrays: replicated([], arrays), call.arrays)
         plan = StatePlan.from_scopes(replicated.scopes, self._strategy.state_layout)
         for slot in plan.slots:
             if slot.is_stacked:

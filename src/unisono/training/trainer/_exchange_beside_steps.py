@@ -64,7 +64,7 @@ class ExchangeBesideSteps:
     """
 
     def __init__(self, strategy: ReplicatedStrategy, layout: LocalLayout, carried: LocalState) -> None:
-        self._strategy, self._layout, self._carried = strategy, layout, carried
+        self._strategy, self._carried = strategy, carried
         self._sync, self._mesh = layout.sync, layout.exchange_mesh
         #: The smallest group size that a process proposed with the fragment applied last; None for one.
         self.agreed: jax.Array | None = None
@@ -172,8 +172,8 @@ class ExchangeBesideSteps:
 
         def program(_: PyTree, state: State) -> tuple[PyTree, PyTree]:
             turn = carried.turn(number)
-            weights, others, _ = turn.of(state)
-            own = self._layout.to_send(turn.outer, weights, turn.ruled(others), carried.engine)
+            weights, others, _ = taken = turn.of(state)
+            own = turn.to_send(taken, carried.engine)
             flat = pack([*own[0], *own[1]], _plan(own))
             return ([x[None] for x in flat], [rows for _, rows in (*weights, *others)]), ()
 
@@ -207,17 +207,15 @@ class ExchangeBesideSteps:
 
     def _apply_program(self, number: int) -> CompiledStep[State, PyTree, PyTree]:
         """Return what applies sums, and adds what each replica has changed since they were sent."""
-        carried, layout = self._carried, self._layout
+        carried = self._carried
 
         def program(state: State, given: PyTree) -> tuple[PyTree, State]:
             sums, sent = given
             turn, parts = carried.turn(number), [list(part) for part in state]
-            taken = turn.of(parts)
-            weights, others, values = taken
-            own = layout.to_send(turn.outer, weights, turn.ruled(others), carried.engine)
-            flat = unpack(sums, _plan(own))
+            weights, others, _ = taken = turn.of(parts)
+            flat = unpack(sums, _plan(turn.to_send(taken, carried.engine)))
             totals = flat[: len(weights)], flat[len(weights) :]
-            found = layout.joined(turn.outer, weights, turn.ruled(others), values, totals, carried.engine)
+            found = turn.joined(taken, totals, carried.engine)
             found = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), taken, found)
             rows = [rows for _, rows in (*weights, *others)]
             pairs = [

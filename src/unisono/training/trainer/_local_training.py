@@ -248,8 +248,7 @@ class LocalState(FitState):
         engine = self.engine
 
         def exchange(given: Any) -> Any:
-            weights, others, values = given
-            found = self._local.exchange(turn.outer, weights, turn.ruled(others), values, engine)
+            found = turn.exchanged(given, engine)
             # Both branches must give the same types, weak ones included.
             return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), given, found)
 

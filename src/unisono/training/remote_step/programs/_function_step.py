@@ -26,7 +26,7 @@ from unisono._reads import DataIterator, current_reader
 from unisono._system._blocks import set_for_block
 from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Call, Kind
-from unisono.step._functional import discarded, discover
+from unisono.step._functional import discover
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
 from unisono.step.functions._identity import identity_of
@@ -194,7 +194,7 @@ class _FunctionTrace:
 
     def discover(self) -> None:
         """Trace the function without computing, and initialize the variables that it creates."""
-        discover(lambda arrays: discarded(self._run([], arrays)), self.call.arrays)
+        discover(lambda arrays: self._run([], arrays), self.call.arrays)
 
     def body(
         self, variables: Sequence[keras.Variable], values: list[jax.Array], arrays: list[jax.Array]
