@@ -9,17 +9,14 @@ Tests: tests/unit/training/test_lookahead.py, tests/virtual/training/test_counts
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 import jax
 import numpy as np
 
 from unisono._types import PyTree
-from unisono.cluster._process_group import ProcessGroup
-from unisono.data._batches import check_values
 from unisono.training.groups._group_results import GroupResult
-from unisono.training.groups._host_timing import HostTimer
 
 #: Seconds after which the host no longer waits for one more batch: a program of fewer steps is better than
 #: idle devices.
@@ -90,34 +87,3 @@ class BatchSource:
         if len(results) == 1:
             return last.rows() if last.is_stacked else last.value
         return jax.tree.map(lambda *parts: np.concatenate(parts), *[result.rows() for result in results])
-
-
-class BatchNotes:
-    """Notes the batches that are taken: checks each, here and against the other workers."""
-
-    def __init__(self, group: ProcessGroup, kind: str, timer: HostTimer) -> None:
-        self._group, self._kind, self._timer = group, kind, timer
-
-    def share(self, batches: list[PyTree]) -> None:
-        """Let the workers compare what they are about to run.
-
-        Args:
-            batches: the next one; none at the end of the data.
-        """
-        self._group.note_step(self._kind, batches)
-
-    def add(self, batch: PyTree, seconds: float, shares: bool) -> None:
-        """Note a batch."""
-        if shares:
-            self.share([batch])
-        check_values(batch)
-        self._timer.add(batch, seconds)
-
-    def each(self, source: BatchSource, batches: Iterable[PyTree]) -> Iterator[PyTree]:
-        """Give batches, and note those that do not come again."""
-        began = perf_counter()
-        for batch in batches:
-            if not source.is_again:
-                self.add(batch, perf_counter() - began, shares=True)
-            yield batch
-            began = perf_counter()

@@ -6,17 +6,18 @@ cannot hold them up. What the devices do, a `StepSampler` finds out, where `Step
 
 from __future__ import annotations
 
-import dataclasses
+import operator
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import jax
 
 from unisono._types import PyTree
 from unisono.cluster.liveness._task_events import TaskEvents
-from unisono.training.groups._step_profile import StepSampler
+from unisono.training.groups._step_profile import Result, StepSampler
 
 
-@dataclasses.dataclass(frozen=True)
-class HostTimes:
+class HostTimes(NamedTuple):
     """What a `HostTimer` shows, or the difference of two of them.
 
     Args:
@@ -37,13 +38,7 @@ class HostTimes:
         >>> HostTimes(data=3.0, batches=12).since(HostTimes(data=1.0, batches=2))
         HostTimes(data=2.0, placing=0.0, starting=0.0, batches=10, rows=0)
         """
-        return HostTimes(
-            self.data - earlier.data,
-            self.placing - earlier.placing,
-            self.starting - earlier.starting,
-            self.batches - earlier.batches,
-            self.rows - earlier.rows,
-        )
+        return HostTimes(*map(operator.sub, self, earlier))
 
 
 class HostTimer:
@@ -65,7 +60,7 @@ class HostTimer:
         #: Looks into single programs; None where that is not asked for.
         self.sampler: StepSampler | None = None
         #: Seconds of waiting for data, and how many of them the events have.
-        self.data = self.noted = 0.0
+        self.data = self._noted = 0.0
         self._batches = self._rows = 0
 
     def add(self, batch: PyTree, seconds: float) -> None:
@@ -76,6 +71,17 @@ class HostTimer:
         # What is not a batch is rejected by the step itself, whose error names it.
         shape = getattr(leaves[0], "shape", ()) if leaves else ()
         self._rows += shape[0] if shape else 0
+
+    def start_steps(self, program: Hashable, steps: int, start: Callable[[], Result]) -> Result:
+        """Start a program, sampled where that is asked for, and count its steps; see `StepSampler.run`."""
+        sampler, events = self.sampler, self.events
+        result = start() if sampler is None else sampler.run(program, steps, start)
+        if events is not None:
+            if sampler is not None and sampler.parts is not None:
+                events.exchange = sampler.parts.exchange_share
+            waited, self._noted = self.data - self._noted, self.data
+            events.stepped(steps, waited)
+        return result
 
     def read(self) -> HostTimes:
         """Return the sums so far."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import jax
-import jax.numpy as jnp
 import keras
 
 from unisono._context import ReplicaEngine
@@ -24,6 +23,7 @@ from unisono._values import ReduceOp
 from unisono.step._keras_internals import all_layers
 from unisono.step._scope import StateScope
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_rule
+from unisono.training.trainer._trainer_step import as_float
 
 if TYPE_CHECKING:
     from unisono.step._value_handle import VariableValue
@@ -73,7 +73,7 @@ class ReplicaMetrics:
                 pairs = zip(jax.tree.leaves(found), jax.tree.leaves(metric.result()), strict=True)
                 final |= {id(read): now for read, now in pairs}
         others = [leaf for leaf in leaves if id(leaf) not in final]
-        means = iter(self._engine.all_reduce(ReduceOp.MEAN, [_as_float(x) for x in others]))
+        means = iter(self._engine.all_reduce(ReduceOp.MEAN, [as_float(x) for x in others]))
         reduced: Tree = jax.tree.unflatten(
             structure, [final[id(x)] if id(x) in final else next(means) for x in leaves]
         )
@@ -134,8 +134,3 @@ def _result_by(metric: keras.Metric, compute: Callable[..., object]) -> Iterator
         own.pop("result")
         if before is not None:
             own["result"] = before
-
-
-def _as_float(value: object) -> jax.Array:
-    array = jnp.asarray(value)
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)

@@ -18,7 +18,6 @@ from unisono._types import PyTree
 from unisono._values import Mirrored
 from unisono.step._program import ReplicaFrame, current_frame
 from unisono.step._scope import StateScope
-from unisono.training.stateful._form import STEPS
 from unisono.training.stateful._replica_metrics import ReplicaMetrics
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -89,7 +88,7 @@ class StatefulStep:
         return context or Context(self.strategy), frame
 
     def _step(self, batch: PyTree) -> Any:
-        name = STEPS[self.task]
+        name = self.task.step
         result = getattr(self.model, name)(batch)
         if self.task is not TrainerTask.PREDICT and not isinstance(result, dict):
             raise InvalidTypeError(
