@@ -144,7 +144,7 @@ class RemoteTrainFunction:
             self._seeds = [(v, i, j) for v, i, j in places if kind_of(v).is_seed]
             self._ids = ids
         seeds = {id(v) for v, _, _ in self._seeds}
-        self._held = [[None if id(v) in seeds else placed[v].held for v in part] for part in lists]
+        self._held = [[None if id(v) in seeds else placed[v] for v in part] for part in lists]
 
     @property
     def _tally(self) -> StepTally | None:
