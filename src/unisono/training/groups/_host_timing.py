@@ -7,14 +7,13 @@ cannot hold them up. What the devices do, a `StepSampler` finds out, where `Step
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import jax
 
 from unisono._types import PyTree
 from unisono.cluster.liveness._task_events import TaskEvents
-from unisono.training.groups._step_profile import Result, StepSampler
+from unisono.training.groups._step_profile import StepSampler
 
 
 class HostTimes(NamedTuple):
@@ -60,7 +59,7 @@ class HostTimer:
         #: Looks into single programs; None where that is not asked for.
         self.sampler: StepSampler | None = None
         #: Seconds of waiting for data, and how many of them the events have.
-        self.data = self._noted = 0.0
+        self.data = self.noted = 0.0
         self._batches = self._rows = 0
 
     def add(self, batch: PyTree, seconds: float) -> None:
@@ -71,17 +70,6 @@ class HostTimer:
         # What is not a batch is rejected by the step itself, whose error names it.
         shape = getattr(leaves[0], "shape", ()) if leaves else ()
         self._rows += shape[0] if shape else 0
-
-    def start_steps(self, program: Hashable, steps: int, start: Callable[[], Result]) -> Result:
-        """Start a program, sampled where that is asked for, and count its steps; see `StepSampler.run`."""
-        sampler, events = self.sampler, self.events
-        result = start() if sampler is None else sampler.run(program, steps, start)
-        if events is not None:
-            if sampler is not None and sampler.parts is not None:
-                events.exchange = sampler.parts.exchange_share
-            waited, self._noted = self.data - self._noted, self.data
-            events.stepped(steps, waited)
-        return result
 
     def read(self) -> HostTimes:
         """Return the sums so far."""

@@ -19,8 +19,7 @@ import jax
 
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
-from unisono.training.groups._batch_source import BatchSource
-from unisono.training.groups._group_results import GroupPredictions, GroupResult
+from unisono.training.groups._batch_source import BatchSource, GroupPredictions, GroupResult
 from unisono.training.groups._group_size import IN_FLIGHT
 from unisono.training.trainer._protocol import State
 
@@ -74,10 +73,15 @@ class StepLookahead(BatchSource):
 
     def step(self, function: AheadFunction, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
         """Hand out a step that was run ahead, or run the next group."""
-        self.skip(1)
-        if self._logs:
-            return self._logs.popleft(), function.state_after(state)
+        logs = self.next_logs()
+        if logs is not None:
+            return logs, function.state_after(state)
         return function.run(self, state, iterator)
+
+    def next_logs(self) -> PyTree | None:
+        """Note that Keras asks for a step; return its logs where it was run ahead, else None."""
+        self.skip(1)
+        return self._logs.popleft() if self._logs else None
 
     def skip(self, steps: int) -> None:
         """Note that Keras has asked for steps."""
@@ -95,14 +99,25 @@ class StepLookahead(BatchSource):
         last = results[-1]
         if not last.is_stacked:
             return last.value
-        if is_predict:
-            group = GroupPredictions(last.value, last.count)
-            self._logs.extend(group.steps())
-            self._on_devices.append(group)
-            # Those of programs that are done: the devices' memory holds no more than the programs in flight.
-            while len(self._on_devices) > IN_FLIGHT:
-                self._on_devices.popleft().fetch()
-        else:
-            for i in range(last.count):
-                self._logs.append(jax.tree.map(lambda every, i=i: LazyArray.of_step(every, i), last.value))
+        queue = self.queue_predictions if is_predict else self.queue_logs
+        return queue(last.value, last.count)
+
+    def queue_logs(self, logs: PyTree, count: int) -> PyTree:
+        """Queue the logs of several steps, and return the first one's."""
+        for i in range(count):
+            self._logs.append(jax.tree.map(lambda every, i=i: LazyArray.of_step(every, i), logs))
+        return self._logs.popleft()
+
+    def queue_predictions(self, outputs: PyTree, count: int) -> PyTree:
+        """Queue the predictions of several steps, and return the first one's.
+
+        Args:
+            outputs: pytree of arrays with the rows of one step after the other.
+        """
+        group = GroupPredictions(outputs, count)
+        self._logs.extend(group.steps())
+        self._on_devices.append(group)
+        # Those of programs that are done: the devices' memory holds no more than the programs in flight.
+        while len(self._on_devices) > IN_FLIGHT:
+            self._on_devices.popleft().fetch()
         return self._logs.popleft()

@@ -22,15 +22,14 @@ import keras
 
 from unisono._types import PyTree
 from unisono.cluster.liveness._task_events import process_events
-from unisono.data._batches import check_values
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager, StagerCache
 from unisono.training.groups._batch_policy import Mode
-from unisono.training.groups._batch_source import BatchSource
-from unisono.training.groups._group_results import GroupResult
+from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult
 from unisono.training.groups._group_size import AdaptiveGroupSize
 from unisono.training.groups._host_timing import HostTimer
 from unisono.training.groups._loop_cost import exchanges_in_loop, is_slow_in_loop, may_loop
 from unisono.training.groups._multi_step import slots_for, slots_of_size
+from unisono.training.groups._step_profile import start_steps
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -105,6 +104,7 @@ class StepLoop:
         self._source, self._planned, self._is_short = BatchSource(), 0, False
         #: Where the host's time goes.
         self.timer = HostTimer(process_events() if kind == "train" else None)
+        self._notes = BatchNotes(strategy.process_group, kind, self.timer)
 
     @property
     def is_eager(self) -> bool:
@@ -123,14 +123,14 @@ class StepLoop:
             if group is None:
                 break
             start = partial(self._runner.start, group)
-            value, agreed = self.timer.start_steps(group.form, group.count, start)
+            value, agreed = start_steps(self.timer, group.form, group.count, start)
             is_stacked = group.stager is not None
             if is_stacked:
                 self.group_size.wait_for_capacity(jax.tree.leaves(value), group.count, group.seconds, agreed)
             results.append(GroupResult(value, group.count, is_stacked))
             left -= group.count
         if not results:
-            self._share([])
+            self._notes.share([])
             raise StopIteration
         return results
 
@@ -154,7 +154,7 @@ class StepLoop:
         except StopIteration:
             return None
         if not source.is_again:
-            self._note(first, perf_counter() - began, shares=self._notes_lone)
+            self._notes.add(first, perf_counter() - began, shares=self._notes_lone)
         if self.is_eager:
             return BatchGroup(first, Mode.WHOLE, 0)
         if is_ahead and source is not self._source:
@@ -172,7 +172,7 @@ class StepLoop:
         if group.stager is None:
             return group
         if not self._notes_lone:
-            self._share([first])
+            self._notes.share([first])
         room = left - 1
         if is_ahead:
             # A callback stopped the training before the first batch: Keras looks after it.
@@ -182,28 +182,8 @@ class StepLoop:
         if room > 0:
             waits = not is_ahead or self.group_size.is_agreed
             more = source.take_more(iterator, room, stager.fits, waits)
-            group.fill(self._noted(source, more), self.timer)
+            group.fill(self._notes.each(source, more), self.timer)
         return group
-
-    def _share(self, batches: list[PyTree]) -> None:
-        """Let the workers compare what they are about to run: the next batch; none at the end of the data."""
-        self._strategy.process_group.note_step(self._kind, batches)
-
-    def _note(self, batch: PyTree, seconds: float, shares: bool) -> None:
-        """Note a batch that was taken, and check it, here and against the other workers."""
-        if shares:
-            self._share([batch])
-        check_values(batch)
-        self.timer.add(batch, seconds)
-
-    def _noted(self, source: BatchSource, batches: Iterator[PyTree]) -> Iterator[PyTree]:
-        """Give batches, and note those that do not come again."""
-        began = perf_counter()
-        for batch in batches:
-            if not source.is_again:
-                self._note(batch, perf_counter() - began, shares=True)
-            yield batch
-            began = perf_counter()
 
     def _begin(self, source: BatchSource) -> None:
         """Note a new call, and decide whether its steps are too few to make up for the compilation of a loop.

@@ -13,9 +13,12 @@ import tempfile
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
+
+if TYPE_CHECKING:
+    from unisono.training.groups._host_timing import HostTimer
 
 Result = TypeVar("Result")
 #: The name of an operation, and when it began and ended.
@@ -152,3 +155,15 @@ class StepSampler:
                 jax.profiler.stop_trace()
             self.parts = StepParts(wall, *split(_operations(folder)), steps)
             return result
+
+
+def start_steps(timer: HostTimer, program: Hashable, steps: int, start: Callable[[], Result]) -> Result:
+    """Start a program, sampled where that is asked for, and count its steps."""
+    sampler, events = timer.sampler, timer.events
+    result = start() if sampler is None else sampler.run(program, steps, start)
+    if events is not None:
+        if sampler is not None and sampler.parts is not None:
+            events.exchange = sampler.parts.exchange_share
+        waited, timer.noted = timer.data - timer.noted, timer.data
+        events.stepped(steps, waited)
+    return result

@@ -27,6 +27,7 @@ from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager
 from unisono.training.groups._lookahead import StepLookahead
+from unisono.training.groups._step_profile import start_steps
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._step_programs import StepProgram
 
@@ -144,7 +145,7 @@ class Speculation(StepLookahead):
             return None
         self._repeatable.add(program)
         start = partial(program, state, data, [])
-        logs, after = function.timer.start_steps(group.form, group.count, start)
+        logs, after = start_steps(function.timer, group.form, group.count, start)
         function.num_steps += group.count
         function.loop.group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
         return StartedGroup(group, group.stager, program, state, data, logs, after)
