@@ -49,6 +49,7 @@ def is_slow_in_loop(jaxpr: Trace, platform: str) -> bool:
 
     The answer depends on the program and the platform alone, so that all workers get the same.
 
+    >>> import jax
     >>> def convolve(x, kernel):
     ...     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", feature_group_count=2).sum()
     >>> images, kernel = jax.numpy.ones((2, 2, 8, 8)), jax.numpy.ones((4, 1, 3, 3))
