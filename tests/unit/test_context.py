@@ -9,7 +9,7 @@ import pytest
 import unisono
 from unisono import _context as context
 from unisono._errors import ContextError, MixedStrategyError
-from unisono._system._blocks import garbage_collection_paused
+from unisono._system._blocks import garbage_collection_paused, set_attribute
 from unisono._values import PerReplica
 
 ONE = types.SimpleNamespace(is_default=False, worker_devices=("a", "b"))
@@ -125,3 +125,16 @@ def test_the_garbage_collector_pauses_until_the_last_block_ends():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_an_attribute_has_its_old_value_after_a_block_that_fails():
+    owner = types.SimpleNamespace(scale=2.0)
+
+    def fail():
+        with set_attribute(owner, "scale", None):
+            assert owner.scale is None
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert owner.scale == 2.0

@@ -1,4 +1,4 @@
-"""What holds for a block: a value of a context variable, a pause of the garbage collector.
+"""What holds for a block: a value of a context variable or an attribute, a pause of the garbage collector.
 
 Tests: tests/unit/test_context.py.
 """
@@ -23,6 +23,17 @@ def set_for_block(variable: ContextVar[T], value: T) -> Iterator[T]:
         yield value
     finally:
         variable.reset(token)
+
+
+@contextlib.contextmanager
+def set_attribute(owner: object, name: str, value: object) -> Iterator[None]:
+    """Give an object's attribute a value for a block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 _LOCK = threading.Lock()

@@ -91,20 +91,17 @@ def _write_whole(original: Callable[..., Result], bound: inspect.BoundArguments)
     """
     store = _store_path(bound.arguments["filepath"])
     if store is not None:
-        marker = _marker(bound.arguments)
         if bound.arguments.get("overwrite") is False and store.exists():
             raise InvalidArgumentError(
                 f"With overwrite=False a model needs a new path. Received: {store}, which exists. Pass "
                 "another one."
             )
-        with written_locally(store, marker) as aside:
-            bound.arguments["filepath"] = str(aside)
-            return original(*bound.args, **bound.kwargs)
-    place = _place(bound.arguments)
-    if place is None:
+        writing = written_locally(store, _marker(bound.arguments))
+    elif (place := _place(bound.arguments)) is not None:
+        writing = replace_atomically(*place)
+    else:
         return original(*bound.args, **bound.kwargs)
-    path, marker = place
-    with replace_atomically(path, marker) as aside:
+    with writing as aside:
         bound.arguments["filepath"] = str(aside)
         return original(*bound.args, **bound.kwargs)
 

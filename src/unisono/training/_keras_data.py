@@ -24,8 +24,6 @@ from unisono.training._label_range import check_labels
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
 
-#: Positional arguments of a call, and those by name.
-
 #: The first arguments of `fit`, `evaluate` and `predict` that may be arrays.
 _ARRAYS = ("x", "y")
 
@@ -83,7 +81,8 @@ def keras_arguments(
     # The third positional argument of `fit` and `evaluate`, and the second of `predict`.
     positional = args[1:2] if name == "predict" else args[2:3]
     for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
-        _check_size(size)
+        if size is not None:
+            checked_whole(size, "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")
     return args, kwargs
 
 
@@ -310,9 +309,3 @@ def data_needed(name: str, model: keras.Model, data: object) -> Iterator[None]:
         if is_of_no_batch(error):
             raise empty(f"data without a batch in `{name}`") from error
         raise
-
-
-def _check_size(size: object) -> None:
-    if size is None:
-        return
-    checked_whole(size, "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")

@@ -44,15 +44,15 @@ from unisono.training.stateful._form import (
     task_of_state,
 )
 from unisono.training.trainer._local_training import end_local_phase
-from unisono.training.trainer._nested_calls import apart_from_outer_call
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
+    apart_from_outer_call,
     can_run_ahead,
     lookahead_for,
     running_ahead,
     with_lookahead,
 )
-from unisono.training.trainer._trainer_step import TrainerTask
+from unisono.training.trainer._trainer_step import TASKS, TrainerTask
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -60,18 +60,13 @@ if TYPE_CHECKING:
 #: What a method of Keras returns.
 Result = TypeVar("Result")
 
-_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-
 
 def wraps() -> list[KerasWrap]:
     """Return what is wrapped of `keras.Model`."""
     return [
         (keras.Model, "compile", _compile),
-        *((keras.Model, name, _guarded(name)) for name in _METHODS),
-        *(
-            (keras.Model, f"make_{task.name.lower()}_function", _maker(f"{task.name.lower()}_function", task))
-            for task in TrainerTask
-        ),
+        *((keras.Model, name, _guarded(name)) for name in TASKS),
+        *((keras.Model, f"make_{task.function}", _maker(task)) for task in TrainerTask),
         (keras.Model, "_get_jax_state", _take_state),
         (keras.Model, "_symbolic_build", _build),
         (keras.Model, "_get_metrics_result_or_logs", _logs_of_epoch),
@@ -281,21 +276,20 @@ def _prepare_of(model: keras.Model) -> Callable[[PyTree], None] | None:
     task = running_task(model)
     if task is None or not is_stateful(model, task):
         return None
-    name = f"{task.name.lower()}_function"
-    getattr(model, f"make_{name}")()
-    return getattr(getattr(model, name), "prepare", None)
+    getattr(model, f"make_{task.function}")()
+    return getattr(getattr(model, task.function), "prepare", None)
 
 
-def _maker(attribute: str, task: TrainerTask) -> Wrapper:
+def _maker(task: TrainerTask) -> Wrapper:
     """Return what stands for `make_train_function`, or for one of its two sisters."""
 
     def make(original: Callable[..., StepFunction], self: keras.Model, force: bool = False) -> StepFunction:
         strategy = strategy_of(self)
         if strategy is None:
             return original(self, force)
-        if getattr(self, attribute) is None or force:
-            setattr(self, attribute, strategy.make_trainer_function(self, task))
-        function: StepFunction = getattr(self, attribute)
+        if getattr(self, task.function) is None or force:
+            setattr(self, task.function, strategy.make_trainer_function(self, task))
+        function: StepFunction = getattr(self, task.function)
         return function
 
     return make

@@ -25,7 +25,7 @@ import jax
 import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
-from unisono._system._blocks import set_for_block
+from unisono._system._blocks import set_attribute, set_for_block
 from unisono._types import KerasWrap, PyTree
 from unisono.step._keras_internals import (
     compiled_metrics,
@@ -213,9 +213,13 @@ def _aggregated(synced: bool = True) -> Iterator[None]:
         yield
 
 
-def _must_aggregate() -> Context | None:
+def _must_aggregate(optimizer: keras.Optimizer) -> Context | None:
     """Return the context of a replica whose gradients are not aggregated yet, else None."""
-    return None if _AGGREGATED.get() else _replica_context() or _pushing_context()
+    context = None if _AGGREGATED.get() else _replica_context() or _pushing_context()
+    # Gradients of a scaled loss, which `_scale_loss` has divided, are summed.
+    if context is not None and context.replica is not None and id(optimizer) in context.replica.scaled_by:
+        return dataclasses.replace(context, means=False)
+    return context
 
 
 def _pushing_context() -> Context | None:
@@ -240,10 +244,9 @@ def _stateless_apply(
     grads: Gradients,
     trainable_variables: Values,
 ) -> tuple[Values, Values]:
-    context = _must_aggregate()
+    context = _must_aggregate(self)
     if context is None:
         return original(self, optimizer_variables, grads, trainable_variables)
-    context = _summed_if_scaled(self, context)
 
     def aggregate(reduce: GradientReducer | None) -> list[jax.Array | None]:
         return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
@@ -253,13 +256,6 @@ def _stateless_apply(
         apply = functools.partial(original, self)
         found = layout.update(self, optimizer_variables, trainable_variables, aggregate, apply)
         return apply(optimizer_variables, aggregate(None), trainable_variables) if found is None else found
-
-
-def _summed_if_scaled(optimizer: keras.Optimizer, context: Context) -> Context:
-    """Return the context for gradients of a scaled loss, which `_scale_loss` has divided: they are summed."""
-    if context.replica is None or id(optimizer) not in context.replica.scaled_by:
-        return context
-    return dataclasses.replace(context, means=False)
 
 
 def _scale_loss(original: Callable[..., jax.Array], self: keras.Optimizer, loss: jax.Array) -> jax.Array:
@@ -285,10 +281,9 @@ def _apply(
     grads: Gradients,
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> None:
-    context = _must_aggregate()
+    context = _must_aggregate(self)
     if context is None:
         return original(self, grads, trainable_variables)
-    context = _summed_if_scaled(self, context)
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
     if _apply_in_parts(self, list(grads), variables, context):
         return None
@@ -372,9 +367,7 @@ def _apply_loss_scale(
     """
     if current_frame() is None:
         return original(self, grads, trainable_variables)
-    context = _must_aggregate()
-    if context is not None:
-        context = _summed_if_scaled(self, context)
+    context = _must_aggregate(self)
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
     if context is not None and _apply_in_parts(self, list(grads), variables, context):
         return None
@@ -433,8 +426,5 @@ def _batch_normalization_moments(
     if context is not None and context.replica is not None:
         return synchronized_moments(inputs, reduced_axes(self), mask, context.replica)
     # Keras passes it on to `ops.moments`, which rejects it on JAX.
-    self.synchronized = False
-    try:
+    with set_attribute(self, "synchronized", False):
         return original(self, inputs, mask)
-    finally:
-        self.synchronized = True

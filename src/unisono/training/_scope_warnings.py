@@ -15,6 +15,7 @@ from unisono._mesh import jax_runs
 from unisono.cluster._distributed import joined_group
 from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
 from unisono.cluster_resolver._siblings import find_tasks
+from unisono.cluster_resolver._spec import ClusterSpec
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -117,13 +118,8 @@ def servers_named(environ: Mapping[str, str] | None = None) -> int:
     >>> servers_named({"TF_CONFIG": f'{{"cluster": {cluster}, "task": {{"type": "chief"}}}}'})
     1
     """
-    resolver = TFConfigClusterResolver(environ=environ)
-    try:
-        spec, job = resolver.cluster_spec(), resolver.task_type
-        return spec.num_tasks("ps") if job in ("chief", "worker") and "ps" in spec.jobs else 0
-    except UnisonoError:
-        # A strategy that reads the same TF_CONFIG raises this error.
-        return 0
+    spec = _cluster_of_trainer(environ)
+    return 0 if spec is None or "ps" not in spec.jobs else spec.num_tasks("ps")
 
 
 def workers_named(environ: Mapping[str, str] | None = None) -> int:
@@ -134,13 +130,18 @@ def workers_named(environ: Mapping[str, str] | None = None) -> int:
     >>> workers_named({})
     0
     """
+    spec = _cluster_of_trainer(environ)
+    return 0 if spec is None or "ps" in spec.jobs else spec.num_processes()
+
+
+def _cluster_of_trainer(environ: Mapping[str, str] | None) -> ClusterSpec | None:
+    """Return the cluster of TF_CONFIG where this process is its chief or a worker."""
     resolver = TFConfigClusterResolver(environ=environ)
     try:
-        spec, job = resolver.cluster_spec(), resolver.task_type
-        return 0 if job not in ("chief", "worker") or "ps" in spec.jobs else spec.num_processes()
+        return resolver.cluster_spec() if resolver.task_type in ("chief", "worker") else None
     except UnisonoError:
         # A strategy that reads the same TF_CONFIG raises this error.
-        return 0
+        return None
 
 
 def _say(kind: str, text: str) -> None:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unisono.training.groups._group_results import GroupPredictions
+from unisono.training.groups._batch_source import GroupPredictions
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])

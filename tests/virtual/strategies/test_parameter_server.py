@@ -187,7 +187,7 @@ def test_steps_on_the_chief_read_and_write_what_lies_on_servers():
         for number, call in enumerate((lambda: strategy.run(step),) * 3 + (function,) * 2):
             np.testing.assert_array_equal(call(), number)
             read.assign_add(np.ones(3))
-        np.testing.assert_array_equal(strategy.job.variables.read(written), 5 + sum(range(5)))
+        np.testing.assert_array_equal(strategy.job.variables[written], 5 + sum(range(5)))
         np.testing.assert_array_equal(written, 15)
 
 

@@ -1,13 +1,16 @@
-"""Place host batches on the devices, fast where the devices are the host's own cores.
+"""Groups of batches that one program runs, and their way to the devices.
 
-Tests: tests/virtual/training/test_overlap.py.
+`steps_per_execution=K` and the steps that run ahead of Keras' loop are two sizes of the same group.
+
+Tests: tests/virtual/training/test_overlap.py, tests/virtual/training/test_lookahead.py.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Hashable, Iterable
+from time import perf_counter
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -16,9 +19,7 @@ from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
 from unisono.step._run_ahead import RUN_AHEAD
 from unisono.training.groups._batch_policy import Mode, pad_rows
-
-if TYPE_CHECKING:
-    from unisono.training.groups._batch_group import BatchGroup
+from unisono.training.groups._host_timing import HostTimer
 
 #: XLA's CPU client uses a NumPy buffer without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64
@@ -170,11 +171,66 @@ class StagerCache:
         Args:
             batch: pytree of arrays with the rows of all replicas, of which only the form counts.
         """
-        leaves, structure = jax.tree.flatten(batch)
-        key = (slots, structure, tuple((x.shape, x.dtype) for x in leaves))
+        key = slots, form_of(batch)
         if key not in self._stagers:
             self._stagers[key] = self._kind(self._mesh, batch, slots)
         return self._stagers[key]
+
+
+class BatchGroup:
+    """What one program runs.
+
+    Args:
+        first: the first batch; pytree of host arrays.
+        mode: how its rows reach the replicas, and those of all others.
+        stager: collects the batches; None for one that runs alone. A group whose program cannot have a
+            loop gives it up before it runs.
+        keeps_state: whether the state that the program is given can be used again.
+    """
+
+    def __init__(
+        self,
+        first: PyTree,
+        mode: Mode,
+        rows: int,
+        stager: BatchStager | None = None,
+        keeps_state: bool = False,
+    ) -> None:
+        self.first, self.mode, self.rows, self.stager = first, mode, rows, stager
+        self.keeps_state = keeps_state
+        #: How many batches there are. The stager's own count is that of its last group.
+        self.count = 1
+        #: The batches, as long as the steps may have to run again.
+        self.batches: list[PyTree] = [first]
+        #: Seconds that it took to get and stage the batches after the first.
+        self.seconds = 0.0
+        if stager is not None:
+            stager.begin()
+            stager.append(first)
+
+    @property
+    def slots(self) -> int:
+        """How many batches the program has room for."""
+        return 1 if self.stager is None else self.stager.slots
+
+    @property
+    def form(self) -> tuple[Mode, int, int, bool]:
+        """What distinguishes its program from those of other groups."""
+        return self.mode, self.rows, self.slots, self.keeps_state
+
+    def fill(self, batches: Iterable[PyTree], timer: HostTimer) -> None:
+        """Stage the batches that follow the first, each before the next is made."""
+        if self.stager is None:
+            return
+        began = perf_counter()
+        for batch in batches:
+            taken = perf_counter()
+            self.stager.append(batch)
+            timer.placing += perf_counter() - taken
+            self.count += 1
+            if self.keeps_state:
+                self.batches.append(batch)
+        self.seconds = perf_counter() - began
 
 
 class GroupPlacer:
@@ -197,6 +253,12 @@ class GroupPlacer:
         if group.mode is Mode.PADDED:
             batch = jax.tree.map(lambda x: pad_rows(x, self._num_replicas), batch)
         return self._placers[group.mode](batch)
+
+
+def form_of(batch: PyTree) -> Hashable:
+    """Return structure, shapes and types of a batch of arrays."""
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple((x.shape, x.dtype) for x in leaves)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -56,7 +56,7 @@ ROW_WISE = frozenset(
     }
 )
 
-#: Layers that Keras makes inside of others.
+#: Layers that Keras makes inside of those that are listed, and does not name.
 _PARTS = ("ConvLSTMCell", "DropoutRNNCell")
 
 #: What was said of each model: every function of a model has a policy, and `compile` makes new ones.
@@ -112,8 +112,7 @@ class BatchPolicy:
             return
         self._shapes.add(tuple(np.shape(x)[1:] for x in jax.tree.leaves(batch)))
         if len(self._shapes) == _MANY_SHAPES:
-            self._say(
-                logging.WARNING,
+            self.warn(
                 f"Batches had {_MANY_SHAPES} shapes of rows, and a program is compiled for each, which "
                 "takes longer than its steps. Where each batch is padded to its own length, write "
                 "`dataset.padded_batch(size, padded_shapes=([128], []))` for one length, or "
@@ -147,8 +146,7 @@ class BatchPolicy:
     def _has_one_size(self) -> bool:
         reason = one_batch_size(self._model)
         if reason:
-            self._say(
-                logging.WARNING,
+            self.warn(
                 f"A batch cannot be split over {self._replicas} replicas, because {reason}: every replica "
                 "computes all rows, which is exact but no faster than one device.",
             )
@@ -159,8 +157,7 @@ class BatchPolicy:
         size = -(-rows // replicas) * replicas
         what = f"A batch of {rows} rows does not divide over {replicas} replicas"
         if reason:
-            self._say(
-                logging.WARNING,
+            self.warn(
                 f"{what}, and {reason}: every replica computes all rows, which is exact but no faster than "
                 f"one device. Use a batch size of {size}.",
             )
@@ -280,7 +277,8 @@ def _layer_mixes_rows(layer: keras.Layer) -> str | None:
     if isinstance(layer, keras.Model) and _is_keras_own(layer):
         return None  # its own layers are checked one by one
     name = f"the layer {layer.name!r} ({type(layer).__name__})"
-    if type(layer) not in ROW_WISE and not _is_part(layer):
+    is_part = _is_keras_own(layer) and type(layer).__name__ in _PARTS
+    if type(layer) not in ROW_WISE and not is_part:
         return f"{name} may mix rows"
     if _crosses_batch(layer):
         return f"{name} has the batch among its axes"
@@ -291,11 +289,6 @@ def _layer_mixes_rows(layer: keras.Layer) -> str | None:
     if layer.activity_regularizer is not None:
         return f"the layer {layer.name!r} has an activity regularizer"
     return None
-
-
-def _is_part(layer: keras.Layer) -> bool:
-    """Return whether a layer is one that Keras makes inside of those that are listed, and does not name."""
-    return _is_keras_own(layer) and type(layer).__name__ in _PARTS
 
 
 def _crosses_batch(layer: keras.Layer) -> bool:

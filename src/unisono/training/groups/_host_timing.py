@@ -6,7 +6,8 @@ cannot hold them up. What the devices do, a `StepSampler` finds out, where `Step
 
 from __future__ import annotations
 
-import dataclasses
+import operator
+from typing import NamedTuple
 
 import jax
 
@@ -15,8 +16,7 @@ from unisono.cluster.liveness._task_events import TaskEvents
 from unisono.training.groups._step_profile import StepSampler
 
 
-@dataclasses.dataclass(frozen=True)
-class HostTimes:
+class HostTimes(NamedTuple):
     """What a `HostTimer` shows, or the difference of two of them.
 
     Args:
@@ -37,13 +37,7 @@ class HostTimes:
         >>> HostTimes(data=3.0, batches=12).since(HostTimes(data=1.0, batches=2))
         HostTimes(data=2.0, placing=0.0, starting=0.0, batches=10, rows=0)
         """
-        return HostTimes(
-            self.data - earlier.data,
-            self.placing - earlier.placing,
-            self.starting - earlier.starting,
-            self.batches - earlier.batches,
-            self.rows - earlier.rows,
-        )
+        return HostTimes(*map(operator.sub, self, earlier))
 
 
 class HostTimer:

@@ -19,8 +19,7 @@ import jax
 
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
-from unisono.training.groups._batch_source import BatchSource
-from unisono.training.groups._group_results import GroupPredictions, GroupResult
+from unisono.training.groups._batch_source import BatchSource, GroupPredictions, GroupResult
 from unisono.training.groups._group_size import IN_FLIGHT
 from unisono.training.trainer._protocol import State
 

@@ -13,22 +13,19 @@ Tests: tests/virtual/training/test_counts.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any
 
-import jax
 from jax.extend import core
 
 from unisono._backend import wants_own_lowering
 from unisono._lowering._convolution import is_canonical, is_replaced
+from unisono.training._jaxprs import Trace, equations, inner_programs
 
 #: The operations by which replicas exchange values.
 _EXCHANGES = frozenset(
     {"psum", "psum_invariant", "pmin", "pmax", "ppermute", "all_to_all", "all_gather", "all_gather_invariant"}
     | {"reduce_scatter"}
 )
-
-Jaxpr: TypeAlias = core.Jaxpr | core.ClosedJaxpr
 
 
 def may_loop(platform: str) -> bool | None:
@@ -47,11 +44,12 @@ def may_loop(platform: str) -> bool | None:
     return False if platform == "gpu" else None
 
 
-def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
+def is_slow_in_loop(jaxpr: Trace, platform: str) -> bool:
     """Return whether a program's steps should run one by one instead of in a loop.
 
     The answer depends on the program and the platform alone, so that all workers get the same.
 
+    >>> import jax
     >>> def convolve(x, kernel):
     ...     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", feature_group_count=2).sum()
     >>> images, kernel = jax.numpy.ones((2, 2, 8, 8)), jax.numpy.ones((4, 1, 3, 3))
@@ -62,15 +60,15 @@ def is_slow_in_loop(jaxpr: Jaxpr, platform: str) -> bool:
     """
     if platform != "cpu":
         return False
-    equations = (e for e in _equations(jaxpr) if e.primitive.name == "conv_general_dilated")
-    return any(not (is_canonical(e.params["dimension_numbers"]) or _is_lowered(e)) for e in equations)
+    convolutions = (e for e in equations(jaxpr) if e.primitive.name == "conv_general_dilated")
+    return any(not (is_canonical(e.params["dimension_numbers"]) or _is_lowered(e)) for e in convolutions)
 
 
-def exchanges_in_loop(jaxpr: Jaxpr) -> bool:
+def exchanges_in_loop(jaxpr: Trace) -> bool:
     """Return whether replicas exchange values in the body of a loop, hence at each step."""
-    loops = (e for e in _equations(jaxpr) if e.primitive.name in ("while", "scan"))
-    inner = (p for e in loops for p in jax.tree.leaves(list(e.params.values()), is_leaf=_is_program))
-    return any(e.primitive.name in _EXCHANGES for p in inner if _is_program(p) for e in _equations(p))
+    loops = (e for e in equations(jaxpr) if e.primitive.name in ("while", "scan"))
+    bodies = (program for loop in loops for program in inner_programs(loop))
+    return any(e.primitive.name in _EXCHANGES for body in bodies for e in equations(body))
 
 
 def _is_lowered(equation: core.JaxprEqn) -> bool:
@@ -79,16 +77,3 @@ def _is_lowered(equation: core.JaxprEqn) -> bool:
     rhs: Any
     lhs, rhs = (v.aval for v in equation.invars)
     return wants_own_lowering("UNISONO_CONVOLUTIONS") and is_replaced(lhs, rhs, equation.params)
-
-
-def _equations(jaxpr: Jaxpr) -> Iterator[core.JaxprEqn]:
-    """All equations of a program, those of inner programs included."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield equation
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-            if _is_program(value):
-                yield from _equations(value)
-
-
-def _is_program(value: object) -> TypeGuard[Jaxpr]:
-    return isinstance(value, core.Jaxpr | core.ClosedJaxpr)

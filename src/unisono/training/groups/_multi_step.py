@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._types import ArrayLike, PyTree, Tree
+from unisono._types import PyTree, Tree
 
 #: The most steps, and the most bytes of batches, in one program. Three buffers of that many bytes are kept.
 MOST_STEPS, _BYTES = 32, 8 << 20
@@ -47,32 +47,46 @@ def multi_step_program(step: Program, slots: int) -> Program:
         def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             logs, new = step(state, batch)
             # A loop carries fixed types: a weak type from a Python number must not change one.
-            return jax.tree.map(jnp.asarray, logs), jax.tree.map(_as_before, state, new)
-
-        def body(i: jax.Array, carried: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-            every, state = carried
-            logs, state = one(state, entry_at(i, batches))
-            put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
-            return jax.tree.map(put, every, logs), state
+            logs = jax.tree.map(jnp.asarray, logs)
+            return logs, jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), state, new)
 
         shapes, _ = jax.eval_shape(
             lambda state, batches: one(state, entry_at(count, batches)), state, batches
         )
-        every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), shapes)
-        logs, state = jax.lax.fori_loop(0, count, body, (every, state))
-        return logs, state
+        return repeated(count, slots, shapes, lambda i, state: one(state, entry_at(i, batches)), state)
 
     return program
+
+
+def repeated(
+    count: int | jax.Array,
+    slots: int,
+    like: PyTree,
+    step: Callable[[jax.Array, Tree], tuple[PyTree, Tree]],
+    state: Tree,
+) -> tuple[PyTree, Tree]:
+    """Return the results of `count` steps, stacked in arrays with room for `slots`, and the state after them.
+
+    Args:
+        like: shapes and types of what a step gives.
+        step: from its number and the state to what it gives and the new state.
+    """
+
+    def body(i: jax.Array, carried: tuple[PyTree, Tree]) -> tuple[PyTree, Tree]:
+        every, state = carried
+        found, state = step(i, state)
+        put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
+        return jax.tree.map(put, every, found), state
+
+    every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), like)
+    result: tuple[PyTree, Tree] = jax.lax.fori_loop(0, count, body, (every, state))
+    return result
 
 
 def entry_at(i: int | jax.Array, stacked: Tree) -> Tree:
     """Return one entry of arrays along their first dimensions."""
     entry: Tree = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
     return entry
-
-
-def _as_before(old: jax.Array, new: ArrayLike) -> jax.Array:
-    return jnp.asarray(new, old.dtype)
 
 
 def with_agreed_size(program: Program, axis_name: str) -> Program:

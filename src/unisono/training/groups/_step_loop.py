@@ -22,11 +22,9 @@ import keras
 
 from unisono._types import PyTree
 from unisono.cluster.liveness._task_events import process_events
-from unisono.training.groups._batch_group import BatchGroup
-from unisono.training.groups._batch_placement import BatchStager, StagerCache
+from unisono.training.groups._batch_placement import BatchGroup, BatchStager, StagerCache
 from unisono.training.groups._batch_policy import Mode
-from unisono.training.groups._batch_source import BatchNotes, BatchSource
-from unisono.training.groups._group_results import GroupResult
+from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult
 from unisono.training.groups._group_size import AdaptiveGroupSize
 from unisono.training.groups._host_timing import HostTimer
 from unisono.training.groups._loop_cost import exchanges_in_loop, is_slow_in_loop, may_loop

@@ -15,7 +15,9 @@ from unisono._lowering._executables import Executables
 from unisono._types import PyTree
 from unisono._values import Mirrored, PerReplica
 from unisono.step._call_signature import Call
-from unisono.step._functional import ReplicatedStep, StatePlan, discover
+from unisono.step._compiler import StepCompiler
+from unisono.step._functional import ReplicatedStep
+from unisono.training.groups._batch_placement import form_of
 from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntry
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Programs:
 
     def __init__(self, strategy: ReplicatedStrategy, executables: Executables | None = None) -> None:
         self._strategy, self._executables = strategy, executables
+        self._compiler = StepCompiler(strategy, explains_many=False)
         self._entries: dict[Hashable, GroupEntry] = {}
 
     def __len__(self) -> int:
@@ -41,7 +44,7 @@ class Programs:
 
     def create_variables(self, step: Step, batch: PyTree, is_whole: bool) -> None:
         """Trace a step without computing it, so that the variables are made that it creates."""
-        self._plan(step, _call(batch, is_whole, self._strategy.num_replicas_in_sync))
+        self._compiler.entry(step, _call(batch, is_whole, self._strategy.num_replicas_in_sync))
 
     def __call__(self, step: Step, key: Hashable, like: PyTree, slots: int, is_whole: bool) -> GroupEntry:
         """Return the program for a step and the form of its batches.
@@ -49,12 +52,10 @@ class Programs:
         Args:
             like: a batch: elements with a leading axis of this process' replicas; or rows for all.
         """
-        leaves, structure = jax.tree.flatten(like)
-        shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
-        full = (key, structure, shapes, slots, is_whole)
+        full = (key, form_of(like), slots, is_whole)
         if full not in self._entries:
             call = _call(like, is_whole, self._strategy.num_replicas_in_sync)
-            plan = self._plan(step, call)
+            plan = self._compiler.entry(step, call).plan
             replicated = ReplicatedStep(self._strategy, step, call, plan)
             traced = GroupedProgram(replicated, slots, is_whole)
             self._entries[full] = GroupEntry(traced, plan, self._strategy, executables=self._executables)
@@ -63,16 +64,6 @@ class Programs:
     def remove(self, program: GroupEntry) -> None:
         """Forget a program that is not used."""
         self._entries = {key: entry for key, entry in self._entries.items() if entry is not program}
-
-    def _plan(self, step: Step, call: Call) -> StatePlan:
-        """Return the variables of a step; make those that it creates."""
-        replicated = ReplicatedStep(self._strategy, step, call)
-        discover(lambda arrays: replicated([], arrays), call.arrays)
-        plan = StatePlan.from_scopes(replicated.scopes, self._strategy.state_layout)
-        for slot in plan.slots:
-            if slot.is_stacked:
-                slot.variable.promote(self._strategy.num_replicas_in_sync)
-        return plan
 
 
 def _call(batch: PyTree, is_whole: bool, replicas: int) -> Call:

@@ -9,7 +9,7 @@ import collections
 import itertools
 import json
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from unisono._errors import ClusterError
 from unisono._types import PyTree
 from unisono.data._batches import as_array, check_values
 from unisono.data._workers import gathered
+from unisono.training.groups._batch_placement import form_of
 
 if TYPE_CHECKING:
     from unisono.cluster._process_group import ProcessGroup
@@ -61,14 +62,7 @@ class Row(NamedTuple):
 
     def fits(self, other: Row) -> bool:
         """Return whether another row has the same form."""
-        if self.is_whole or other.is_whole:
-            return False
-        own, others = jax.tree.leaves(self.batch), jax.tree.leaves(other.batch)
-        structure: Hashable = jax.tree.structure(self.batch)
-        same: Hashable = jax.tree.structure(other.batch)
-        return bool(structure == same) and all(
-            a.shape == b.shape and a.dtype == b.dtype for a, b in zip(own, others, strict=True)
-        )
+        return not (self.is_whole or other.is_whole) and form_of(self.batch) == form_of(other.batch)
 
 
 def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
@@ -81,7 +75,7 @@ def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
         arrays = [jax.tree.map(lambda leaf: np.asarray(as_array(leaf)), e) for e in taken]
         for element in arrays:
             check_values(element, "(features, labels)")
-        if len(arrays) == replicas and len({_form(e) for e in arrays}) == 1:
+        if len(arrays) == replicas and len({form_of(e) for e in arrays}) == 1:
             parts = [ReplicaParts(leaves) for leaves in zip(*map(jax.tree.leaves, arrays), strict=True)]
             yield Row(jax.tree.unflatten(jax.tree.structure(arrays[0]), parts), is_whole=False)
         elif (joined := _joined(arrays)) is not None:
@@ -92,11 +86,6 @@ def rows_of(elements: Iterator[PyTree], replicas: int) -> Iterator[Row]:
                 "could share. Give a number of elements that divides by %d, or batch them.",
                 len(arrays), replicas, replicas,
             )  # fmt: skip
-
-
-def _form(element: PyTree) -> Any:
-    leaves, structure = jax.tree.flatten(element)
-    return structure, tuple((x.shape, x.dtype) for x in leaves)
 
 
 def _joined(elements: list[PyTree]) -> PyTree | None:
@@ -179,7 +168,7 @@ class RowSource:
         """Return how many rows all workers have; -1 where their next rows must be joined."""
         if self._is_over:
             return 0, extra
-        form = None if not own or own[0].is_whole else repr(_form(own[0].batch))
+        form = None if not own or own[0].is_whole else repr(form_of(own[0].batch))
         message = {"count": len(own), "form": form, "extra": sorted(extra)}
         every = [json.loads(data) for data in self._group.gather(json.dumps(message).encode())]
         if any(m.get("stops") for m in every) or not any(m["count"] for m in every):

@@ -78,9 +78,8 @@ def _in_own_order(dataset: Dataset, context: InputContext) -> Dataset:
 
 def _takes_context(function: Callable[..., Any], also_optional: bool) -> bool:
     """Return whether a function has a positional parameter: without a default, or any."""
-    for p in inspect.signature(function).parameters.values():
-        if p.kind in _POSITIONAL and (also_optional or p.default is inspect.Parameter.empty):
-            return True
-        if p.kind is inspect.Parameter.VAR_POSITIONAL and also_optional:
-            return True
-    return False
+    return any(
+        (p.kind in _POSITIONAL and (also_optional or p.default is p.empty))
+        or (p.kind is p.VAR_POSITIONAL and also_optional)
+        for p in inspect.signature(function).parameters.values()
+    )

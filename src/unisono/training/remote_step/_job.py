@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-import jax
 import keras
 import numpy as np
 
@@ -137,10 +136,11 @@ class Job:
             arrays: of the call, of which the program may take some alone.
         """
         name = self.use(program)
-        # The worker's number is the last one of the arrays.
+        specs = program.specs[len(program.reads) + len(program.streams) :]
+        # As the program was traced: JAX turns 64 bits into 32. The call has no number of the worker.
         sent = [
-            _as_sent(arrays[i], spec)
-            for i, spec in zip(program.arrays, _array_specs(program), strict=True)
+            np.asarray(arrays[i], spec.dtype)
+            for i, spec in zip(program.arrays, specs, strict=True)
             if i != program.worker
         ]
         states = self.streams.take(program.streams) if program.streams else []
@@ -218,13 +218,3 @@ class Job:
             self.pool.end(code, away if self._cluster.is_supervised else leave_end_marker(away, code))
             leave_end_marker(self.client.end(code), code)
         self._cluster.close()
-
-
-def _array_specs(program: WorkerProgram) -> Sequence[jax.ShapeDtypeStruct]:
-    first = len(program.reads) + len(program.streams)
-    return program.specs[first:]
-
-
-def _as_sent(array: CallArray, spec: jax.ShapeDtypeStruct) -> np.ndarray:
-    # As the program was traced: JAX turns 64 bits into 32.
-    return np.asarray(array, spec.dtype)

@@ -21,11 +21,11 @@ from unisono.ps._programs import digest_of
 from unisono.ps.worker._step_plan import PushMeta, PushPlan, StepPlan, UpdateMeta
 from unisono.ps.worker._table_rows import GroupPlan, LookupPlan, RowPush, TablePart, TablePlan
 from unisono.step._keras_internals import trained_variables
+from unisono.training._jaxprs import exported
 from unisono.training.remote_step._remote_variables import RemoteVariables
-from unisono.training.remote_step.programs._jaxprs import exported
 from unisono.training.remote_step.programs._preparation import extras_of, rounded_to
 from unisono.training.remote_step.programs._push_layout import UpdateCall
-from unisono.training.remote_step.programs._server_update import Piece, ServerUpdate
+from unisono.training.remote_step.programs._server_update import ServerUpdate
 from unisono.training.remote_step.programs._worker_program import WorkerProgram
 from unisono.training.tables._lookups import TableLookups
 
@@ -149,7 +149,7 @@ class PlanMaker:
             TablePart(part.server, placed.numbers[part], *(part.rows or (0, variable.shape[0])))
             for part in placed.division.pulled
         )
-        return TablePlan(parts, tuple(variable.shape[1:]), placed.held.dtype.name, rounded)
+        return TablePlan(parts, tuple(variable.shape[1:]), placed.dtype.name, rounded)
 
     def _push(self, server: int, program: WorkerProgram, outputs: _Outputs) -> PushPlan:
         sent: list[int] = []
@@ -162,7 +162,7 @@ class PlanMaker:
                 continue
             sent += [outputs.gradients[call, *piece.key] for piece in update.gradients]
             sent += [outputs.extras[call, name] for name in update.extras]
-            ids = [self._placed[piece.variable].numbers[piece.part] for piece in _touched(update)]
+            ids = [self._placed[piece.variable].numbers[piece.part] for piece in update.values]
             count = len(update.gradients) + len(update.extras)
             updates.append(
                 {"program": digest, "values": ids, "slots": [], "gradients": count, "sparse": False}
@@ -218,7 +218,7 @@ class PlanMaker:
             updates, divisions = self._placed.updates_of(optimizer)
             tables = frozenset(i for i, v in enumerate(updates.trained) if self._placed[v].is_table)
             update = updates.program(server, divisions, present, tables)
-            digest = self._client.add_program(server, as_lists(update)) if update.writes else ""
+            digest = self._client.add_program(server, update.blob) if update.writes else ""
             self._updates[key] = digest, update
         return self._updates[key]
 
@@ -275,26 +275,3 @@ def _not_by_rows(optimizer: keras.Optimizer, variable: keras.Variable, is_again:
         f"gradient. Received: {type(optimizer).__name__} ({optimizer.name!r}) for {variable.path!r}, which "
         "an earlier step has used by rows. Train before you evaluate, or use an optimizer such as Adagrad."
     )
-
-
-def _touched(update: ServerUpdate) -> list[Piece]:
-    """Return what an update reads or writes, each once."""
-    return list({piece.key: piece for piece in (*update.reads, *update.writes)}.values())
-
-
-def as_lists(update: ServerUpdate) -> bytes:
-    """Return an update in the servers' form: of lists of values, slots and gradients to values and slots."""
-    inner = jax.export.deserialize(bytearray(update.blob))
-    touched = [piece.key for piece in _touched(update)]
-    at = {key: i for i, key in enumerate(touched)}
-    specs = {piece.key: piece.spec for piece in _touched(update)}
-    of_gradients = list(update.specs[len(update.reads) :])
-
-    def lists(
-        values: list[jax.Array], slots: list[jax.Array], gradients: list[jax.Array]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        new = inner.call(*(values[at[piece.key]] for piece in update.reads), *gradients)
-        after = dict(zip([piece.key for piece in update.writes], new, strict=True))
-        return [after.get(key, value) for key, value in zip(touched, values, strict=True)], []
-
-    return exported(lists, [list(specs.values()), [], of_gradients])

@@ -1,12 +1,12 @@
 """The variables of a job: on which server each lies, under which name, and what the chief's object holds.
 
-Tests: tests/virtual/strategies/test_parameter_server.py.
+Tests: tests/virtual/strategies/test_parameter_server.py,
+tests/virtual/strategies/test_parameter_server_tables.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import math
@@ -17,21 +17,22 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono.ps._client import Key, ServerClient, key_of
+from unisono.ps._client import ServerClient
 from unisono.ps._placement import Division, Placement, VariablePart
+from unisono.ps.state._create import NewVariable
+from unisono.ps.state._variables import DENSE, TABLE, StoredSpec
 from unisono.rpc._ops import Op
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
+from unisono.step.variables._deferred_value import DeferredValue
 from unisono.step.variables._merge_rules import kind_of
 from unisono.step.variables._sharded_variable import bounds_of
-from unisono.training.remote_step._first_values import FirstValue, read_table
 from unisono.training.remote_step._remote_array import RemoteArray
 from unisono.training.remote_step.programs._server_update import OptimizerUpdates
+from unisono.training.tables._row_initial import rows_of
 from unisono.training.tables._row_update import RowUpdate
 from unisono.training.tables._row_values import NotByRowsError
 
 if TYPE_CHECKING:
-    import jax
-
     from unisono.step._value_handle import VariableValue
 
 
@@ -44,33 +45,29 @@ TABLE_BYTES = 64 << 20
 SMALL_TABLE_BYTES = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RemoteVariable:
-    """A variable on servers.
+class FirstValue:
+    """The first value of a variable.
 
     Args:
-        division: which of its rows lie on which server.
-        is_table: whether the servers change it by rows.
+        value: an array; or what stands for one that was not made yet.
     """
 
-    variable: keras.Variable
-    division: Division
-    numbers: dict[VariablePart, int]
-    held: RemoteArray
-    is_table: bool = False
+    def __init__(self, value: VariableValue | np.ndarray, is_table: bool) -> None:
+        self._kind = TABLE if is_table else DENSE
+        self._fill = value.fill if isinstance(value, DeferredValue) else None
+        self._rows = rows_of(value) if isinstance(value, DeferredValue) and self._fill is None else None
+        self._size, self._type = tuple(value.shape), np.dtype(value.dtype)
+        self._whole = None if self._rows is not None or self._fill is not None else np.asarray(value)
 
-    @property
-    def homes(self) -> tuple[int, ...]:
-        """The servers."""
-        return self.division.servers
-
-    def keys(self, rounded: str | None = None) -> list[Key]:
-        """Return from where it is pulled: the value is these, joined.
-
-        Args:
-            rounded: the type to which it is rounded; None where it is not.
-        """
-        return [key_of(part.server, self.numbers[part], rounded) for part in self.division.pulled]
+    def on_server(self, name: str, part: VariablePart, client: ServerClient) -> NewVariable:
+        """Return what a server gets of its part; it has the program then that makes it."""
+        spec = StoredSpec(name, part.shape(self._size), self._type.name, self._kind)
+        if self._fill is not None:
+            return NewVariable(spec, fill=self._fill)
+        if self._rows is None:
+            return NewVariable(spec, np.asarray(part.of(self._whole)))
+        program = self._rows(0 if part.rows is None else part.rows[0])
+        return NewVariable(spec, initializer=client.add_program(part.server, program))
 
 
 class RemoteVariables:
@@ -97,7 +94,7 @@ class RemoteVariables:
         self._push_dtype, self.pull_dtype = push_dtype, pull_dtype
         self._placement = Placement(client.num_servers)
         #: By `id`: Keras compares variables by their values.
-        self._placed: dict[int, RemoteVariable] = {}
+        self._placed: dict[int, RemoteArray] = {}
         #: Numbers in the order of placement, part of the names on servers.
         self._order: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -108,7 +105,7 @@ class RemoteVariables:
         #: The `id`s of variables that are used by rows, and of their slots.
         self._tables: set[int] = set()
 
-    def __getitem__(self, variable: keras.Variable) -> RemoteVariable:
+    def __getitem__(self, variable: keras.Variable) -> RemoteArray:
         return self._placed[id(variable)]
 
     def may_be_table(self, variable: keras.Variable, optimizer: keras.Optimizer | None) -> bool:
@@ -172,7 +169,7 @@ class RemoteVariables:
         values = {id(v): value for v, value in variables}
         slots = {id(v) for optimizer in optimizers for v in optimizer.variables}
         trained = [(v, None) for optimizer in optimizers for v in trained_variables(optimizer)]
-        new: list[RemoteVariable] = []
+        new: list[RemoteArray] = []
         with self._all_or_none(new):
             for variable, _ in [*variables, *trained]:
                 if id(variable) not in slots and not kind_of(variable).is_seed:
@@ -181,10 +178,10 @@ class RemoteVariables:
                 self._place_slots(new, optimizer)
             self._create(new, values)
         for placed in new:
-            store_value(placed.variable, placed.held)
+            store_value(placed.variable, placed)
 
     @contextlib.contextmanager
-    def _all_or_none(self, new: Sequence[RemoteVariable]) -> Iterator[None]:
+    def _all_or_none(self, new: Sequence[RemoteArray]) -> Iterator[None]:
         """Place nothing where a block fails: an optimizer that cannot be used may be replaced."""
         nbytes = self._placement.nbytes
         try:
@@ -196,7 +193,7 @@ class RemoteVariables:
                 self._beside.discard(id(placed.variable))
             raise
 
-    def _create(self, new: Sequence[RemoteVariable], values: Mapping[int, VariableValue | None]) -> None:
+    def _create(self, new: Sequence[RemoteArray], values: Mapping[int, VariableValue | None]) -> None:
         """Bring variables to their servers, all of one server in one request."""
         firsts = {id(p): FirstValue(_value(p.variable, values), p.is_table) for p in new}
         for server in range(self._client.num_servers):
@@ -212,7 +209,7 @@ class RemoteVariables:
             for (placed, part), number in zip(own, numbers, strict=True):
                 placed.numbers[part] = number
 
-    def _place_slots(self, new: list[RemoteVariable], optimizer: keras.Optimizer) -> None:
+    def _place_slots(self, new: list[RemoteArray], optimizer: keras.Optimizer) -> None:
         updates = self._updates_of(optimizer)
         for i, variable in enumerate(updates.trained):
             if self[variable].is_table:
@@ -221,7 +218,7 @@ class RemoteVariables:
         for slot, division in zip(optimizer.variables, divisions, strict=True):
             self._add(new, slot, division)
 
-    def _add(self, new: list[RemoteVariable], variable: keras.Variable, division: Division | None) -> None:
+    def _add(self, new: list[RemoteArray], variable: keras.Variable, division: Division | None) -> None:
         """Place a variable that is not placed yet: where it is said, or on the emptiest servers."""
         if id(variable) in self._placed:
             return
@@ -230,11 +227,11 @@ class RemoteVariables:
             division = self._placement.divide(shape, _nbytes(variable), len(bounds_of(variable)) or 1)
         else:
             self._beside.add(id(variable))
-        held = RemoteArray(variable, self)
         self._order[id(variable)] = next(self._numbers)
-        self._placed[id(variable)] = placed = RemoteVariable(
-            variable, division, {}, held, id(variable) in self._tables
+        placed = RemoteArray(
+            variable, division, self._client, self._before_read, id(variable) in self._tables
         )
+        self._placed[id(variable)] = placed
         new.append(placed)
 
     def release(self, variables: Sequence[keras.Variable]) -> None:
@@ -252,7 +249,7 @@ class RemoteVariables:
             if i in self._placed and _nbytes(self._placed[i].variable) <= TABLE_BYTES
         ]
         for each in placed:
-            store_value(each.variable, each.held.whole())
+            store_value(each.variable, each.whole())
         for server in range(self._client.num_servers):
             own = [n for each in placed for part, n in each.numbers.items() if part.server == server]
             if own:
@@ -271,70 +268,6 @@ class RemoteVariables:
             if gone.isdisjoint(map(id, (*updates.trained, *updates.slots)))
         }
         self._row_updates = {k: update for k, update in self._row_updates.items() if k[0] in self._updates}
-
-    # --- what the chief reads and writes ---------------------------------------------------------
-
-    def read(self, variable: keras.Variable) -> np.ndarray:
-        """Return the value of a variable, when nothing runs any more; likewise below."""
-        self._before_read()
-        placed = self[variable]
-        if placed.is_table:
-            return read_table(self._client, placed.division, placed.numbers, placed.held)
-        return placed.division.joined(self._client.pull(placed.keys()).result())
-
-    def read_rows(self, variable: keras.Variable, begin: int, end: int) -> np.ndarray:
-        """Return rows that follow each other, from the servers that hold them.
-
-        Args:
-            end: one past the last.
-        """
-        self._before_read()
-        placed = self[variable]
-        asked = [
-            self._client.send(part.server, Op.READ, {"id": placed.numbers[part], "begin": first, "end": last})
-            for part, first, last in placed.division.spans(begin, end)
-        ]
-        nothing = np.empty((0, *variable.shape[1:]), stored_dtype(variable))
-        return np.concatenate([nothing, *(answer.result().arrays[0] for answer in asked)])
-
-    def take(self, variable: keras.Variable, indices: np.ndarray) -> np.ndarray:
-        """Return the rows of these numbers, from the servers that hold them.
-
-        Args:
-            indices: in any order.
-        """
-        self._before_read()
-        placed = self[variable]
-        rows = np.empty((len(indices), *variable.shape[1:]), stored_dtype(variable))
-        asked = [
-            (at, self._client.send(part.server, Op.ROWS, {"ids": [placed.numbers[part]]}, [own]))
-            for part, at, own in placed.division.located(indices)
-        ]
-        for at, answer in asked:
-            rows[at] = answer.result().arrays[0]
-        return rows
-
-    def write(self, variable: keras.Variable, value: jax.Array) -> None:
-        """Replace the value of a variable on all its servers."""
-        self._before_read()
-        whole = np.asarray(value)
-        for part, number in self[variable].numbers.items():
-            self._client.write((part.server, number), part.of(whole))
-
-    def write_rows(self, variable: keras.Variable, begin: int, value: jax.Array) -> None:
-        """Replace rows that follow each other.
-
-        Args:
-            variable: placed, not as copies.
-        """
-        self._before_read()
-        placed, rows = self[variable], np.asarray(value)
-        written = 0
-        for part, first, last in placed.division.spans(begin, begin + len(rows)):
-            own = rows[written : written + last - first]
-            meta = {"ids": [placed.numbers[part]], "begin": first}
-            self._client.call(part.server, Op.WRITE, meta, [own])
-            written += last - first
 
 
 def _value(variable: keras.Variable, values: Mapping[int, VariableValue | None]) -> VariableValue:

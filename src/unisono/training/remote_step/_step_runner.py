@@ -170,15 +170,7 @@ class RemoteStepRunner:
     def run(
         self, most: int, names: Iterable[str], losses: list[tuple[int, Any]] | None = None
     ) -> tuple[int, Mapping[str, Any]]:
-        """Run some steps, and wait for them; fewer at the end of all workers' data.
-
-        Args:
-            names: of the values that are needed of the last step, besides numbers.
-            losses: gets 1 and the loss of each step.
-
-        Returns:
-            How many have run, and the values by name of one that was scheduled last.
-        """
+        """Run some steps, and wait for them; see `StepRunner.run`. A program has one step."""
         self._begin()
         losses = [] if losses is None else losses
         extra = frozenset(names) - self._step.scalars

@@ -62,7 +62,6 @@ class RemoteTrainFunction:
         calls: RunningCalls,
     ) -> None:
         self._model, self._task, self._job, self._calls = model, task, job, calls
-        self._names = tuple(f"{name}_variables" for name in task.value)
         self._steps = WorkerStep(model, strategy, task, job.destination)
         #: What the last call returned, and Keras' loop gives to the next one.
         self._after: State = ()
@@ -104,7 +103,7 @@ class RemoteTrainFunction:
             results.append(result)
         if state is not before:
             # Where Keras looks for the newest state after an interrupt.
-            set_training_state(self._model, dict(zip(self._names, state, strict=True)))
+            set_training_state(self._model, dict(zip(self._task.value, state, strict=True)))
         return self._joined(results), state
 
     def _send(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
@@ -145,7 +144,7 @@ class RemoteTrainFunction:
             self._seeds = [(v, i, j) for v, i, j in places if kind_of(v).is_seed]
             self._ids = ids
         seeds = {id(v) for v, _, _ in self._seeds}
-        self._held = [[None if id(v) in seeds else placed[v].held for v in part] for part in lists]
+        self._held = [[None if id(v) in seeds else placed[v] for v in part] for part in lists]
 
     @property
     def _tally(self) -> StepTally | None:

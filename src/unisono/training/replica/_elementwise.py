@@ -19,15 +19,13 @@ import keras
 import numpy as np
 
 from unisono._context import entered
-from unisono._types import ArrayLike, PyTree
+from unisono._types import ArrayLike
 from unisono.step._keras_internals import clipped_by, clips_as_keras, of_shapes, trained_variables
 from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._gradients_in_parts import is_split
+from unisono.training._jaxprs import Trace, inner_programs
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._row_states import Equation
-
-#: What JAX traces a function to, with and without the arrays that it closes over.
-Trace = jex.ClosedJaxpr | jex.Jaxpr
 
 #: Lengths of flat weights with which an update is traced.
 _FEW, _MANY = 3, 6
@@ -45,15 +43,11 @@ def why_whole(optimizer: keras.Optimizer) -> str | None:
     if not clips_as_keras(optimizer):
         return f"{type(optimizer).__name__} clips gradients in its own way"
     try:
-        with entered(None), clipped_by(optimizer, lambda _: _unchanged):
+        with entered(None), clipped_by(optimizer, lambda _: lambda grads: grads):
             return _reason(optimizer)
     except Exception as error:
         # Such as an operation along an axis that a flat weight does not have.
         return f"its update cannot be traced for parts of weights ({type(error).__name__}: {error})"
-
-
-def _unchanged(grads: PyTree) -> PyTree:
-    return grads
 
 
 def _reason(optimizer: keras.Optimizer) -> str | None:
@@ -131,15 +125,6 @@ def _is_same_step(one: Equation, other: Equation) -> bool:
             return False
     pairs = zip(inner_programs(one), inner_programs(other), strict=True)
     return len(inner_programs(one)) == len(inner_programs(other)) and all(_are_same(a, b) for a, b in pairs)
-
-
-def inner_programs(step: Equation) -> list[Trace]:
-    """Return the traces that an operation holds, such as the branches of a condition."""
-    leaves = jax.tree.leaves(
-        [step.params[name] for name in sorted(step.params)],
-        is_leaf=lambda x: isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)),
-    )
-    return [x for x in leaves if isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr))]
 
 
 def _are_same_numbers(one: ArrayLike, other: ArrayLike) -> bool:

@@ -59,9 +59,6 @@ def _largest(values: list[jax.Array], replica: ReplicaContext) -> list[jax.Array
     """Return the largest of all replicas' values, place by place, in one message."""
     # An engine adds, and gathers: the histories are a few hundred numbers, so gathering costs nothing.
     flat = jnp.concatenate([v.astype(jnp.float32).reshape(-1) for v in values])
-    best = iter(jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), _ends(values)))
-    return [next(best).reshape(v.shape).astype(v.dtype) for v in values]
-
-
-def _ends(values: list[jax.Array]) -> list[int]:
-    return list(itertools.accumulate(v.size for v in values))[:-1]
+    ends = list(itertools.accumulate(v.size for v in values))[:-1]
+    best = jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), ends)
+    return [x.reshape(v.shape).astype(v.dtype) for x, v in zip(best, values, strict=True)]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._context import Context, ReplicaContext, entered
+from unisono._system._blocks import set_attribute
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.training.replica._row_analysis import RowUse, row_uses
@@ -81,7 +83,7 @@ def replica_loss(
         return _of_all_rows(original, loss, given, rows, context.means, replica)
     if loss.reduction in (None, "none"):
         return original(loss, *given)
-    with _without_reduction(loss):
+    with _each_value(loss):
         values = original(loss, *given)
     if values.ndim == 0:
         return _scalar_share(original, loss, given, use, rows, context)
@@ -91,6 +93,15 @@ def replica_loss(
     if loss.reduction in _MEANS:
         share = share / _divisor(original, loss, *given, values, replica)
     return share * _parts(context)
+
+
+def _each_value(loss: keras.Loss) -> contextlib.AbstractContextManager[None]:
+    """Let a loss return one value per example in a block.
+
+    The user's own object, not a copy: `copy.copy` of a Keras object serializes it, which fails for classes
+    that are not registered and drops arguments that `get_config` leaves out.
+    """
+    return set_attribute(loss, "reduction", "none")
 
 
 def _parts(context: Context) -> int:
@@ -108,7 +119,7 @@ def _row_use(
     few, many = (rows, total) if 0 < rows < total else (max(1, total), 2 * max(1, total))
 
     def values(y_true: PyTree, y_pred: PyTree, sample_weight: PyTree) -> jax.Array:
-        with _without_reduction(loss):
+        with _each_value(loss):
             return original(loss, y_true, y_pred, sample_weight)
 
     masks = _masks(given[1])
@@ -124,11 +135,8 @@ def _row_use(
         )  # fmt: skip
         return RowUse.APART
     scalars = {RowUse.MEAN, RowUse.SUM, RowUse.NONE}
-    return RowUse.MIXED if empty_replicas and scalars & {*uses} else _worst(uses)
-
-
-def _worst(uses: list[RowUse]) -> RowUse:
-    return uses[0] if len(set(uses)) == 1 else RowUse.MIXED
+    is_known = len({*uses}) == 1 and not (empty_replicas and scalars & {*uses})
+    return uses[0] if is_known else RowUse.MIXED
 
 
 def _scalar_share(
@@ -225,21 +233,6 @@ def _masked(given: tuple[PyTree, PyTree, PyTree, dict[int, jax.Array]]) -> Given
     return y_true, jax.tree.unflatten(structure, leaves), sample_weight
 
 
-@contextlib.contextmanager
-def _without_reduction(loss: keras.Loss) -> Iterator[None]:
-    """Let a loss return one value per example.
-
-    The user's own object, not a copy: `copy.copy` of a Keras object serializes it, which fails for classes
-    that are not registered and drops arguments that `get_config` leaves out.
-    """
-    reduction = loss.reduction
-    loss.reduction = "none"
-    try:
-        yield
-    finally:
-        loss.reduction = reduction
-
-
 class _CountingLoss(keras.Loss):
     """A loss of one for each example of another loss, so that weights and masks alone remain."""
 
@@ -267,7 +260,8 @@ def synchronized_moments(
     axis = tuple(axes)
     if mask is None:
         weights = jnp.ones((), inputs.dtype)
-        count: int | jax.Array = max(1, replica.engine.total(inputs.size // max(1, _kept_size(inputs, axes))))
+        kept = math.prod(n for i, n in enumerate(inputs.shape) if i not in axis)
+        count: int | jax.Array = max(1, replica.engine.total(inputs.size // max(1, kept)))
         total = replica.all_reduce(ReduceOp.SUM, jnp.sum(inputs, axis=axis))
     else:
         weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype)
@@ -279,11 +273,3 @@ def synchronized_moments(
     squares = jnp.square(inputs - mean.reshape(shape)) * weights
     variance = replica.all_reduce(ReduceOp.SUM, jnp.sum(squares, axis=axis)) / count
     return mean, variance
-
-
-def _kept_size(inputs: jax.Array, axes: list[int]) -> int:
-    """Return the number of values that remain after a reduction over `axes`."""
-    kept = 1
-    for i, n in enumerate(inputs.shape):
-        kept *= 1 if i in axes else n
-    return kept

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._types import ArrayLike, PyTree
+from unisono.training._jaxprs import called_by
 from unisono.training.replica._row_rules import RULES, anything
 from unisono.training.replica._row_states import (
     MIXED,
@@ -109,12 +110,10 @@ class _TraceReader:
         if len(few.consts) != len(many.consts):
             return None
         constants = [self._constant(a, b) for a, b in zip(few.consts, many.consts, strict=True)]
-        return self.open(few.jaxpr, many.jaxpr, [*constants, *inputs])
-
-    def open(self, few: jex.Jaxpr, many: jex.Jaxpr, inputs: Sequence[RowState]) -> list[RowState] | None:
-        """Return what `closed` does, with the states of the constants before those of the arguments."""
-        known: dict[jex.Var, RowState] = dict(zip([*few.constvars, *few.invars], inputs, strict=True))
-        if len(few.eqns) != len(many.eqns) or len(few.outvars) != len(many.outvars):
+        variables = [*few.jaxpr.constvars, *few.jaxpr.invars]
+        known: dict[jex.Var, RowState] = dict(zip(variables, [*constants, *inputs], strict=True))
+        results = few.jaxpr.outvars, many.jaxpr.outvars
+        if len(few.eqns) != len(many.eqns) or len(results[0]) != len(results[1]):
             return None
         for eqn, other in zip(few.eqns, many.eqns, strict=True):
             if eqn.primitive.name != other.primitive.name or len(eqn.invars) != len(other.invars):
@@ -122,7 +121,7 @@ class _TraceReader:
             found = self._results(Step(eqn, other, self._ratio), self._operands(known, eqn, other))
             for variable, state in zip(eqn.outvars, found, strict=True):
                 known[variable] = state
-        return [self._operand(known, a, b) for a, b in zip(few.outvars, many.outvars, strict=True)]
+        return [self._operand(known, a, b) for a, b in zip(*results, strict=True)]
 
     def _operands(self, known: Mapping[jex.Var, RowState], eqn: Equation, other: Equation) -> list[RowState]:
         return [self._operand(known, a, b) for a, b in zip(eqn.invars, other.invars, strict=True)]
@@ -163,8 +162,9 @@ class _TraceReader:
 
     def _results(self, step: Step, operands: list[RowState]) -> list[RowState]:
         name, count = step.eqn.primitive.name, len(step.eqn.outvars)
-        if name in CALLS:
-            return self._call(step, operands) or [MIXED] * count
+        few, many = called_by(step.eqn), called_by(step.other)
+        if few is not None and many is not None:
+            return self.closed(few, many, operands) or [MIXED] * count
         if name == "cond":
             return self._branches(step, operands) or [MIXED] * count
         if name == "scan":
@@ -182,14 +182,6 @@ class _TraceReader:
         found = rule(step, operands) if rule is not None else anything(step, operands)
         states = found if isinstance(found, list) else [found] * count
         return [s if is_fill(s) else _unknown(s) for s in states]
-
-    def _call(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
-        few, many = (e.params[CALLS[e.primitive.name]] for e in (step.eqn, step.other))
-        return (
-            self.closed(few, many, operands)
-            if isinstance(few, jex.ClosedJaxpr)
-            else self.open(few, many, operands)
-        )
 
     def _branches(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
         """What is certain whichever branch is taken, where rows do not decide it."""
@@ -271,20 +263,6 @@ _SMALL = 16
 #: How often a loop's body is read until the states of its carry repeat. Each reading can only lose certainty,
 #: in the order Constant, RowWise, Mixed, so two or three are enough for a few carries.
 _ROUNDS = 4
-
-#: Operations that call a function, and under which name they hold it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
-
 
 # --- numbers that are known -----------------------------------------------------------------------
 

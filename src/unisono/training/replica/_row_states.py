@@ -6,7 +6,6 @@ Tests: tests/unit/training/test_row_analysis.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -79,7 +78,8 @@ class Step:
 
     def counting(self, number: int = 0) -> set[int]:
         """The axes of an operand that count rows."""
-        return _counting(self.eqn.invars[number].aval.shape, self.other.invars[number].aval.shape)
+        shapes = (e.invars[number].aval.shape for e in (self.eqn, self.other))
+        return {i for i, (few, many) in enumerate(zip(*shapes, strict=True)) if few != many}
 
     @property
     def is_plain(self) -> bool:
@@ -89,10 +89,6 @@ class Step:
             for e in (self.eqn, self.other)
         )
         return mine == theirs
-
-
-def _counting(few: Sequence[int], many: Sequence[int]) -> set[int]:
-    return {i for i, (a, b) in enumerate(zip(few, many, strict=True)) if a != b}
 
 
 def is_fill(state: RowState) -> bool:

@@ -17,26 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 import keras
 
 from unisono._types import PyTree
-from unisono.training.trainer._trainer_step import TrainerTask
+from unisono.training.trainer._trainer_step import TASKS, TrainerTask
 
 #: Models whose data have elements that are no tuples, with the names of the methods that take them.
 _BARE: weakref.WeakKeyDictionary[keras.Model, set[TrainerTask]] = weakref.WeakKeyDictionary()
 
 #: What the last call of a method of a model runs; of models with a step in TensorFlow's form alone.
 _RUNNING: weakref.WeakKeyDictionary[keras.Model, TrainerTask] = weakref.WeakKeyDictionary()
-
-#: What each method of a model runs.
-_TASKS = {
-    "fit": TrainerTask.TRAIN,
-    "evaluate": TrainerTask.TEST,
-    "predict": TrainerTask.PREDICT,
-    "train_on_batch": TrainerTask.TRAIN,
-    "test_on_batch": TrainerTask.TEST,
-    "predict_on_batch": TrainerTask.PREDICT,
-}
-
-#: The names of the steps.
-STEPS = {task: f"{task.name.lower()}_step" for task in TrainerTask}
 
 
 def is_stateful(model: keras.Model, task: TrainerTask) -> bool:
@@ -48,7 +35,7 @@ def is_stateful(model: keras.Model, task: TrainerTask) -> bool:
     >>> is_stateful(Tuned(), TrainerTask.TRAIN), is_stateful(Tuned(), TrainerTask.TEST)
     (True, False)
     """
-    name = STEPS[task]
+    name = task.step
     # Of the object itself, where a program has set it: there it has no `self`.
     own = vars(model).get(name)
     if own is not None:
@@ -62,15 +49,15 @@ def has_stateful_step(model: keras.Model) -> bool:
     return any(is_stateful(model, task) for task in TrainerTask)
 
 
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
 @functools.lru_cache(maxsize=256)
 def _takes_data_alone(step: Callable[..., object], bound: int) -> bool:
     """Return whether a step has one argument besides the first `bound` ones."""
     arguments = inspect.signature(step).parameters.values()
-    needed = [p for p in arguments if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, _POSITIONAL)]
+    needed = [p for p in arguments if p.default is p.empty and p.kind in _POSITIONAL]
     return len(needed) == bound + 1 and all(p.kind is not p.VAR_POSITIONAL for p in arguments)
-
-
-_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def task_of_state(wanted: Mapping[str, bool]) -> TrainerTask:
@@ -87,7 +74,7 @@ def note_call(model: keras.Model, name: str, data: object) -> None:
     """Note which step a call runs, and whether its data have elements that Keras makes tuples of."""
     if not has_stateful_step(model):
         return
-    task = _RUNNING[model] = _TASKS[name]
+    task = _RUNNING[model] = TASKS[name]
     dataset = getattr(getattr(data, "position", None), "dataset", None)
     # A call with one batch has no elements: what it is given is `x`.
     is_bare = name.endswith("_on_batch")
@@ -107,13 +94,13 @@ def explaining_form(model: keras.Model, name: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, RuntimeError) as error:
-        step = STEPS[_TASKS[name]]
+        task = TASKS[name]
         # Of a call with the state, or of a model without `call`, which Keras cannot build.
         texts = ("positional argument", "automatically build the model")
-        if any(text in str(error) for text in texts) and is_stateful(model, _TASKS[name]):
+        if any(text in str(error) for text in texts) and is_stateful(model, task):
             error.add_note(
-                f"`{type(model).__name__}.{step}` has TensorFlow's form, `{step}(self, data)`. A strategy "
-                "runs it, also one for a single device: create and compile the model inside "
+                f"`{type(model).__name__}.{task.step}` has TensorFlow's form, `{task.step}(self, data)`. A "
+                "strategy runs it, also one for a single device: create and compile the model inside "
                 "`with unisono.OneDeviceStrategy('cpu:0').scope():`."
             )
         raise

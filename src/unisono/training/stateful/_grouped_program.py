@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from unisono._context import OneReplica, ReplicaEngine
@@ -19,6 +20,7 @@ from unisono.step._call_signature import Call, Output
 from unisono.step._compiler import Entry
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._functional import ReplicatedStep, Slot
+from unisono.training.groups._batch_placement import BatchStager
 from unisono.training.groups._multi_step import multi_step_program
 
 #: How the batches of a group lie on the replicas: each is split along its rows, or has an axis of replicas.
@@ -126,3 +128,40 @@ class GroupEntry(Entry):
     def place_arrays(self, call: Call) -> list[jax.Array]:
         """Return the arrays of a call, as they are."""
         return call.arrays
+
+
+class RepeatedEntry(GroupEntry):
+    """A compiled program that repeats a step in TensorFlow's form over several batches."""
+
+    def __init__(self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int) -> None:
+        strategy = one.strategy
+        self._agrees = strategy.process_group.size > 1
+        step = ReplicatedStep(strategy, fn, call, one.plan)
+        program = GroupedProgram(step, slots, splits_rows=True, agrees=self._agrees)
+        super().__init__(program, one.plan, strategy)
+        #: Whether it has run.
+        self.is_used = False
+
+    @property
+    def num_other_outputs(self) -> int:
+        """How many arrays the program returns besides the results of the steps."""
+        return sum(slot.written for slot in self.plan.slots) + self._agrees
+
+    def run(self, stager: BatchStager, wish: int) -> tuple[PyTree, jax.Array | None]:
+        """Start the steps of the batches that were staged.
+
+        Returns:
+            The results, stacked, and the smallest wish of all processes; None in a lone process.
+        """
+        self.is_used = True
+        found = self(self.call_with(stager, wish))
+        return found if self._agrees else (found, None)
+
+    def call_with(self, stager: BatchStager, wish: int) -> Call:
+        """Return a call whose arrays are on the devices."""
+        count, batches = stager.place()
+        proposed = [self.strategy.mesh.put_own(np.int32(wish))] if self._agrees else []
+        return self.call_of([*proposed, count, *jax.tree.leaves(batches)])
+
+    def note(self, call: Call) -> None:
+        """Do nothing: each batch was noted when it was taken."""

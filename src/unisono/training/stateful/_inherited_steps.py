@@ -14,13 +14,12 @@ import keras
 from unisono._types import KerasWrap, PyTree
 from unisono.step._keras_internals import build_for_batch
 from unisono.step._program import current_frame
-from unisono.training.stateful._form import STEPS
-from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+from unisono.training.trainer._trainer_step import UPDATED, TrainerTask, variables_of
 
 
 def wraps() -> list[KerasWrap]:
     """Return what is wrapped of `keras.Model`: its own steps."""
-    return [(keras.Model, STEPS[task], inherited_step(task)) for task in TrainerTask]
+    return [(keras.Model, task.step, inherited_step(task)) for task in TrainerTask]
 
 
 def inherited_step(task: TrainerTask) -> Callable[..., Any]:
@@ -45,8 +44,7 @@ def _stateful(original: Callable[..., Any], model: keras.Model, task: TrainerTas
         new = (state[0], new)
     frame = current_frame()
     for name, variables, before, after in zip(task.value, lists, state, new, strict=True):
-        # What an optimizer has written is equal on all replicas.
-        is_updated = name in ("trainable", "optimizer") and frame is not None
+        is_updated = name in UPDATED and frame is not None
         with frame.scope.synced() if is_updated and frame is not None else contextlib.nullcontext():
             for variable, old, value in zip(variables, before, after, strict=True):
                 if value is not old:

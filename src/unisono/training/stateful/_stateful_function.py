@@ -29,14 +29,13 @@ from unisono.step._functional import discover
 from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
-from unisono.training.groups._batch_group import BatchGroup
-from unisono.training.groups._batch_placement import BatchStager
+from unisono.training.groups._batch_placement import BatchGroup, BatchStager
 from unisono.training.groups._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
-from unisono.training.stateful._form import STEPS, as_tensorflow
-from unisono.training.stateful._repeated_step import RepeatedEntry
+from unisono.training.stateful._form import as_tensorflow
+from unisono.training.stateful._grouped_program import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._speculation import Speculation
@@ -164,7 +163,7 @@ class StatefulFunction:
         return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), batch),), {})
 
     def _entry(self, fn: Callable[[PyTree], PyTree], call: Call) -> Entry:
-        with explaining(type(self._model), f"`{STEPS[self._task]}`"):
+        with explaining(type(self._model), f"`{self._task.step}`"):
             return self._compiler.entry(fn, call)
 
 

@@ -1,12 +1,20 @@
 """A stateful step of a model as the function of one replica, in the manner of those given to `strategy.run`.
 
+While it runs on several replicas, each adds its part to the metrics, and the parts are summed when the step
+is done. Where the step reads a result, it gets that of all replicas, as in TensorFlow: one all-reduce in the
+middle of the step. A result that the step only returns is computed from the sums at its end, and the
+all-reduce in the middle is removed.
+
 Tests: tests/virtual/training/stateful/test_steps.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +22,19 @@ import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, current, entered
 from unisono._errors import InvalidTypeError
-from unisono._types import PyTree
-from unisono._values import Mirrored
+from unisono._types import PyTree, Tree
+from unisono._values import Mirrored, ReduceOp
+from unisono.step._keras_internals import all_layers
 from unisono.step._program import ReplicaFrame, current_frame
 from unisono.step._scope import StateScope
-from unisono.training.stateful._form import STEPS
-from unisono.training.stateful._replica_metrics import ReplicaMetrics
-from unisono.training.trainer._trainer_step import TrainerTask
+from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_rule
+from unisono.training.trainer._trainer_step import TrainerTask, as_float
 
 if TYPE_CHECKING:
+    from unisono.step._value_handle import VariableValue
     from unisono.strategies._replicated import ReplicatedStrategy
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +100,7 @@ class StatefulStep:
         return context or Context(self.strategy), frame
 
     def _step(self, batch: PyTree) -> Any:
-        name = STEPS[self.task]
+        name = self.task.step
         result = getattr(self.model, name)(batch)
         if self.task is not TrainerTask.PREDICT and not isinstance(result, dict):
             raise InvalidTypeError(
@@ -98,3 +109,108 @@ class StatefulStep:
                 "`return {m.name: m.result() for m in self.metrics}`."
             )
         return result
+
+
+class ReplicaMetrics:
+    """A replica's part of a model's metrics, during one execution of a step."""
+
+    def __init__(self, model: keras.Model, engine: ReplicaEngine, scope: StateScope) -> None:
+        self._engine, self._scope = engine, scope
+        self._metrics = _metrics_of(model)
+        variables = {id(v): v for m in self._metrics for v in m.variables}
+        self._variables = [v for v in variables.values() if _rule(v) is not Merge.STACK]
+        #: Results that the step has read: each with its metric, and the values that it was computed from.
+        self._read: list[tuple[object, keras.Metric, list[jax.Array]]] = []
+        self._is_computing = False
+
+    @contextlib.contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Let metrics hold this replica's part in a block, and afterwards the sums."""
+        before = self._values()
+        parts = [localize(_rule(v), x, self._engine) for v, x in zip(self._variables, before, strict=True)]
+        self._assign(self._variables, parts)
+        parts = self._values()
+        with contextlib.ExitStack() as results:
+            for metric in self._metrics:
+                results.enter_context(_result_by(metric, self._result))
+            yield
+        # Not where the block is left by an error.
+        after = self._values()
+        self._end = {id(v): x for v, x in zip(self._variables, after, strict=True)}
+        changed = [i for i, (a, b) in enumerate(zip(parts, after, strict=True)) if a is not b]
+        merged = self._merged([self._variables[i] for i in changed], [after[i] for i in changed])
+        for i, value in zip(changed, merged, strict=True):
+            before[i] = value
+        self._assign(self._variables, before)
+
+    def logs(self, logs: Tree) -> Tree:
+        """Return the logs of all replicas; after `in_parts`."""
+        leaves, structure = jax.tree.flatten(logs)
+        leaves = [leaf.value if isinstance(leaf, keras.Variable) else leaf for leaf in leaves]
+        final: dict[int, object] = {}
+        for found, metric, values in self._read:
+            if all(self._end.get(id(v)) is x for v, x in zip(metric.variables, values, strict=True)):
+                pairs = zip(jax.tree.leaves(found), jax.tree.leaves(metric.result()), strict=True)
+                final |= {id(read): now for read, now in pairs}
+        others = [leaf for leaf in leaves if id(leaf) not in final]
+        means = iter(self._engine.all_reduce(ReduceOp.MEAN, [as_float(x) for x in others]))
+        reduced: Tree = jax.tree.unflatten(
+            structure, [final[id(x)] if id(x) in final else next(means) for x in leaves]
+        )
+        return reduced
+
+    def _result(self, original: Callable[[], Result], metric: keras.Metric) -> Result:
+        """Return a metric's result over all replicas."""
+        if self._is_computing:
+            return original()
+        variables = list(metric.variables)
+        values = [v.value for v in variables]
+        pairs = list(zip(variables, self._merged(variables, values), strict=True))
+        self._is_computing = True
+        try:
+            with keras.StatelessScope(pairs):
+                found = original()
+        finally:
+            self._is_computing = False
+        self._read.append((found, metric, values))
+        return found
+
+    def _merged(
+        self, variables: Sequence[keras.Variable], values: Sequence[VariableValue]
+    ) -> list[VariableValue]:
+        return merge_all([_rule(v) for v in variables], list(values), self._engine)
+
+    def _values(self) -> list[VariableValue]:
+        return [self._scope.get_current_value(v) for v in self._variables]
+
+    def _assign(self, variables: Sequence[keras.Variable], values: Sequence[VariableValue]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            self._scope.merged(variable, value)
+
+
+def _rule(variable: keras.Variable) -> Merge:
+    return merge_rule(kind_of(variable))
+
+
+def _metrics_of(model: keras.Model) -> list[keras.Metric]:
+    """Return the metrics of a model and its layers, and those inside of them, each once."""
+    found = {id(m): m for m in model.metrics}
+    for layer in all_layers(model):
+        found |= {id(m): m for m in layer.metrics}
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _result_by(metric: keras.Metric, compute: Callable[..., object]) -> Iterator[None]:
+    """Let a metric compute its result in another way in a block."""
+    own = vars(metric)
+    before = own.get("result")
+    # Of the class: a step that is executed again, for a derivative, is in the middle of this block.
+    original = functools.partial(type(metric).result, metric)
+    own["result"] = lambda: compute(original, metric)
+    try:
+        yield
+    finally:
+        own.pop("result")
+        if before is not None:
+            own["result"] = before

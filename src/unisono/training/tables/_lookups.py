@@ -15,8 +15,7 @@ import keras
 import numpy as np
 
 from unisono.step._keras_internals import stored_dtype
-from unisono.training.remote_step.programs._jaxprs import exported
-from unisono.training.replica._row_analysis import CALLS
+from unisono.training._jaxprs import exported
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup, aval_of, inlined
 
@@ -127,20 +126,19 @@ class RowStep:
         Args:
             place: by number of an argument that is no table: which of the other arguments it is.
         """
-        return lambda values: self._compute({at: values[i] for at, i in place.items()}, values[count:])
 
-    def _compute(self, others: Mapping[int, jax.Array], given: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return the step's results; traced."""
-        left = iter(given)
-        arguments = dict(others)
-        hands: dict[int, GatheredRows] = {}
-        for root in self._roots:
-            for i, _ in self._of(root):
-                arguments[i] = next(left)
-                count = arguments[i].shape[0]
-            hands[id(root)] = GatheredRows(count, next(left))
-        ordered = [arguments[i] for i in range(len(self._program.jaxpr.invars))]
-        return self._program.evaluate(ordered, lambda root: hands[id(root)], list(left))
+        def run(values: Sequence[jax.Array]) -> list[jax.Array]:
+            arguments = {at: values[i] for at, i in place.items()}
+            left = iter(values[count:])
+            hands: dict[int, GatheredRows] = {}
+            for root in self._roots:
+                own = [i for i, _ in self._of(root)]
+                arguments.update((i, next(left)) for i in own)
+                hands[id(root)] = GatheredRows(arguments[own[0]].shape[0], next(left))
+            ordered = [arguments[i] for i in range(len(self._program.jaxpr.invars))]
+            return self._program.evaluate(ordered, lambda root: hands[id(root)], list(left))
+
+        return run
 
     def lookups(
         self,
@@ -182,5 +180,5 @@ def _warn_of_whole(variable: keras.Variable, why: str) -> None:
 
 def _is_looked_up(closed: jex.ClosedJaxpr, argument: int) -> bool:
     """Return whether a program takes rows of an argument, besides what else it does with it."""
-    flat = inlined(closed, dict(CALLS), lambda avals: True).jaxpr
+    flat = inlined(closed, lambda avals: True).jaxpr
     return any(e.primitive.name == "gather" and e.invars[0] is flat.invars[argument] for e in flat.eqns)

@@ -18,7 +18,7 @@ from unisono._context import current
 from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_dtype
 from unisono.step.variables._deferred_value import DeferredValue
-from unisono.training.remote_step.programs._jaxprs import exported
+from unisono.training._jaxprs import exported
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 
@@ -26,33 +26,27 @@ from unisono.training.tables._row_values import NotByRowsError, RowGroup
 _PIECE = 4 << 20
 
 
-def rows_of(value: DeferredValue) -> RowInitializer | None:
-    """Return what makes rows of a first value; None where they can be made together alone."""
-    closed = jax.make_jaxpr(value.whole)()
+def rows_of(value: DeferredValue) -> Callable[[int], bytes] | None:
+    """Return what makes programs for rows of a first value; None where they can be made together alone.
+
+    Each gets a number and returns some rows from there on, counted from that with which it was made.
+    """
     group = RowGroup(value.shape[0])
     try:
-        return RowInitializer(RowProgram(closed, {}, {0: group}, group), value)
+        program = RowProgram(jax.make_jaxpr(value.whole)(), {}, {0: group}, group)
     except NotByRowsError:
         return None
+    row = math.prod(value.shape[1:]) * np.dtype(value.dtype).itemsize
+    count = min(value.shape[0], max(1, _PIECE // max(row, 1)))
 
-
-class RowInitializer:
-    """Makes rows of a first value."""
-
-    def __init__(self, program: RowProgram, value: DeferredValue) -> None:
-        self._program, self._first = program, value
-
-    def program(self, begin: int) -> bytes:
-        """Return a program that gets a number and returns some rows from there on, counted from `begin`."""
-        shape = self._first.shape
-        row = math.prod(shape[1:]) * np.dtype(self._first.dtype).itemsize
-        count = min(shape[0], max(1, _PIECE // max(row, 1)))
-
+    def program_from(begin: int) -> bytes:
         def rows(first: jax.Array) -> list[jax.Array]:
             numbers = first + begin + jnp.arange(count, dtype=jnp.int32)
-            return self._program.evaluate([], lambda _: GatheredRows(count, count, numbers))
+            return program.evaluate([], lambda _: GatheredRows(count, count, numbers))
 
         return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)])
+
+    return program_from
 
 
 def wraps() -> list[KerasWrap]:

@@ -16,8 +16,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from unisono.training.remote_step.programs._jaxprs import pruned
-from unisono.training.replica._row_analysis import CALLS
+from unisono.training._jaxprs import pruned
 from unisono.training.tables._row_random import random_rows
 from unisono.training.tables._row_values import (
     ELEMENTWISE,
@@ -93,14 +92,15 @@ class RowProgram:
     ) -> None:
         groups = [*tables.values(), *in_rows.values(), *([] if created is None else [created])]
         self._sizes = {group.size for group in groups}
-        self._closed = inlined(closed, dict(CALLS), self._has_rows)
-        self._tables, self._in_rows, self._created = dict(tables), dict(in_rows), created
+        #: The program, without the calls in it, and its results by rows.
+        self.closed, self.in_rows = inlined(closed, self._has_rows), dict(in_rows)
+        self._tables, self._created = dict(tables), created
         self._known: dict[jex.Var, RowKnowledge] = {}
         #: By variable, mode and number of rows: an array of numbers may be used several times.
         self._sites: dict[_SiteKey, GatherSite] = {}
         for number, group in tables.items():
-            self._known[self._closed.jaxpr.invars[number]] = Rows(group)
-        for eqn in self._closed.jaxpr.eqns:
+            self._known[self.jaxpr.invars[number]] = Rows(group)
+        for eqn in self.jaxpr.eqns:
             self._known.update(zip(eqn.outvars, self._learn(eqn), strict=True))
         self._check_results()
 
@@ -111,9 +111,8 @@ class RowProgram:
 
     def numbers_program(self) -> tuple[jex.ClosedJaxpr, list[int]]:
         """Return the program that computes the numbers of rows of all sites, and which arguments it takes."""
-        jaxpr = self._closed.jaxpr
         results = [site.numbers for site in self.sites]
-        closed = jex.ClosedJaxpr(jaxpr.replace(outvars=results, debug_info=None), self._closed.consts)
+        closed = jex.ClosedJaxpr(self.jaxpr.replace(outvars=results, debug_info=None), self.closed.consts)
         found, used = pruned(closed, [True] * len(results))
         if any(i in self._tables for i in used):
             raise NotByRowsError("the numbers of rows of a lookup depend on rows of a table")
@@ -179,7 +178,9 @@ class RowProgram:
             raise NotByRowsError("a lookup is not along its first axis")
         if isinstance(eqn.invars[1], jex.Literal):
             raise NotByRowsError("a lookup has a constant number of a row")
-        self._site(eqn, states[0].group)  # type: ignore[union-attr]
+        key, group = self._key(eqn), states[0].group  # type: ignore[union-attr]
+        # Tables that are looked up with one array share their rows.
+        self._sites.setdefault(key, GatherSite(group, eqn.invars[1], key[1])).group.join(group)
         return None
 
     def _learn_scatter(self, eqn: jex.JaxprEqn, states: list[RowKnowledge]) -> RowKnowledge:
@@ -197,14 +198,6 @@ class RowProgram:
         if isinstance(state, Rows):
             state.group.join(site.group)
         return Rows(site.group, None if state is None else state.rest)
-
-    def _site(self, eqn: jex.JaxprEqn, group: RowGroup) -> None:
-        key = self._key(eqn)
-        if key in self._sites:
-            # Tables that are looked up with one array share their rows.
-            self._sites[key].group.join(group)
-        else:
-            self._sites[key] = GatherSite(group, eqn.invars[1], key[1])
 
     def _key(self, eqn: jex.JaxprEqn) -> _SiteKey:
         numbers = eqn.invars[1]
@@ -244,8 +237,8 @@ class RowProgram:
         raise NotByRowsError("a product needs all of its rows")
 
     def _check_results(self) -> None:
-        for number, atom in enumerate(self._closed.jaxpr.outvars):
-            state, group = self.state(atom), self._in_rows.get(number)
+        for number, atom in enumerate(self.jaxpr.outvars):
+            state, group = self.state(atom), self.in_rows.get(number)
             if group is None:
                 if isinstance(state, Rows):
                     raise NotByRowsError("its whole value is a result")
@@ -274,18 +267,8 @@ class RowProgram:
     @property
     def jaxpr(self) -> jex.Jaxpr:
         """The program, without the calls in it."""
-        found: jex.Jaxpr = self._closed.jaxpr
-        return found
-
-    @property
-    def consts(self) -> Sequence[Any]:
-        """Its constants."""
-        found: Sequence[Any] = self._closed.consts
-        return found
-
-    def group_of_result(self, number: int) -> RowGroup | None:
-        """Return the group of a result by rows; None for others."""
-        return self._in_rows.get(number)
+        jaxpr: jex.Jaxpr = self.closed.jaxpr
+        return jaxpr
 
     def place_of(self, eqn: jex.JaxprEqn) -> int:
         """Return the number of the site of a lookup, or of an addition to rows.
@@ -348,13 +331,13 @@ class _RowEvaluation:
     def run(self, given: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the results."""
         jaxpr = self._program.jaxpr
-        self._values.update(zip(jaxpr.constvars, self._program.consts, strict=True))
+        self._values.update(zip(jaxpr.constvars, self._program.closed.consts, strict=True))
         self._values.update(zip(jaxpr.invars, given, strict=True))
         for eqn in jaxpr.eqns:
             self._compute(eqn)
         results = []
         for number, atom in enumerate(jaxpr.outvars):
-            group = self._program.group_of_result(number)
+            group = self._program.in_rows.get(number)
             results.append(self._whole(atom) if group is None else self._of(atom, self._at(group).count))
         return results
 

@@ -16,7 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.remote_step.programs._jaxprs import exported, pruned
+from unisono.training._jaxprs import exported, pruned
 from unisono.training.tables._row_program import GatheredRows, RowProgram
 from unisono.training.tables._row_values import NotByRowsError, RowGroup
 

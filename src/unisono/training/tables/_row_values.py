@@ -17,7 +17,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from unisono.training.replica._elementwise import inner_programs
+from unisono.training._jaxprs import called_by, inner_programs
 from unisono.training.replica._row_rules import SIMPLE_ELEMENTWISE
 
 #: An argument or result of an operation in a trace.
@@ -86,7 +86,10 @@ NEUTRAL = {"reduce_sum": 0, "reduce_and": True, "reduce_or": False}
 
 def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> np.ndarray | None:
     """Return what an operation on elements gives for the rows that are not computed; None if not known."""
-    rests = [_rest(atom, state) for atom, state in zip(eqn.invars, states, strict=True)]
+    rests = [
+        literal_of(atom) if state is None else state.rest
+        for atom, state in zip(eqn.invars, states, strict=True)
+    ]
     name = eqn.primitive.name
     dtype = aval_of(eqn.outvars[0]).dtype
     if name == "mul" and any(r is not None and r == 0 for r in rests):
@@ -103,12 +106,6 @@ def rest_of(eqn: jex.JaxprEqn, states: Sequence[RowKnowledge]) -> np.ndarray | N
         return np.asarray(eqn.primitive.bind(*rests, **eqn.params))
 
 
-def _rest(atom: Operand, state: RowKnowledge) -> np.ndarray | None:
-    if isinstance(state, (Rows, Spread)):
-        return state.rest
-    return literal_of(atom)
-
-
 def literal_of(atom: Operand) -> np.ndarray | None:
     """Return the number that a program has as an operand; None for anything else."""
     if isinstance(atom, jex.Literal) and np.ndim(atom.val) == 0:
@@ -117,35 +114,32 @@ def literal_of(atom: Operand) -> np.ndarray | None:
 
 
 def inlined(
-    closed: jex.ClosedJaxpr,
-    calls: dict[str, str],
-    is_wanted: Callable[[Sequence[jax.core.ShapedArray]], bool],
+    closed: jex.ClosedJaxpr, is_wanted: Callable[[Sequence[jax.core.ShapedArray]], bool]
 ) -> jex.ClosedJaxpr:
     """Return a program whose calls are replaced by what they call.
 
     Args:
-        calls: by name of an operation, the parameter with the program that it calls.
         is_wanted: whether the calls of a program with these shapes and types are replaced.
     """
 
     def run(*given: jax.Array) -> list[jax.Array]:
-        return _run(closed.jaxpr, closed.consts, given, calls, is_wanted)
+        return _run(closed, given, is_wanted)
 
-    return jax.make_jaxpr(run)(*(_spec(aval) for aval in closed.in_avals))
-
-
-def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    return jax.make_jaxpr(run)(
+        *(
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+            for aval in closed.in_avals
+        )
+    )
 
 
 def _run(
-    jaxpr: jex.Jaxpr,
-    consts: Sequence[Any],
+    closed: jex.ClosedJaxpr,
     given: Sequence[Any],
-    calls: dict[str, str],
     is_wanted: Callable[[Sequence[jax.core.ShapedArray]], bool],
 ) -> list[Any]:
-    known: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    jaxpr = closed.jaxpr
+    known: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, given, strict=True))
 
     def value(atom: Operand) -> Any:
@@ -153,18 +147,14 @@ def _run(
 
     for eqn in jaxpr.eqns:
         operands = [value(atom) for atom in eqn.invars]
-        called = eqn.params.get(calls.get(eqn.primitive.name, ""))
-        inner = called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called
-        name = eqn.primitive.name
-        if inner is not None and is_wanted(list(avals_in(inner))):
-            own = called.consts if isinstance(called, jex.ClosedJaxpr) else ()
-            results = _run(inner, own, operands, calls, is_wanted)
+        called, name = called_by(eqn), eqn.primitive.name
+        if called is not None and is_wanted(list(avals_in(called.jaxpr))):
+            results = _run(called, operands, is_wanted)
         elif name == "cond" and is_wanted([a for b in eqn.params["branches"] for a in avals_in(b.jaxpr)]):
-            branches = [
-                _run(b.jaxpr, b.consts, operands[1:], calls, is_wanted) for b in eqn.params["branches"]
-            ]
-            # Of elements, so that all branches may be computed.
-            which = _choice(operands[0], len(branches))
+            branches = [_run(b, operands[1:], is_wanted) for b in eqn.params["branches"]]
+            # Of elements, so that all branches may be computed. `select_n` takes truth values for two.
+            index = operands[0]
+            which = jax.lax.convert_element_type(index, bool) if len(branches) == 2 else index
             results = [jax.lax.select_n(which, *r) for r in zip(*branches, strict=True)]
         elif name == "optimization_barrier" and is_wanted([aval_of(atom) for atom in eqn.invars]):
             results = operands
@@ -172,11 +162,6 @@ def _run(
             results = bound(eqn, operands)
         known.update(zip(eqn.outvars, results, strict=True))
     return [value(atom) for atom in jaxpr.outvars]
-
-
-def _choice(index: jax.Array, branches: int) -> jax.Array:
-    """Return the number of a branch as `select_n` takes it."""
-    return jax.lax.convert_element_type(index, bool) if branches == 2 else index
 
 
 def aval_of(atom: Operand) -> jax.core.ShapedArray:

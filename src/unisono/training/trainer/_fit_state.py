@@ -23,7 +23,7 @@ from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._value_handle import AgreedHandle, VariableValue
 from unisono.training._model_state import hold_state, release_state
 from unisono.training.trainer._protocol import State
-from unisono.training.trainer._trainer_step import TrainerTask, variables_of
+from unisono.training.trainer._trainer_step import TrainerTask, in_lists, variables_of
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -83,6 +83,10 @@ class StatePart(Sequence[jax.Array]):
             self._seen[number] = self._layouts[number].hold(self.values[number])
         return self._seen[number]
 
+    def places(self, kind: type[VariableLayout]) -> list[int]:
+        """Return the places of the variables of a layout."""
+        return [i for i, layout in enumerate(self._layouts) if isinstance(layout, kind)]
+
     def behind(self, number: int, seen: jax.Array) -> jax.Array | None:
         """Return the array of which `seen` was given to Keras and callbacks; None for any other."""
         return self.values[number] if self._seen.get(number) is seen else None
@@ -97,7 +101,6 @@ class FitState:
         self._layouts: tuple[list[VariableLayout], ...] = ()
         #: How many variables each part has, and the version of the layout; none before a state was placed.
         self.sizes: tuple[int, ...] = ()
-        self._names = tuple(f"{name}_variables" for name in task.value)
         self._returned: tuple[StatePart, ...] | None = None
         self._number, self._count = next(_NUMBERS), 0
         #: `[(outputs, state, token)]` of a call's last program: until `keep`, nothing else holds the state.
@@ -135,7 +138,7 @@ class FitState:
             for part, layouts in zip(state, self._layouts, strict=True)
         )
         # Keras stores it when the function has returned. An interrupt in between must find it, too.
-        hold_state(self._model, self._names, self._returned)
+        hold_state(self._model, self._task.value, self._returned)
         if self._task is TrainerTask.TRAIN:
             self._strategy.process_group.check_state(self._strategy.mesh, self, steps, self._compared)
         return self._returned
@@ -147,7 +150,7 @@ class FitState:
             return lambda: list(self._layout.rest(read()[i]))
 
         self._returned = tuple(StatePart(part_of(i), layouts) for i, layouts in enumerate(self._layouts))
-        hold_state(self._model, self._names, self._returned)
+        hold_state(self._model, self._task.value, self._returned)
         return self._returned
 
     def is_returned(self, state: State) -> bool:
@@ -156,12 +159,15 @@ class FitState:
             a is b and not b.is_read for a, b in zip(state, self._returned, strict=True)
         )
 
-    def is_unchanged(self, state: State) -> bool:
-        """Return whether a state has the values that the last step returned, read or not."""
-        if self._returned is None:
-            return False
-        return all(
-            part is own or all(own.behind(i, x) is not None for i, x in enumerate(part))
+    def is_unchanged(self, state: State, kind: type[VariableLayout] = VariableLayout) -> bool:
+        """Return whether a state has the values that the last step returned, read or not.
+
+        Args:
+            kind: of variables of this layout; others may have changed.
+        """
+        return self._returned is not None and all(
+            part is own
+            or (len(part) == len(own) and all(own.behind(i, part[i]) is not None for i in own.places(kind)))
             for part, own in zip(state, self._returned, strict=True)
         )
 
@@ -208,8 +214,8 @@ class FitState:
             # Also after a layer was frozen: its weights move to another part of the state.
             self._layouts = self._layouts_of_state()
             self.sizes = *sizes, self._layout.version
-        flat = iter(self._layout.place([one for part in self._layouts for one in part], last))
-        return tuple(list(self._layout.fetch([next(flat) for _ in part])) for part in state)
+        flat = self._layout.place([one for part in self._layouts for one in part], last)
+        return tuple(list(self._layout.fetch(part)) for part in in_lists(flat, state))
 
     def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program."""

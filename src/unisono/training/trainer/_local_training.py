@@ -35,9 +35,9 @@ from unisono.step._engines import UNSHARDED
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
 from unisono.step._layout import VariableLayout
 from unisono.step.variables._local_layout import LocalLayout, PairLayout, Turn
-from unisono.step.variables._merge_rules import Merge, localize, merge_all
+from unisono.step.variables._merge_rules import Merge, merge_all
 from unisono.training._model_state import release_state
-from unisono.training.groups._batch_group import BatchGroup
+from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.stateful._form import is_stateful
@@ -45,7 +45,7 @@ from unisono.training.trainer._exchange_beside_steps import ExchangeBesideSteps
 from unisono.training.trainer._fit_state import FitState, PureStep
 from unisono.training.trainer._protocol import State, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
-from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -82,15 +82,11 @@ class LocalStep(TrainerStep):
 
     def split(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run Keras' own step on this replica's rows, with random numbers of its own."""
-        engine, rules = self.engine(), self.rules()
-        local = tuple(
-            [localize(r, v, engine) if r is Merge.SEED else v for r, v in zip(rs, vs, strict=True)]
-            for rs, vs in zip(rules, state, strict=True)
-        )
-        logs, new = super().whole(local, batch)
-        # Of random streams alone, which is no message.
-        only_seeds = ([r if r is Merge.SEED else Merge.KEEP for r in rs] for rs in rules)
-        return logs, tuple(merge_all(rs, list(xs), engine) for rs, xs in zip(only_seeds, new, strict=True))
+        engine = self.engine()
+        # Random streams are merged without a message.
+        rules = tuple([r if r is Merge.SEED else Merge.KEEP for r in rs] for rs in self.rules())
+        logs, new = super().whole(localized(rules, state, engine), batch)
+        return logs, tuple(merge_all(rs, list(xs), engine) for rs, xs in zip(rules, new, strict=True))
 
     def whole(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run the step on rows that all replicas have: they count once in the metrics."""
@@ -188,18 +184,6 @@ class LocalState(FitState):
     def engine(self) -> ReplicaEngine:
         """How a replica exchanges values with the others inside of a program."""
         return LocalStep(self._model, self._strategy, self._task).engine()
-
-    def continues(self, state: State) -> bool:
-        """Return whether what the replicas change apart is in a state as the last step has returned it."""
-        return self._returned is not None and all(
-            part is own
-            or all(
-                own.behind(i, x) is not None
-                for i, (x, one) in enumerate(zip(part, layouts, strict=True))
-                if isinstance(one, PairLayout)
-            )
-            for part, own, layouts in zip(state, self._returned, self._layouts, strict=True)
-        )
 
     def turn(self, number: int) -> Turn:
         """Return what the exchange of a fragment changes: the last one's that of all but weights, too."""
@@ -332,8 +316,8 @@ class LocalTrainFunction(TrainerFunction):
 
     def prepare(self, group: BatchGroup) -> ReadyProgram:
         """Return a group's program; see `TrainerFunction.prepare`."""
-        if self._beside is not None and not self._is_placed and not self.carried.continues(self._state):
-            self._beside.drop()
+        if not self._is_placed:
+            self._drop_unless_continued(self._state)
         return super().prepare(group)
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
@@ -356,8 +340,7 @@ class LocalTrainFunction(TrainerFunction):
         self._model.jax_state_sync()
         parts = variables_of(self._model, TrainerTask.TRAIN)
         held: Any = tuple([stored_value(v) for v in part] for part in parts)
-        if self._beside is not None and not self.carried.continues(held):
-            self._beside.drop()
+        self._drop_unless_continued(held)
         due: PyTree = ()
         state = self.carried.place(held, None)
         if self._beside is not None:
@@ -370,6 +353,11 @@ class LocalTrainFunction(TrainerFunction):
             for variable, value in zip(part, values, strict=True):
                 store_value(variable, value)
         release_state(self._model)
+
+    def _drop_unless_continued(self, state: State) -> None:
+        """Forget what was sent where a state has other values of what the replicas change apart."""
+        if self._beside is not None and not self.carried.is_unchanged(state, PairLayout):
+            self._beside.drop()
 
 
 def _why_not(model: keras.Model) -> str | None:

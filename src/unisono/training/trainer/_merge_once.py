@@ -15,8 +15,9 @@ Tests: tests/virtual/training/test_merge_once.py, tests/virtual/strategies/test_
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +25,11 @@ from jax.extend import core
 
 from unisono._context import ReplicaEngine
 from unisono._types import PyTree
-from unisono.step.variables._merge_rules import Merge, localize, merge_all
-from unisono.training.groups._multi_step import Program, entry_at
+from unisono.step.variables._merge_rules import Merge, merge_all
+from unisono.training.groups._multi_step import Program, entry_at, repeated
 from unisono.training.replica._fused_metrics import DryRunEngine, NeedsPeersError
 from unisono.training.trainer._protocol import State
-from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
-
-if TYPE_CHECKING:
-    pass
-
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, in_lists, localized
 
 #: One replica's step: from `(kept, metrics, batch)` to the outputs, or the metrics after it, and the new
 #: values of what it has changed in `kept`, the rest of the state.
@@ -66,33 +63,23 @@ def merge_once(step: TrainerStep, slots: int, otherwise: Program) -> Program:
         engine = step.engine()
         kept, metrics = (state[:-1], list(state[-1])) if step.task is TrainerTask.TEST else (state, [])
         rules = [rule for part in step.rules()[: len(kept)] for rule in part]
-        local = [localize(r, v, engine) for r, v in zip(rules, _flat(kept), strict=True)]
+        local = localized(step.rules()[: len(kept)], kept, engine)
         first = data if slots == 1 else jax.tree.map(lambda x: x[0], data[1])
-        apart = _apart(step, engine, _like(kept, local), [jnp.zeros_like(m) for m in metrics], first)
+        apart = _apart(step, engine, local, [jnp.zeros_like(m) for m in metrics], first)
         if apart is None:
             return otherwise(state, data)
-        outputs, changed = _all_steps(apart, _like(kept, local), metrics, data, slots)
+        outputs, changed = _all_steps(apart, local, metrics, data, slots)
         merged = merge_all([rules[i] for i in apart.changed], changed, engine)
-        new = _flat(kept)
+        new = list(itertools.chain(*kept))
         for i, value in zip(apart.changed, merged, strict=True):
             new[i] = value
         if step.task is TrainerTask.PREDICT:
             axis = 0 if slots == 1 else 1
-            return jax.tree.map(lambda x: engine.all_gather(x, axis), outputs), _like(kept, new)
+            return jax.tree.map(lambda x: engine.all_gather(x, axis), outputs), in_lists(new, kept)
         logs, metrics = _running_sums(step, metrics, _sums(outputs, engine), data, slots)
-        return logs, (*_like(kept, new), metrics)
+        return logs, (*in_lists(new, kept), metrics)
 
     return program
-
-
-def _flat(parts: State) -> list[jax.Array]:
-    return [value for part in parts for value in part]
-
-
-def _like(parts: State, values: Sequence[jax.Array]) -> State:
-    """Return values in lists as long as those of a state."""
-    rest = iter(values)
-    return tuple([next(rest) for _ in part] for part in parts)
 
 
 def _apart(
@@ -110,7 +97,7 @@ def _apart(
     def one(kept: State, metrics: list[jax.Array], batch: PyTree) -> tuple[PyTree, list[jax.Array]]:
         logs, new = step.inside(dry, (*kept, metrics) if is_test else kept, batch)
         keys[:] = logs if isinstance(logs, dict) else [None]
-        pairs = list(zip(_flat(kept), _flat(new[: len(kept)]), strict=True))
+        pairs = list(zip(itertools.chain(*kept), itertools.chain(*new[: len(kept)]), strict=True))
         # What a step did not change is the same object.
         changed[:] = [i for i, (a, b) in enumerate(pairs) if a is not b]
         outputs = logs
@@ -129,7 +116,7 @@ def _apart(
     if dry.calls or any(flat_rules[i] not in (Merge.KEEP, Merge.SEED) for i in changed):
         return None
     if is_test:
-        first = len(_flat(kept))
+        first = sum(map(len, kept))
         given = traced.jaxpr.jaxpr.invars[first : first + len(zeros)]
         if {*keys} != {*step.results(zeros)} or not adds_only(traced.jaxpr, given):
             return None
@@ -144,21 +131,15 @@ def _all_steps(
     if slots == 1:
         return apart.one(kept, zeros, data)
     count, batches = data
-    flat = _flat(kept)
+    flat = list(itertools.chain(*kept))
 
-    def body(i: jax.Array, carried: tuple[PyTree, list[jax.Array]]) -> tuple[PyTree, list[jax.Array]]:
-        every, changed = carried
+    def one(i: jax.Array, changed: list[jax.Array]) -> tuple[PyTree, list[jax.Array]]:
         now = list(flat)
         for place, value in zip(apart.changed, changed, strict=True):
             now[place] = value
-        outputs, changed = apart.one(_like(kept, now), zeros, entry_at(i, batches))
-        put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
-        return jax.tree.map(put, every, outputs), changed
+        return apart.one(in_lists(now, kept), zeros, entry_at(i, batches))
 
-    every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), apart.outputs)
-    result: tuple[PyTree, list[jax.Array]]
-    result = jax.lax.fori_loop(0, count, body, (every, [flat[i] for i in apart.changed]))
-    return result
+    return repeated(count, slots, apart.outputs, one, [flat[i] for i in apart.changed])
 
 
 def _sums(parts: list[jax.Array], engine: ReplicaEngine) -> list[jax.Array]:
@@ -188,16 +169,11 @@ def _running_sums(
     def results(values: list[jax.Array]) -> PyTree:
         return jax.tree.map(jnp.asarray, step.results(values))
 
-    def body(i: jax.Array, carried: tuple[PyTree, list[jax.Array]]) -> tuple[PyTree, list[jax.Array]]:
-        every, values = carried
+    def one(i: jax.Array, values: list[jax.Array]) -> tuple[PyTree, list[jax.Array]]:
         values = [v + entry_at(i, a) for v, a in zip(values, added, strict=True)]
-        put = lambda xs, x: jax.lax.dynamic_update_index_in_dim(xs, x, i, 0)  # noqa: E731
-        return jax.tree.map(put, every, results(values)), values
+        return results(values), values
 
-    shapes = jax.eval_shape(results, metrics)
-    every = jax.tree.map(lambda x: jnp.zeros((slots, *x.shape), x.dtype), shapes)
-    result: tuple[PyTree, list[jax.Array]] = jax.lax.fori_loop(0, data[0], body, (every, metrics))
-    return result
+    return repeated(data[0], slots, jax.eval_shape(results, metrics), one, metrics)
 
 
 def adds_only(program: core.ClosedJaxpr, given: Sequence[core.Var]) -> bool:

@@ -3,7 +3,8 @@
 They may where no callback can see single batches. Callbacks that promise to be `async_safe` may: Keras
 calls them in another thread, beside the next steps, so that they can read the logs alone.
 
-Tests: tests/virtual/training/test_lookahead.py, tests/virtual/training/test_evaluate_ahead.py.
+Tests: tests/virtual/training/test_lookahead.py, tests/virtual/training/test_evaluate_ahead.py,
+tests/virtual/training/test_speculation.py, tests/virtual/callbacks/test_resume.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ from unisono._system._blocks import set_for_block
 from unisono._types import KerasWrap, Logs
 from unisono.training._fit_extension import FitExtension, flat_callbacks, overrides
 from unisono.training.groups._lookahead import StepLookahead
-from unisono.training.trainer._protocol import lookahead_of, set_lookahead
+from unisono.training.trainer._protocol import (
+    lookahead_of,
+    plain_function_of,
+    set_lookahead,
+    set_usual_rows,
+    usual_rows_of,
+)
 from unisono.training.trainer._speculation import Speculation, batches_come_from_memory
+from unisono.training.trainer._trainer_step import TASKS
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -36,13 +44,11 @@ class _BatchHooks(NamedTuple):
     Args:
         before: names of methods.
         begin: the method of `CallbackList` before the first batch, when Keras has made the step's function.
-        function: the model's attribute with this function.
     """
 
     before: tuple[str, ...]
     after: tuple[str, ...]
     begin: str
-    function: str
 
 
 _HOOKS = {
@@ -50,14 +56,9 @@ _HOOKS = {
         ("on_batch_begin", "on_train_batch_begin"),
         ("on_batch_end", "on_train_batch_end"),
         "on_train_begin",
-        "train_function",
     ),
-    "evaluate": _BatchHooks(
-        ("on_test_batch_begin",), ("on_test_batch_end",), "on_test_begin", "test_function"
-    ),
-    "predict": _BatchHooks(
-        ("on_predict_batch_begin",), ("on_predict_batch_end",), "on_predict_begin", "predict_function"
-    ),
+    "evaluate": _BatchHooks(("on_test_batch_begin",), ("on_test_batch_end",), "on_test_begin"),
+    "predict": _BatchHooks(("on_predict_batch_begin",), ("on_predict_batch_end",), "on_predict_begin"),
 }
 
 
@@ -94,20 +95,17 @@ class _EpochMarks(keras.callbacks.Callback):
 
 def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
     """Return whether a callback does anything at single batches that must happen between two steps."""
-    before, after, *_ = _HOOKS[name]
+    before, after, _ = _HOOKS[name]
     if name != "fit":
         # Keras' own bar prints the logs, and no predictions.
         if isinstance(callback, keras.callbacks.ProgbarLogger):
             return False
-        is_safe = name == "evaluate" and getattr(callback, "async_safe", False)
-        return overrides(callback, *before) or (not is_safe and overrides(callback, *after))
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+    elif isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
-    if hasattr(callback, "sees_batches"):
+    elif hasattr(callback, "sees_batches"):
         return bool(callback.sees_batches)
-    return overrides(callback, *before) or (
-        not getattr(callback, "async_safe", False) and overrides(callback, *after)
-    )
+    is_safe = name != "predict" and getattr(callback, "async_safe", False)
+    return overrides(callback, *before) or (not is_safe and overrides(callback, *after))
 
 
 def _has_compiled_steps(model: keras.Model, callbacks: object, name: str) -> bool:
@@ -204,31 +202,13 @@ class _CallAhead:
     """A call of `evaluate` or `predict` whose steps may run ahead, until its loop begins.
 
     Args:
-        before: what the function had: a callback may evaluate while an evaluation runs.
-        is_begun: whether the function has the lookahead.
+        is_begun: whether the function has the lookahead: a callback may evaluate while an evaluation runs.
     """
 
     model: keras.Model
     name: str
     lookahead: StepLookahead
-    before: StepLookahead | None = None
     is_begun: bool = False
-
-    @property
-    def function(self) -> Callable[..., object]:
-        """What Keras' loop calls."""
-        function: Callable[..., object] = getattr(self.model, _HOOKS[self.name].function)
-        return function
-
-    def begin(self) -> None:
-        """Give the lookahead to the function."""
-        self.before, self.is_begun = lookahead_of(self.function), True
-        set_lookahead(self.function, self.lookahead)
-
-    def end(self) -> None:
-        """Take it back."""
-        if self.is_begun:
-            set_lookahead(self.function, self.before)
 
 
 _CALL: ContextVar[_CallAhead | None] = ContextVar("call", default=None)
@@ -253,7 +233,7 @@ def running_ahead(
         with set_for_block(_CALL, call):
             yield
     finally:
-        call.end()
+        set_lookahead(getattr(model, TASKS[name].function), None)
 
 
 def _begin_of(name: str) -> Callable[..., None]:
@@ -263,7 +243,8 @@ def _begin_of(name: str) -> Callable[..., None]:
         call = _CALL.get()
         # Keras has made the function just before.
         if call is not None and call.name == name and not call.is_begun:
-            call.begin()
+            call.is_begun = True
+            set_lookahead(getattr(call.model, TASKS[name].function), call.lookahead)
         original(self, logs)
 
     return begin
@@ -329,3 +310,32 @@ def _lookahead_of_call(callbacks: keras.callbacks.CallbackList, name: str) -> St
         return next((mark.lookahead for mark in marks), None)
     call = _CALL.get()
     return call.lookahead if call is not None and call.name == name and call.is_begun else None
+
+
+# --- calls within calls -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def apart_from_outer_call(model: keras.Model, name: str) -> Iterator[None]:
+    """Keep a call apart from one that is running, from whose callback it comes: both use one function.
+
+    The inner call must not get steps that were run ahead for the outer one, nor count as its batches in a
+    backup, nor change which batch size is usual there. The first batch of a loop says which size is usual.
+    """
+    attribute = TASKS[name].function
+    outer = getattr(model, attribute)
+    function = plain_function_of(outer)
+    setattr(model, attribute, function)
+    rows, ahead = usual_rows_of(function), lookahead_of(function)
+    set_lookahead(function, None)
+    if not name.endswith("_on_batch"):
+        set_usual_rows(function, None)
+    try:
+        yield
+    finally:
+        if isinstance(ahead, Speculation):
+            ahead.continue_from(is_unchanged=False)
+        set_lookahead(function, ahead)
+        set_usual_rows(function, rows)
+        if getattr(model, attribute) is function:
+            setattr(model, attribute, outer)

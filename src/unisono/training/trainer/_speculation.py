@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,7 @@ import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
-from unisono.training.groups._batch_group import BatchGroup
-from unisono.training.groups._batch_placement import BatchStager
+from unisono.training.groups._batch_placement import BatchGroup, BatchStager
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_profile import start_steps
 from unisono.training.trainer._protocol import State
@@ -75,31 +74,6 @@ class StartedGroup:
         return self.group.count - self.used
 
 
-class StateAfterStep:
-    """The state after one of a group's steps, computed where it is read.
-
-    Args:
-        on_repeat: called where the steps must be run again.
-    """
-
-    def __init__(self, started: StartedGroup, steps: int, on_repeat: Callable[[], None]) -> None:
-        self._started, self._steps, self._on_repeat = started, steps, on_repeat
-
-    @cached_property
-    def _state(self) -> State:
-        started = self._started
-        if self._steps == started.group.count:
-            return started.after
-        self._on_repeat()
-        count = started.stager.number(self._steps)
-        _, state = started.program(started.before, (count, started.placed[1]))
-        return state
-
-    def read(self) -> State:
-        """Return the arrays of a program."""
-        return self._state
-
-
 class Speculation(StepLookahead):
     """A lookahead for callbacks that see single batches."""
 
@@ -128,8 +102,8 @@ class Speculation(StepLookahead):
         self.continue_from(is_unchanged=carried.is_unchanged(state))
         self._run_ahead(function, state, iterator)
         if self.pending:
-            logs, position = self.next_step()
-            return logs, carried.keep_unread(position.read)
+            logs, state_after = self.next_step()
+            return logs, carried.keep_unread(state_after)
         self.run_alone(is_used=not carried.is_returned(state))
         return function.run(self, state, iterator)
 
@@ -206,15 +180,23 @@ class Speculation(StepLookahead):
         self._started.clear()
         self._again.clear()
 
-    def next_step(self) -> tuple[PyTree, StateAfterStep]:
-        """Hand out the next step: its logs, and the state after it."""
+    def next_step(self) -> tuple[PyTree, Callable[[], State]]:
+        """Hand out the next step: its logs, and what computes the state after it where that is read."""
         while not self._started[0].left:
             self._started.popleft()
         started = self._started[0]
         index = started.used
         logs = jax.tree.map(lambda every: LazyArray.of_step(every, index), started.logs)
         started.used += 1
-        return logs, StateAfterStep(started, started.used, self.note_use)
+        return logs, cache(partial(self._state_after, started, started.used))
+
+    def _state_after(self, started: StartedGroup, steps: int) -> State:
+        """Return the state after some of a group's steps, which are run again."""
+        if steps == started.group.count:
+            return started.after
+        self.note_use()
+        _, state = started.program(started.before, (started.stager.number(steps), started.placed[1]))
+        return state
 
     # --- what callbacks do ---------------------------------------------------------------------
 

@@ -20,8 +20,7 @@ import numpy as np
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import PyTree
 from unisono.step._value_handle import whole_value
-from unisono.training.groups._batch_group import BatchGroup
-from unisono.training.groups._batch_placement import BatchStager, GroupPlacer
+from unisono.training.groups._batch_placement import BatchGroup, BatchStager, GroupPlacer
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead

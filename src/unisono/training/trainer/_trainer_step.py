@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -38,9 +38,33 @@ if TYPE_CHECKING:
 class TrainerTask(enum.Enum):
     """What a step does; the value names the lists of variables in its state, in Keras' order."""
 
-    TRAIN = ("trainable", "non_trainable", "optimizer", "metrics")
-    TEST = ("trainable", "non_trainable", "metrics")
-    PREDICT = ("trainable", "non_trainable")
+    TRAIN = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    TEST = ("trainable_variables", "non_trainable_variables", "metrics_variables")
+    PREDICT = ("trainable_variables", "non_trainable_variables")
+
+    @property
+    def step(self) -> str:
+        """The name of a model's step."""
+        return f"{self.name.lower()}_step"
+
+    @property
+    def function(self) -> str:
+        """The attribute of a model with the function that Keras' loop calls."""
+        return f"{self.name.lower()}_function"
+
+
+#: The lists of what an optimizer writes, which is equal on all replicas.
+UPDATED = ("trainable_variables", "optimizer_variables")
+
+#: What each method of a model runs.
+TASKS = {
+    "fit": TrainerTask.TRAIN,
+    "evaluate": TrainerTask.TEST,
+    "predict": TrainerTask.PREDICT,
+    "train_on_batch": TrainerTask.TRAIN,
+    "test_on_batch": TrainerTask.TEST,
+    "predict_on_batch": TrainerTask.PREDICT,
+}
 
 
 class _EarlyValues(NamedTuple):
@@ -76,13 +100,11 @@ class TrainerStep:
         variables = [v for part in variables_of(self.model, self.task) for v in part]
 
         def code(values: list[jax.Array]) -> tuple[PyTree, list[jax.Array]]:
-            given = iter(values)
-            logs, new = self._keras_step(tuple([next(given) for _ in part] for part in state), batch)
+            logs, new = self._keras_step(in_lists(values, state), batch)
             return logs, list(itertools.chain(*new))
 
         logs, values = self.strategy.state_layout.run_replica(variables, list(itertools.chain(*state)), code)
-        new = iter(values)
-        return logs, tuple([next(new) for _ in part] for part in state)
+        return logs, in_lists(values, state)
 
     def _keras_step(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         if self.task is TrainerTask.PREDICT:
@@ -100,8 +122,7 @@ class TrainerStep:
 
     def whole(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run the step as one replica of one: every device computes the same."""
-        with entered(Context(self.strategy, ReplicaContext(self.strategy, OneReplica()), means=True)):
-            return self.one_device(state, batch)
+        return self.inside(OneReplica(), state, batch)
 
     def split(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run the step of one replica on its part of the rows."""
@@ -109,10 +130,7 @@ class TrainerStep:
         if engine.num_replicas == 1:
             return self.whole(state, batch)
         rules = self.rules()
-        local = tuple(
-            [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
-            for rs, vs in zip(rules, state, strict=True)
-        )
+        local = localized(rules, state, engine)
         logs, new, rules = self._one_replica(engine, rules, local, batch)
         merged = _merge_state(rules, local, new, engine)
         if self.gathers_predictions:
@@ -156,9 +174,12 @@ class TrainerStep:
         averaged = {i: x for i, x in changed.items() if rules[1][i] is Merge.MEAN and are_sums([x])}
         return _EarlyValues(metrics, averaged)
 
-    def inside(self, engine: ReplicaEngine, local: State, batch: PyTree) -> tuple[PyTree, State]:
+    def inside(
+        self, engine: ReplicaEngine, local: State, batch: PyTree, true_rows: int | None = None
+    ) -> tuple[PyTree, State]:
         """Run Keras' own step on one replica's rows, without a merge."""
-        with entered(Context(self.strategy, ReplicaContext(self.strategy, engine), means=True)):
+        replica = ReplicaContext(self.strategy, engine)
+        with entered(Context(self.strategy, replica, means=True, true_rows=true_rows)):
             return self.one_device(local, batch)
 
     def padded(self, true_rows: int, state: State, batch: PyTree) -> tuple[PyTree, State]:
@@ -167,16 +188,9 @@ class TrainerStep:
         rules = self.rules()
         # Metrics see all true rows on every replica: their copies are equal, not parts of a sum.
         rules = tuple([Merge.KEEP if r is Merge.SUM else r for r in rs] for rs in rules)
-        local = tuple(
-            [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
-            for rs, vs in zip(rules, state, strict=True)
-        )
-        context = Context(
-            self.strategy, ReplicaContext(self.strategy, engine), means=True, true_rows=true_rows
-        )
+        local = localized(rules, state, engine)
         rows = jax.tree.leaves(batch)[0].shape[0]
-        with entered(context):
-            logs, new = self.one_device(local, batch)
+        logs, new = self.inside(engine, local, batch, true_rows)
         merged = _merge_state(rules, local, new, engine)
         if self.task is TrainerTask.PREDICT:
             return first_rows(gather_rows(logs, engine), true_rows), merged
@@ -192,9 +206,7 @@ class TrainerStep:
         """Return the rule of every variable, in the order of the state."""
         return tuple(
             # Trainable and optimizer variables change by aggregated gradients: copies are equal.
-            [Merge.KEEP] * len(variables)
-            if name in ("trainable", "optimizer")
-            else [_fit_rule(v) for v in variables]
+            [Merge.KEEP] * len(variables) if name in UPDATED else [_fit_rule(v) for v in variables]
             for name, variables in zip(self.task.value, variables_of(self.model, self.task), strict=True)
         )
 
@@ -205,7 +217,7 @@ class TrainerStep:
         results = self.results(state[-1])
         if isinstance(logs, dict) and set(logs) == set(results):
             return results
-        return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(_as_float, logs))
+        return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(as_float, logs))
 
     def results(self, metrics: Sequence[jax.Array]) -> dict[str, PyTree]:
         """Return the results of the model's metrics."""
@@ -231,7 +243,8 @@ def _fit_rule(variable: keras.Variable) -> Merge:
     return merge_rule(dataclasses.replace(kind_of(variable), owns_copies=False))
 
 
-def _as_float(value: ArrayLike) -> jax.Array:
+def as_float(value: ArrayLike) -> jax.Array:
+    """Return an array of which replicas may take the mean."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
 
@@ -249,16 +262,26 @@ def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: R
     merged = merge_all([rules_flat[i] for i in changed], [new_flat[i] for i in changed], engine)
     for i, value in zip(changed, merged, strict=True):
         new_flat[i] = value
-    values = iter(new_flat)
-    return tuple([next(values) for _ in part] for part in new)
+    return in_lists(new_flat, new)
+
+
+def localized(rules: Sequence[list[Merge]], state: State, engine: ReplicaEngine) -> State:
+    """Return the copies of a state with which a replica starts a step."""
+    return tuple(
+        [localize(r, v, engine) for r, v in zip(rs, vs, strict=True)]
+        for rs, vs in zip(rules, state, strict=True)
+    )
+
+
+def in_lists(values: Iterable[jax.Array], like: Sequence[Sized]) -> State:
+    """Return values in lists as long as those of a state."""
+    rest = iter(values)
+    return tuple(list(itertools.islice(rest, len(part))) for part in like)
 
 
 def variables_of(model: keras.Model, task: TrainerTask) -> tuple[list[keras.Variable], ...]:
     """Return the variables behind a step's state."""
-    every = {
-        "trainable": lambda: model.trainable_variables,
-        "non_trainable": lambda: model.non_trainable_variables,
-        "optimizer": lambda: model.optimizer.variables,
-        "metrics": lambda: model.metrics_variables,
-    }
-    return tuple(list(every[name]()) for name in task.value)
+    return tuple(
+        list(model.optimizer.variables if name == "optimizer_variables" else getattr(model, name))
+        for name in task.value
+    )

@@ -115,10 +115,10 @@ class DictCluster:
     def _update(self, number, optimizer, present, pushed):
         update = self.update_program(number, optimizer, present)
         own = self.servers[number]
-        given = [own[piece.key] for piece in update.reads]
-        given += [p.part.of(pushed[id(p.variable)]) for p in update.gradients]
+        given = [p.part.of(pushed[id(p.variable)]) for p in update.gradients]
         given += [pushed[name] for name in update.extras]
-        for piece, value in zip(update.writes, loaded(update.blob)(*given), strict=True):
+        values, _ = loaded(update.blob)([own[piece.key] for piece in update.values], [], given)
+        for piece, value in zip(update.values, values, strict=True):
             own[piece.key] = np.asarray(value)
 
     def update_program(self, number, optimizer, present):

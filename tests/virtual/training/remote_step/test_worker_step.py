@@ -363,7 +363,8 @@ jax.config.update("jax_platforms", "cpu")
 jobs = pickle.load(open(sys.argv[1], "rb"))
 found = []
 for blob, given in jobs:
-    found.append([numpy.asarray(x) for x in jax.export.deserialize(bytearray(blob)).call(*given)])
+    results = jax.export.deserialize(bytearray(blob)).call(*given)
+    found.append([numpy.asarray(x) for x in jax.tree.leaves(results)])
 assert "keras" not in sys.modules and "unisono" not in sys.modules
 pickle.dump(found, open(sys.argv[1] + ".out", "wb"))
 """
@@ -377,11 +378,14 @@ def test_a_process_without_keras_runs_the_programs(tmp_path):
     cluster = cluster_of(model, 2)
     update = cluster.update_program(0, model.optimizer, program.has_gradient(program.updates[0]))
     given = [*map(cluster.read, program.reads), *(cluster.read(s.variable) for s in program.streams)]
-    of_update = [np.full(spec.shape, 0.5, spec.dtype) for spec in update.specs]
+    values, gradients = (
+        [np.full(p.spec.shape, 0.5, p.spec.dtype) for p in pieces]
+        for pieces in (update.values, update.gradients)
+    )
     path = tmp_path / "jobs"
-    path.write_bytes(pickle.dumps([(program.blob, [*given, *batch]), (update.blob, of_update)]))
+    path.write_bytes(pickle.dumps([(program.blob, [*given, *batch]), (update.blob, [values, [], gradients])]))
     subprocess.run([sys.executable, "-c", ALONE, str(path)], check=True, timeout=300)
     found = pickle.loads((tmp_path / "jobs.out").read_bytes())
     for ours, theirs in zip(cluster.compute(program, batch), found[0], strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE)
-    assert [x.shape for x in found[1]] == [piece.spec.shape for piece in update.writes]
+    assert [x.shape for x in found[1]] == [piece.spec.shape for piece in update.values]

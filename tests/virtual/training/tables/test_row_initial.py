@@ -23,7 +23,7 @@ SHAPE = (70_000, 16)
 
 def made(rows, begin, count):
     """Return rows as a server makes them."""
-    program, parts, at = ExportedProgram(rows.program(begin)), [], 0
+    program, parts, at = ExportedProgram(rows(begin)), [], 0
     while at < count:
         parts.append(np.asarray(program(np.int32(at))[0]))
         at += len(parts[-1])

@@ -24,7 +24,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono._types import PyTree
+from unisono._system._blocks import set_attribute
 from unisono.step._keras_internals import (
     applies_as_keras,
     are_finite,
@@ -162,13 +162,9 @@ def of_prepared_gradients(
             stack.enter_context(_updating_by(optimizer, grads))
         for part, _ in _parts(optimizer):
             if _is_prepared(part):
-                stack.enter_context(clipped_by(part, lambda _: _as_they_are))
-                stack.enter_context(_unscaled(part))
+                stack.enter_context(clipped_by(part, lambda _: lambda grads: grads))
+                stack.enter_context(set_attribute(part, "loss_scale_factor", None))
         yield
-
-
-def _as_they_are(grads: PyTree) -> PyTree:
-    return grads
 
 
 def _is_function(rate: object) -> bool:
@@ -183,16 +179,6 @@ def _at_rate(optimizer: keras.Optimizer, rate: jax.Array) -> Iterator[None]:
         yield
     finally:
         optimizer.learning_rate = before
-
-
-@contextlib.contextmanager
-def _unscaled(optimizer: keras.Optimizer) -> Iterator[None]:
-    """Let an optimizer take gradients of a loss that was not scaled."""
-    factor, optimizer.loss_scale_factor = optimizer.loss_scale_factor, None
-    try:
-        yield
-    finally:
-        optimizer.loss_scale_factor = factor
 
 
 @contextlib.contextmanager

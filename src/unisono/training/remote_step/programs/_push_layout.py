@@ -62,34 +62,28 @@ class GradientNotes:
     """The variables in which a trace notes what an optimizer's update was given.
 
     Args:
-        optimizer: built.
-        call: which of the optimizer's updates in a step it is.
+        update: whose gradients these are.
         gradients: one for each variable that it trains. They hold no value and have no shape of their own.
         extras: what goes to every server, by name.
         before: of a tuple: the values that the update was given, of weights and slots.
         after: of a tuple: the values that it computed, where a worker does.
     """
 
-    optimizer: keras.Optimizer
-    call: int
+    update: UpdateCall
     gradients: tuple[keras.Variable, ...]
     extras: Mapping[str, keras.Variable]
     before: keras.Variable
     after: keras.Variable
 
     @classmethod
-    def of(cls, optimizer: keras.Optimizer, call: int) -> GradientNotes:
-        """Make the variables.
-
-        Args:
-            optimizer: built.
-            call: which of its updates in a step it is.
-        """
+    def of(cls, update: UpdateCall) -> GradientNotes:
+        """Make the variables."""
+        optimizer = update.optimizer
         trained = trained_variables(optimizer)
         extras = {name: _note(f"{optimizer.name}_{name}") for name in extras_of(optimizer)}
         before, after = (_note(f"{optimizer.name}_{when}") for when in ("before", "after"))
         gradients = tuple(_note(f"{v.name}_gradient") for v in trained)
-        return cls(optimizer, call, gradients, extras, before, after)
+        return cls(update, gradients, extras, before, after)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -97,18 +91,13 @@ class GradientNotes:
         return [*self.gradients, *self.extras.values(), self.before, self.after]
 
     @property
-    def update(self) -> UpdateCall:
-        """The update whose gradients these are."""
-        return UpdateCall(self.optimizer, self.call)
-
-    @property
     def updated(self) -> list[keras.Variable]:
         """What the update changes: weights and slots."""
-        return [*trained_variables(self.optimizer), *self.optimizer.variables]
+        return _updated(self.update.optimizer)
 
 
-def _updated_ids(optimizer: keras.Optimizer) -> tuple[int, ...]:
-    return tuple(map(id, (*trained_variables(optimizer), *optimizer.variables)))
+def _updated(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    return [*trained_variables(optimizer), *optimizer.variables]
 
 
 def _note(name: str) -> keras.Variable:
@@ -183,14 +172,15 @@ class PushLayout(StateLayout):
             optimizer: built.
             call: which of its updates in a step it is.
         """
-        key = _updated_ids(optimizer)
+        key = tuple(map(id, _updated(optimizer)))
         notes = self._notes.setdefault(key, [])
         # Keras allows to build an optimizer again, for other variables.
-        if notes and _updated_ids(notes[0].optimizer) != key:
+        if notes and tuple(map(id, notes[0].updated)) != key:
             notes.clear()
         with without_store():
             while len(notes) <= call:
-                notes.append(GradientNotes.of(notes[0].optimizer if notes else optimizer, len(notes)))
+                first = notes[0].update.optimizer if notes else optimizer
+                notes.append(GradientNotes.of(UpdateCall(first, len(notes))))
         return notes[call]
 
     def forget(self, variables: Sequence[keras.Variable]) -> None:

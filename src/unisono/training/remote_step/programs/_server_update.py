@@ -28,7 +28,7 @@ from unisono._context import entered
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.ps._placement import Division, VariablePart
 from unisono.step._keras_internals import of_shapes, stored_dtype, trained_variables
-from unisono.training.remote_step.programs._jaxprs import (
+from unisono.training._jaxprs import (
     Mask,
     dependencies,
     exported,
@@ -82,22 +82,20 @@ class Piece:
 class ServerUpdate:
     """The update of one server as bytes, with what it takes and gives, in this order.
 
-    It takes the values of `reads`, the `gradients`, then the `extras`; it gives the new values of `writes`.
-
     Args:
-        blob: the serialized `jax.export.Exported`; a function of one argument for each array.
+        blob: serialized; a function of lists (values, no slots, gradients and extras) that returns the new
+            values and no slots.
+        values: weights and slots of the server that it reads or writes.
         gradients: weights whose gradients it takes.
         extras: names of arrays that go to every server.
-        writes: weights and slots of the server; each is among `reads`, or is overwritten unseen.
-        specs: shapes and types of all that the program takes.
+        writes: those of `values` that it changes.
     """
 
     blob: bytes
-    reads: tuple[Piece, ...]
+    values: tuple[Piece, ...]
     gradients: tuple[Piece, ...]
     extras: tuple[str, ...]
     writes: tuple[Piece, ...]
-    specs: tuple[jax.ShapeDtypeStruct, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,23 +181,31 @@ class OptimizerUpdates:
         arguments = {key: argument for update in updates for key, argument in update.arguments.items()}
         keys = sorted(arguments, key=lambda key: _KINDS.index(key[0]))
         kinds = {kind: [arguments[key][0] for key in keys if key[0] == kind] for kind in _KINDS}
-        specs = tuple(arguments[key][1] for key in keys)
+        pushed = keys[len(kinds[_VALUE]) :]
+        writes = tuple(piece for update in updates for piece in update.writes)
+        held = {piece.key: piece for piece in (*kinds[_VALUE], *writes)}
 
-        def compute(*values: jax.Array) -> list[jax.Array]:
-            named = dict(zip(keys, values, strict=True))
-            return [
+        def compute(
+            values: list[jax.Array], slots: list[jax.Array], gradients: list[jax.Array]
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            new = dict(zip(held, values, strict=True))
+            named: dict[ArgumentKey, jax.Array] = {(_VALUE, key): value for key, value in new.items()}
+            named.update(zip(pushed, gradients, strict=True))
+            results = (
                 result
                 for update in updates
                 for result in jex.jaxpr_as_fun(update.closed)(*(named[key] for key in update.arguments))
-            ]
+            )
+            new.update(zip((piece.key for piece in writes), results, strict=True))
+            return list(new.values()), []
 
+        specs = [[piece.spec for piece in held.values()], [], [arguments[key][1] for key in pushed]]
         return ServerUpdate(
             exported(compute, specs),
-            tuple(kinds[_VALUE]),
+            tuple(held.values()),
             tuple(kinds[_GRADIENT]),
             tuple(kinds[_EXTRA]),
-            tuple(piece for update in updates for piece in update.writes),
-            specs,
+            writes,
         )
 
     def _of_parts(
@@ -237,7 +243,7 @@ class OptimizerUpdates:
     ) -> None:
         """Raise an error where the update does something else for a part than for the whole."""
         whole = self._traced(present)
-        if full is not whole and operations(full.closed.jaxpr) != operations(whole.closed.jaxpr):
+        if full is not whole and operations(full.closed) != operations(whole.closed):
             raise self._mixes_rows(next(i for i, division in enumerate(divisions) if division.is_divided))
 
     def row_update(self, number: int) -> RowUpdate:
@@ -328,7 +334,7 @@ class OptimizerUpdates:
         counts = [*rows, *(rows[i] for i in full.gradients), *(False for _ in full.extras)]
         uses = uses_in_traces(full.closed, self._traced(present, tuple(twice)).closed, Fraction(2), counts)
         # Numbers that the update draws are others for other shapes.
-        draws = any(name.startswith(("random_", "threefry")) for name in operations(full.closed.jaxpr))
+        draws = any(name.startswith(("random_", "threefry")) for name in operations(full.closed))
         for i, (use, mask) in enumerate(zip(uses, dependencies(full.closed), strict=True)):
             needed = {self._owner(a) for a, counted in enumerate(counts) if counted and mask >> a & 1}
             apart = rows[i] and use is RowUse.APART and needed <= {self._owner(i)}

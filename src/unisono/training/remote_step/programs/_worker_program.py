@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,8 +30,8 @@ from unisono._types import PyTree, UserValue
 from unisono.step._call_signature import Result
 from unisono.step._keras_internals import stored_dtype, trained_variables
 from unisono.step.variables._merge_rules import kind_of
+from unisono.training._jaxprs import Mask, dependencies, exported, is_argument, pruned
 from unisono.training.remote_step._streams import RandomStream
-from unisono.training.remote_step.programs._jaxprs import Mask, dependencies, exported, is_argument, pruned
 from unisono.training.remote_step.programs._push_layout import GradientNotes, PushTrace, UpdateCall, pushing
 from unisono.training.tables._lookups import RowStep, TableLookups
 
@@ -87,11 +86,6 @@ class WorkerProgram:
     def tables(self) -> tuple[keras.Variable, ...]:
         """The tables that are used by rows."""
         return () if self.lookups is None else tuple(v for g in self.lookups.groups for v in g.tables)
-
-    @property
-    def digest(self) -> str:
-        """The name of the program: a hash of its bytes."""
-        return hashlib.sha256(self.blob).hexdigest()
 
     @property
     def optimizers(self) -> tuple[keras.Optimizer, ...]:
@@ -254,7 +248,7 @@ class _TracedProgram:
         self.gradients = [
             (noted[id(note)][0], notes.update, variable)
             for notes in trace.notes
-            for note, variable in zip(notes.gradients, trained_variables(notes.optimizer), strict=True)
+            for note, variable in zip(notes.gradients, trained_variables(notes.update.optimizer), strict=True)
             if id(note) in noted
         ]
         self.extras = [
@@ -277,7 +271,7 @@ class _TracedProgram:
                 own = self._argument.get(id(variable))
                 # The servers' update begins with the values that they hold, or have just computed.
                 first = None if own is None else inputs[own]
-                begins_with = found.get(id(variable), first) if notes.call else first
+                begins_with = found.get(id(variable), first) if notes.update.call else first
                 if begins_with is None or outputs[number] is not begins_with:
                     raise _beside_update(variable, self._trace.notes)
                 found[id(variable)] = replaced[id(variable)] if after is None else outputs[after[i]]
@@ -431,9 +425,10 @@ def _whole(closed: jex.ClosedJaxpr, place: Mapping[int, int]) -> Callable[[Seque
 
 
 def _beside_update(variable: keras.Variable, notes: Sequence[GradientNotes]) -> UnsupportedError:
-    updating = {id(n.optimizer): n.optimizer.name for n in notes if any(v is variable for v in n.updated)}
-    if len(updating) > 1:
-        received = f"a step in which {' and '.join(map(repr, updating.values()))} update {variable.path!r}"
+    updating = [n.update.optimizer for n in notes if any(v is variable for v in n.updated)]
+    names = {id(optimizer): repr(optimizer.name) for optimizer in updating}
+    if len(names) > 1:
+        received = f"a step in which {' and '.join(names.values())} update {variable.path!r}"
         write = (
             "Let one optimizer update a variable: call each with values and gradients of its own variables"
         )

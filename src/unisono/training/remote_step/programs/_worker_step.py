@@ -23,7 +23,7 @@ from unisono.training.remote_step.programs._worker_program import (
     array_specs,
     make_program,
 )
-from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, in_lists, variables_of
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -100,8 +100,7 @@ class WorkerStep:
         self, lists: Sequence[list[keras.Variable]], values: list[Any], batch: PyTree
     ) -> tuple[Any, Mapping[int, Any]]:
         variables = [v for part in lists for v in part]
-        rest = iter(values)
-        state = tuple([next(rest) for _ in part] for part in lists)
+        state = in_lists(values, lists)
         program = Program(
             [lambda: self._step.whole(state, batch)],
             [lambda: StateScope(zip(variables, values, strict=True))],

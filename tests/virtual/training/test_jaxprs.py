@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.training.remote_step.programs._jaxprs import dependencies, exported, is_argument, pruned
+from unisono.training._jaxprs import dependencies, exported, is_argument, pruned
 
 
 def masks(fn, *args):

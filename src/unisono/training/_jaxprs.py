@@ -1,13 +1,13 @@
 """Traced programs: what their results depend on, the part that some results need, and their bytes.
 
-Tests: tests/virtual/training/remote_step/test_jaxprs.py.
+Tests: tests/virtual/training/test_jaxprs.py.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,48 @@ from jax.interpreters import partial_eval
 
 from unisono._errors import UnsupportedError
 from unisono._types import PyTree
-from unisono.training.replica._elementwise import inner_programs
-from unisono.training.replica._row_analysis import CALLS
 
 #: A set of arguments of a program: the n-th bit stands for the n-th argument.
 Mask = int
+
+#: What JAX traces a function to, with and without the arrays that it closes over.
+Trace = jex.ClosedJaxpr | jex.Jaxpr
+
+#: Operations that call a function, and under which name they hold it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+def called_by(eqn: Any) -> jex.ClosedJaxpr | None:
+    """Return the program that an operation calls; None where it is no call."""
+    called = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
+    return jex.ClosedJaxpr(called, ()) if isinstance(called, jex.Jaxpr) else called
+
+
+def inner_programs(eqn: Any) -> list[Trace]:
+    """Return the programs that an operation holds, such as the branches of a condition."""
+    leaves = jax.tree.leaves(
+        [eqn.params[name] for name in sorted(eqn.params)],
+        is_leaf=lambda x: isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr)),
+    )
+    return [x for x in leaves if isinstance(x, (jex.ClosedJaxpr, jex.Jaxpr))]
+
+
+def equations(program: Trace) -> Iterator[jex.JaxprEqn]:
+    """Yield the operations of a program, each before those of the programs that it holds."""
+    for eqn in program.eqns:
+        yield eqn
+        for inner in inner_programs(eqn):
+            yield from equations(inner)
 
 
 def dependencies(closed: jex.ClosedJaxpr) -> list[Mask]:
@@ -53,11 +90,13 @@ def _of_equation(eqn: jex.JaxprEqn, given: list[Mask]) -> list[Mask]:
         chosen, *operands = given
         of_branches = [_masks(branch.jaxpr, operands) for branch in eqn.params["branches"]]
         return [functools.reduce(operator.or_, row, chosen) for row in zip(*of_branches, strict=True)]
-    called = eqn.params.get(CALLS.get(name, ""))
-    if called is not None:
-        inner = called.jaxpr if isinstance(called, jex.ClosedJaxpr) else called
-        if len(inner.invars) == len(given) and len(inner.outvars) == len(eqn.outvars):
-            return _masks(inner, given)
+    called = called_by(eqn)
+    if (
+        called is not None
+        and len(called.in_avals) == len(given)
+        and len(called.out_avals) == len(eqn.outvars)
+    ):
+        return _masks(called.jaxpr, given)
     return [functools.reduce(operator.or_, given, 0)] * len(eqn.outvars)
 
 
@@ -84,18 +123,13 @@ def is_argument(closed: jex.ClosedJaxpr, result: int, argument: int) -> bool:
     return closed.jaxpr.outvars[result] is closed.jaxpr.invars[argument]
 
 
-def operations(jaxpr: jex.Jaxpr) -> list[str]:
-    """Return the names of a program's operations, with those of the programs that it calls.
+def operations(program: Trace) -> list[str]:
+    """Return the names of a program's operations, with those of the programs that it holds.
 
-    >>> operations(jax.make_jaxpr(lambda x: jax.jit(lambda y: y + 1)(x) * 2)(1.0).jaxpr)
+    >>> operations(jax.make_jaxpr(lambda x: jax.jit(lambda y: y + 1)(x) * 2)(1.0))
     ['jit', 'add', 'mul']
     """
-    names = []
-    for eqn in jaxpr.eqns:
-        names.append(eqn.primitive.name)
-        for inner in inner_programs(eqn):
-            names += operations(inner.jaxpr if isinstance(inner, jex.ClosedJaxpr) else inner)
-    return names
+    return [eqn.primitive.name for eqn in equations(program)]
 
 
 def exported(
