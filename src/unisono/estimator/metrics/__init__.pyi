@@ -5,6 +5,10 @@ from unisono.estimator.metrics._answers import (
     false_negatives_at_thresholds as false_negatives_at_thresholds,
     false_positives as false_positives,
     false_positives_at_thresholds as false_positives_at_thresholds,
+    precision as precision,
+    precision_at_thresholds as precision_at_thresholds,
+    recall as recall,
+    recall_at_thresholds as recall_at_thresholds,
     true_negatives as true_negatives,
     true_negatives_at_thresholds as true_negatives_at_thresholds,
     true_positives as true_positives,
@@ -27,12 +31,6 @@ from unisono.estimator.metrics._means import (
     mean_tensor as mean_tensor,
     percentage_below as percentage_below,
     root_mean_squared_error as root_mean_squared_error,
-)
-from unisono.estimator.metrics._precision import (
-    precision as precision,
-    precision_at_thresholds as precision_at_thresholds,
-    recall as recall,
-    recall_at_thresholds as recall_at_thresholds,
 )
 from unisono.estimator.metrics._ranking import (
     average_precision_at_k as average_precision_at_k,

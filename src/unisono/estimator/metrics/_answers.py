@@ -1,4 +1,4 @@
-"""Right and wrong answers about two classes, counted at one threshold or at many.
+"""Right and wrong answers about two classes, counted at one threshold or at many; precision and recall.
 
 Tests: tests/unit/estimator/test_metrics.py.
 """
@@ -6,13 +6,23 @@ Tests: tests/unit/estimator/test_metrics.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.estimator.metrics._sums import TEXTS, MetricPair, aligned, pair_of, pair_of_sums
+from unisono.estimator.metrics._sums import (
+    TEXTS,
+    MetricPair,
+    Naming,
+    Sums,
+    aligned,
+    pair_of,
+    pair_of_sums,
+    quotient,
+)
 
 #: What the arguments are of metrics whose predictions are truth values.
 ANSWERS = TEXTS.with_texts(
@@ -77,29 +87,22 @@ def _metrics_of(
         example: the value of the first metric in its docstring; `examples` are those of the second.
     """
 
-    def pair(found: Mapping[str, jax.Array], name: str) -> MetricPair:
-        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count])
+    def pair(name: str, found: Mapping[str, jax.Array], options: Naming) -> MetricPair:
+        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count], **options)
 
     def of_answers(
-        labels: ArrayLike,
-        predictions: ArrayLike,
-        weights: ArrayLike = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
+        labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
     ) -> MetricPair:
-        return pair(counts(labels, predictions, weights), name or count)
+        return pair(count, counts(labels, predictions, weights), options)
 
     def of_probabilities(
         labels: ArrayLike,
         predictions: ArrayLike,
         thresholds: Sequence[float],
         weights: ArrayLike = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
+        **options: Unpack[Naming],
     ) -> MetricPair:
-        return pair(counts_at(labels, predictions, thresholds, weights), name or at_thresholds)
+        return pair(at_thresholds, counts_at(labels, predictions, thresholds, weights), options)
 
     at_thresholds = f"{count}_at_thresholds"
     of_answers.__name__ = of_answers.__qualname__ = count
@@ -127,3 +130,81 @@ true_negatives, true_negatives_at_thresholds = _metrics_of(
 false_negatives, false_negatives_at_thresholds = _metrics_of(
     "false_negatives", "fn", "negative predictions that are wrong", 0.0, [0.0, 1.0]
 )
+
+
+# --- precision and recall ----------------------------------------------------------------------------------
+
+#: Added to divisors.
+_EDGE = 1e-7
+
+
+def _share(sums: Sums) -> jax.Array:
+    """Return the share of the first of two sums."""
+    right, others = sums.values()
+    return quotient(right, right + others)
+
+
+def _share_at(sums: Sums) -> jax.Array:
+    """Return the share of the first of two sums, at each threshold."""
+    right, others = sums.values()
+    return right / (_EDGE + right + others)
+
+
+@ANSWERS
+def precision(
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
+) -> MetricPair:
+    """Return how many of the positive predictions are right; 0 where there is none.
+
+    >>> float(precision([1, 1, 0, 0], [1, 0, 1, 0])[1])
+    0.5
+    """
+    parts = chosen(counts(labels, predictions, weights), "tp fp")
+    return pair_of_sums("precision", parts, _share, **options)
+
+
+@ANSWERS
+def recall(
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
+) -> MetricPair:
+    """Return how many of the positive labels are predicted; 0 where there is none.
+
+    >>> float(recall([1, 1, 1, 0], [1, 1, 0, 0])[1] * 3)
+    2.0
+    """
+    parts = chosen(counts(labels, predictions, weights), "tp fn")
+    return pair_of_sums("recall", parts, _share, **options)
+
+
+@AT_THRESHOLDS
+def precision_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    **options: Unpack[Naming],
+) -> MetricPair:
+    """Return the precision where probabilities above each threshold are positive.
+
+    >>> precision_at_thresholds([1, 0], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
+    [0.5, 1.0]
+    """
+    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fp")
+    return pair_of_sums("precision_at_thresholds", parts, _share_at, **options)
+
+
+@AT_THRESHOLDS
+def recall_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    **options: Unpack[Naming],
+) -> MetricPair:
+    """Return the recall where probabilities above each threshold are positive.
+
+    >>> recall_at_thresholds([1, 1], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
+    [1.0, 0.5]
+    """
+    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fn")
+    return pair_of_sums("recall_at_thresholds", parts, _share_at, **options)

@@ -6,6 +6,7 @@ Tests: tests/unit/estimator/test_metrics.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator.metrics._answers import PROBABILITIES, chosen, counts_at
-from unisono.estimator.metrics._sums import MetricPair, Sums, pair_of_sums, quotient
+from unisono.estimator.metrics._sums import MetricPair, Naming, Sums, pair_of_sums, quotient
 
 _TEXTS = PROBABILITIES.with_texts(
     specificity="number from 0 to 1; the share of negative labels that are predicted.",
@@ -45,9 +46,7 @@ def sensitivity_at_specificity(
     specificity: float,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return the sensitivity at the threshold whose specificity is nearest to a given one.
 
@@ -63,7 +62,7 @@ def sensitivity_at_specificity(
         return right / (right + s["false_negatives"][at] + _EDGE)
 
     found = counts_at(labels, predictions, _evenly(num_thresholds), weights)
-    return pair_of_sums(name or "sensitivity_at_specificity", chosen(found, "tp fp tn fn"), compute)
+    return pair_of_sums("sensitivity_at_specificity", chosen(found, "tp fp tn fn"), compute, **options)
 
 
 @_TEXTS
@@ -73,9 +72,7 @@ def specificity_at_sensitivity(
     sensitivity: float,
     weights: ArrayLike = None,
     num_thresholds: int = 200,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return the specificity at the highest threshold whose sensitivity is nearest to a given one.
 
@@ -93,7 +90,7 @@ def specificity_at_sensitivity(
 
     # TensorFlow's last threshold is below 1 here, and above it in the other functions.
     found = counts_at(labels, predictions, _evenly(num_thresholds, -_EDGE), weights)
-    return pair_of_sums(name or "specificity_at_sensitivity", chosen(found, "tp fp tn fn"), compute)
+    return pair_of_sums("specificity_at_sensitivity", chosen(found, "tp fp tn fn"), compute, **options)
 
 
 def _check_share(name: str, value: float) -> None:
@@ -144,7 +141,7 @@ def auc(
         return _area(found, (tp + _EPSILON) / (tp + fp + _EPSILON), summation_method)
 
     found = counts_at(labels, predictions, points, weights)
-    return pair_of_sums(name or "auc", chosen(found, "tp fp tn fn"), compute)
+    return pair_of_sums("auc", chosen(found, "tp fp tn fn"), compute, name=name)
 
 
 #: The height of the curve between two points.
