@@ -17,7 +17,7 @@ from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator.canned._head import Head
-from unisono.estimator.session._evaluate import EvaluationTask
+from unisono.estimator.session._evaluate import PassTask
 from unisono.estimator.session._input import InputFunction
 from unisono.feature_column._encode import FeatureEncoder
 from unisono.spi import batches_of
@@ -63,7 +63,7 @@ class CannedEstimator(Estimator):
         super().__init__(model_fn, model_dir=model_dir, config=config, warm_start_from=warm_start_from)
 
     def _predictions(
-        self, task: EvaluationTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
+        self, task: PassTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
     ) -> Iterator[Any]:
         wanted = {keys} if isinstance(keys, str) else set(keys or ())
         computed: Any = list({_computed(key) for key in wanted}) if wanted else None
