@@ -19,17 +19,60 @@ import numpy as np
 from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
-from unisono.estimator.canned._class_metrics import (
-    AccuracyBaseline,
-    checked_thresholds,
-    sigmoid_losses,
-    threshold_metrics,
-)
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, check_label_range, labels_on_host
 from unisono.estimator.canned._texts import TEXTS
+from unisono.estimator.losses._functions import sigmoid_losses
 
 if TYPE_CHECKING:
     from unisono.feature_column._numeric import NumericColumn
+
+
+class AccuracyBaseline(keras.metrics.Mean):
+    """The accuracy of a model that always says the more frequent of two classes.
+
+    >>> metric = AccuracyBaseline()
+    >>> metric.update_state([1.0, 0.0, 0.0, 0.0])
+    >>> float(metric.result())
+    0.75
+    """
+
+    def result(self) -> Any:
+        """Return the larger of the labels' mean and its rest."""
+        mean = super().result()
+        return keras.ops.maximum(mean, 1 - mean)
+
+
+class PositiveThresholdAccuracy(keras.metrics.Mean):
+    """How often a probability and a label are on the same side of a threshold."""
+
+    def __init__(self, threshold: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._threshold = threshold
+
+    def update_state(
+        self, y_true: jax.Array, y_pred: jax.Array, sample_weight: jax.Array | None = None
+    ) -> None:
+        """Count a batch."""
+        equal = (jnp.asarray(y_pred) > self._threshold) == (jnp.asarray(y_true) > 0.5)
+        super().update_state(equal.astype(jnp.float32), sample_weight)
+
+
+def _threshold_metrics(thresholds: Sequence[float]) -> dict[str, keras.metrics.Metric]:
+    """Return new metrics of thresholds by name."""
+    made: dict[str, keras.metrics.Metric] = {}
+    for number, threshold in enumerate(thresholds):
+        end = f"positive_threshold_{threshold:g}"
+        made[f"accuracy/{end}"] = PositiveThresholdAccuracy(threshold, name=f"accuracy_at_{number}")
+        made[f"precision/{end}"] = keras.metrics.Precision(threshold, name=f"precision_at_{number}")
+        made[f"recall/{end}"] = keras.metrics.Recall(threshold, name=f"recall_at_{number}")
+    return made
+
+
+def _checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
+    found = tuple(thresholds or ())
+    if not all(0 < threshold < 1 for threshold in found):
+        raise InvalidArgumentError(f"thresholds must be between 0 and 1. Received: {thresholds!r}.")
+    return found
 
 
 class ClassHead(Head):
@@ -137,7 +180,7 @@ class BinaryClassHead(SingleClassHead):
         name: str | None = None,
     ) -> None:
         super().__init__(2, label_vocabulary, weight_column, loss_reduction, loss_fn, name)
-        self._thresholds = checked_thresholds(thresholds)
+        self._thresholds = _checked_thresholds(thresholds)
 
     @property
     def logits_dimension(self) -> int:
@@ -172,7 +215,7 @@ class BinaryClassHead(SingleClassHead):
             "accuracy_baseline": AccuracyBaseline(name="accuracy_baseline"),
             "auc": keras.metrics.AUC(name="auc"),
             "auc_precision_recall": keras.metrics.AUC(curve="PR", name="auc_precision_recall"),
-            **threshold_metrics(self._thresholds),
+            **_threshold_metrics(self._thresholds),
         }
 
     def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
@@ -185,7 +228,7 @@ class BinaryClassHead(SingleClassHead):
             "prediction/mean": (logistic,), "label/mean": (floats,), "accuracy_baseline": (floats,),
             "auc": (floats, logistic), "auc_precision_recall": (floats, logistic),
         }  # fmt: skip
-        return by_name | dict.fromkeys(threshold_metrics(self._thresholds), (floats, logistic))
+        return by_name | dict.fromkeys(_threshold_metrics(self._thresholds), (floats, logistic))
 
 
 @TEXTS.with_texts(
@@ -271,7 +314,7 @@ class MultiLabelHead(ClassHead):
         if n_classes < 2:
             raise InvalidArgumentError(f"MultiLabelHead's n_classes must be > 1. Received: {n_classes}.")
         super().__init__(n_classes, label_vocabulary, weight_column, loss_reduction, loss_fn, name)
-        self._thresholds = checked_thresholds(thresholds)
+        self._thresholds = _checked_thresholds(thresholds)
         self._measured = tuple(self._class_number(c) for c in classes_for_class_based_metrics or ())
 
     def _class_number(self, chosen: int | str) -> int:
@@ -331,7 +374,7 @@ class MultiLabelHead(ClassHead):
         made: dict[str, keras.metrics.Metric] = {
             "auc": keras.metrics.AUC(name="auc"),
             "auc_precision_recall": keras.metrics.AUC(curve="PR", name="auc_precision_recall"),
-            **threshold_metrics(self._thresholds),
+            **_threshold_metrics(self._thresholds),
         }
         for number in self._measured:
             mean, auc, area = self._metrics_of_class(number)
@@ -342,7 +385,7 @@ class MultiLabelHead(ClassHead):
 
     def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
-        names = ("auc", "auc_precision_recall", *threshold_metrics(self._thresholds))
+        names = ("auc", "auc_precision_recall", *_threshold_metrics(self._thresholds))
         values: dict[str, tuple[jax.Array, ...]] = dict.fromkeys(names, (floats, found))
         for number in self._measured:
             one, label = found[..., number, None], floats[..., number, None]

@@ -15,7 +15,6 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator._collections import LOSSES
-from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.losses._weighted import (
     ELEMENT_TEXTS,
     TEXTS,
@@ -199,6 +198,16 @@ def sigmoid_cross_entropy(
         targets = targets * (1 - label_smoothing) + 0.5 * label_smoothing
     values = sigmoid_losses(targets, outputs)
     return compute_weighted_loss(values, weights, **options)
+
+
+def sigmoid_losses(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    """Return the cross entropy of each logit.
+
+    >>> float(sigmoid_losses(jnp.array([1.0]), jnp.array([-100.0]))[0])
+    100.0
+    """
+    labels = labels.astype(logits.dtype)
+    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
 
 @ELEMENT_TEXTS.with_texts(
