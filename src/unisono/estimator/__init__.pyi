@@ -30,36 +30,33 @@ from unisono.estimator._serving import (
     build_raw_serving_input_receiver_fn as build_raw_serving_input_receiver_fn,
 )
 from unisono.estimator._spec import EstimatorSpec as EstimatorSpec, ModeKeys as ModeKeys
-from unisono.estimator._train_and_evaluate import train_and_evaluate as train_and_evaluate
-from unisono.estimator._train_spec import EvalSpec as EvalSpec, TrainSpec as TrainSpec
-from unisono.estimator._warm_start import WarmStartSettings as WarmStartSettings
-from unisono.estimator.canned._baseline import (
-    BaselineClassifier as BaselineClassifier,
-    BaselineEstimator as BaselineEstimator,
-    BaselineRegressor as BaselineRegressor,
+from unisono.estimator._train_and_evaluate import (
+    EvalSpec as EvalSpec,
+    TrainSpec as TrainSpec,
+    train_and_evaluate as train_and_evaluate,
 )
+from unisono.estimator._warm_start import WarmStartSettings as WarmStartSettings
 from unisono.estimator.canned._classification import (
     BinaryClassHead as BinaryClassHead,
     MultiClassHead as MultiClassHead,
+    MultiLabelHead as MultiLabelHead,
 )
-from unisono.estimator.canned._combined import (
+from unisono.estimator.canned._estimators import (
+    BaselineClassifier as BaselineClassifier,
+    BaselineEstimator as BaselineEstimator,
+    BaselineRegressor as BaselineRegressor,
+    DNNClassifier as DNNClassifier,
+    DNNEstimator as DNNEstimator,
     DNNLinearCombinedClassifier as DNNLinearCombinedClassifier,
     DNNLinearCombinedEstimator as DNNLinearCombinedEstimator,
     DNNLinearCombinedRegressor as DNNLinearCombinedRegressor,
-)
-from unisono.estimator.canned._dnn import (
-    DNNClassifier as DNNClassifier,
-    DNNEstimator as DNNEstimator,
     DNNRegressor as DNNRegressor,
-)
-from unisono.estimator.canned._head import Head as Head
-from unisono.estimator.canned._linear import (
     LinearClassifier as LinearClassifier,
     LinearEstimator as LinearEstimator,
     LinearRegressor as LinearRegressor,
 )
+from unisono.estimator.canned._head import Head as Head
 from unisono.estimator.canned._multi_head import MultiHead as MultiHead
-from unisono.estimator.canned._multi_label import MultiLabelHead as MultiLabelHead
 from unisono.estimator.canned._regression import (
     LogisticRegressionHead as LogisticRegressionHead,
     PoissonRegressionHead as PoissonRegressionHead,

@@ -1,4 +1,7 @@
-"""Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments."""
+"""Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments.
+
+Arguments with which many functions end need not be spelled by each of them, either.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -23,6 +27,7 @@ class Texts:
         args: what each argument is, by its name; also of arguments that only some of the functions have.
         returns: what a function returns; "" for a class.
         raises: when an error is raised, by the error's name.
+        options_of: a function, whose arguments with defaults the decorated ones take for their `**options`.
 
     >>> @Texts({"x": "number.", "y": "number above 0."}, "The quotient.")
     ... def divide(x: float, y: float) -> float:
@@ -42,6 +47,7 @@ class Texts:
     args: Mapping[str, str]
     returns: str = ""
     raises: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    options_of: Callable[..., Any] | None = None
 
     def with_texts(
         self,
@@ -53,10 +59,11 @@ class Texts:
         **args: str,
     ) -> Texts:
         """Return these texts with some others."""
-        return Texts(
-            {**self.args, **(table or {}), **args},
-            self.returns if returns is None else returns,
-            self.raises if raises is None else raises,
+        return dataclasses.replace(
+            self,
+            args={**self.args, **(table or {}), **args},
+            returns=self.returns if returns is None else returns,
+            raises=self.raises if raises is None else raises,
         )
 
     def __call__(self, documented: Documented) -> Documented:
@@ -68,6 +75,8 @@ class Texts:
         Raises:
             KeyError: an argument has no text.
         """
+        if self.options_of is not None:
+            documented = spelled_out(documented, self.options_of)
         # `python -OO` removes docstrings.
         if documented.__doc__:
             text, mark, example = inspect.cleandoc(documented.__doc__).partition(">>>")
@@ -92,6 +101,31 @@ class Texts:
             for title, found in entries.items()
             if found
         )
+
+
+def spelled_out(function: Documented, other: Callable[..., Any]) -> Documented:
+    """Return a function with arguments of another one, those with defaults, in place of its `**options`.
+
+    They are taken by position, too, and the function gets those that a call gives.
+    """
+    own = inspect.signature(function)
+    *named, last = own.parameters.values()
+    if last.kind is not inspect.Parameter.VAR_KEYWORD:
+        return function
+    others = inspect.signature(other).parameters.values()
+    added = [p for p in others if p.default is not p.empty and p.name not in own.parameters]
+    signature = own.replace(parameters=[*named, *added])
+
+    def call(*args: object, **kwargs: object) -> object:
+        return function(**signature.bind(*args, **kwargs).arguments)
+
+    # With the function's globals, by which doctest finds a module's functions, and its name, for tracebacks.
+    code = call.__code__.replace(co_name=function.__name__)
+    made: Any = types.FunctionType(code, function.__globals__, None, None, call.__closure__)
+    functools.update_wrapper(made, function)
+    made.__signature__ = signature
+    found: Documented = made
+    return found
 
 
 @functools.cache  # shared texts are many times the same

@@ -26,7 +26,7 @@ from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import ModeKeys, checked_call, checked_hooks, checked_listeners
 from unisono.estimator._warm_start import initializer_of
 from unisono.estimator.hooks._stopping import StopAtStepHook
-from unisono.estimator.session._evaluate import EvaluationTask, evaluate, predictions
+from unisono.estimator.session._evaluate import PassTask, evaluate, predictions
 from unisono.estimator.session._input import InputFunction
 from unisono.estimator.session._model_step import ModelFunction, argument_names
 from unisono.estimator.session._progress import shown_progress
@@ -153,8 +153,8 @@ class Estimator:
         self._seed()
         data = self._data(input_fn, ModeKeys.TRAIN)
         task = TrainTask(
-            self._function, self._config, strategy, self.model_dir, given, listeners,
-            path, initializer_of(self._warm_start), self._executables,
+            self._function, strategy, path, given, initializer_of(self._warm_start), self._executables,
+            config=self._config, model_dir=self.model_dir, listeners=listeners,
         )  # fmt: skip
         with shown_progress() if strategy.is_chief else contextlib.nullcontext():
             Training(task, data).run()
@@ -219,7 +219,7 @@ class Estimator:
         yield from self._predictions(task, data, predict_keys, yield_single_examples)
 
     def _predictions(
-        self, task: EvaluationTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
+        self, task: PassTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
     ) -> Iterator[Any]:
         return predictions(task, data, keys, single)
 
@@ -229,8 +229,9 @@ class Estimator:
         path: str | os.PathLike[str] | None,
         hooks: Sequence[Any],
         what: str,
-    ) -> EvaluationTask:
-        replicated = _evaluating(strategy)
+    ) -> PassTask:
+        # The chief alone evaluates where variables live on servers.
+        replicated = _replicated(None if strategy is not None and strategy.workers_make_data else strategy)
         if path is None:
             found = newest_checkpoint(self.model_dir, replicated.process_group)
         else:
@@ -241,7 +242,7 @@ class Estimator:
             )
         self._seed()
         initialize = initializer_of(self._warm_start)
-        return EvaluationTask(self._function, replicated, found, hooks, initialize, self._executables)
+        return PassTask(self._function, replicated, found, hooks, initialize, self._executables)
 
     def export_saved_model(
         self,
@@ -461,8 +462,3 @@ def _replicated(strategy: Strategy | None) -> ReplicatedStrategy:
     if strategy.replicated is None:
         raise strategy.unsupported("train_distribute")
     return strategy.replicated
-
-
-def _evaluating(strategy: Strategy | None) -> ReplicatedStrategy:
-    """Return the strategy whose replicas evaluate; the chief alone where variables live on servers."""
-    return _replicated(None if strategy is not None and strategy.workers_make_data else strategy)

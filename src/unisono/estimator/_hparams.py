@@ -222,17 +222,11 @@ def _cast(name: str, kind: type, value: object) -> Any:
     """Return a value in a type, where nothing is lost."""
     if kind is type(None) or value is None:
         return value
-    if kind not in (int, float):
-        if not isinstance(value, kind):
-            raise _no_cast(name, kind, value)
+    if kind not in (int, float) and isinstance(value, kind):
         return value
-    if not is_number(value) or (kind is int and int(value) != value):
-        raise _no_cast(name, kind, value)
+    if kind not in (int, float) or not is_number(value) or (kind is int and int(value) != value):
+        raise InvalidArgumentError(
+            f"Could not cast hyperparameter {name!r} of type {kind.__name__}. Received: {value!r} of type "
+            f"{type(value).__name__}."
+        )
     return kind(value)
-
-
-def _no_cast(name: str, kind: type, value: object) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"Could not cast hyperparameter {name!r} of type {kind.__name__}. Received: {value!r} of type "
-        f"{type(value).__name__}."
-    )

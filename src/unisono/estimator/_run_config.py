@@ -27,14 +27,6 @@ _BOTH_CHECKPOINTS = "`save_checkpoints_steps` and `save_checkpoints_secs` cannot
 #: Seconds between two checkpoints, where nothing is said.
 _SECONDS = 600
 
-#: The arguments that `replace` takes.
-_REPLACEABLE = (
-    "model_dir", "tf_random_seed", "save_summary_steps", "save_checkpoints_steps", "save_checkpoints_secs",
-    "session_config", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps",
-    "train_distribute", "device_fn", "protocol", "eval_distribute", "experimental_distribute",
-    "experimental_max_worker_delay_secs", "session_creation_timeout_secs", "checkpoint_save_graph_def",
-)  # fmt: skip
-
 #: What a value must be, unless it is None: a test, and the words for it.
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model_dir": (bool, "non-empty"),
@@ -140,8 +132,7 @@ class RunConfig:
         session_creation_timeout_secs: float = 7200,
         checkpoint_save_graph_def: bool = True,
     ) -> None:
-        given = dict(locals())
-        values = {name: given[name] for name in _REPLACEABLE}
+        values = {name: value for name, value in locals().items() if name != "self"}
         unset = [values[n] is ... for n in ("save_checkpoints_steps", "save_checkpoints_secs")]
         if unset[0]:
             values["save_checkpoints_steps"] = None
@@ -215,10 +206,10 @@ class RunConfig:
             InvalidArgumentError: for another name than those of the constructor's arguments.
         """
         for name, value in changes.items():
-            if name not in _REPLACEABLE:
+            if name not in self._values:
                 raise InvalidArgumentError(
                     f"Replacing {name!r} is not supported. Received: {name}={value!r}. Allowed "
-                    f"properties are {list(_REPLACEABLE)}."
+                    f"properties are {list(self._values)}."
                 )
         new = copy.copy(self)
         new._values = {**self._values, **changes}

@@ -20,7 +20,7 @@ from unisono._system._object_store import given_place
 from unisono._types import PyTree, UserValue
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
 from unisono.estimator._train_op import ModelCall, entered_call
-from unisono.estimator.session._evaluate import DataPass, EvaluationTask
+from unisono.estimator.session._evaluate import DataPass, PassTask
 from unisono.estimator.session._model_step import ModelFunction, ModelVariables
 from unisono.export import export
 
@@ -221,7 +221,7 @@ def _outputs_of(spec: EstimatorSpec) -> dict[str, Any]:
 
 
 def export_model(
-    task: EvaluationTask, base: str | os.PathLike[str], receiver_fn: Callable[[], ServingInputReceiver]
+    task: PassTask, base: str | os.PathLike[str], receiver_fn: Callable[[], ServingInputReceiver]
 ) -> str:
     """Write the artefact of a checkpoint's predictions, in a new directory.
 

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 GradientAndVariable = tuple[Any, keras.Variable]
 
 
+def _before() -> tuple[Any, ...]:
+    """Return the updates that come before a new one: those of a block of `control_dependencies`."""
+    call = _CALL.get()
+    return () if call is None else call.before
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainOp:
     """An update that `EstimatorSpec.train_op` asks for; made when model_fn has returned.
@@ -41,7 +47,7 @@ class TrainOp:
     gradients_and_variables: tuple[GradientAndVariable, ...]
     global_step: keras.Variable | None = None
     are_shares: bool = False
-    after: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = dataclasses.field(default_factory=_before)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +56,7 @@ class OtherUpdate:
 
     make: Callable[[], None]
     is_alike: bool = True
-    after: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = dataclasses.field(default_factory=_before)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +68,7 @@ class TrainOpGroup:
     """
 
     ops: tuple[Any, ...]
-    after: tuple[Any, ...] = ()
+    after: tuple[Any, ...] = dataclasses.field(default_factory=_before)
 
 
 @dataclasses.dataclass(eq=False)
@@ -218,7 +224,7 @@ def apply_gradients(
             "No gradients provided for any variable. Received: None for each of "
             f"{[v.path for _, v in pairs]}. The loss must depend on variables."
         )
-    return TrainOp(optimizer, pairs, global_step, after=_before())
+    return TrainOp(optimizer, pairs, global_step)
 
 
 def minimize(
@@ -250,21 +256,7 @@ def group(*ops: object, name: str | None = None) -> TrainOpGroup:
     >>> len(group(group(), None).ops)
     2
     """
-    return TrainOpGroup(tuple(ops), _before())
-
-
-def no_op(name: str | None = None) -> TrainOpGroup:
-    """Return an update that changes nothing, as `tf.no_op` does.
-
-    Args:
-        name: accepted for TensorFlow's signature.
-    """
-    return TrainOpGroup((), _before())
-
-
-def other_update(make: Callable[[], None], is_alike: bool = True) -> OtherUpdate:
-    """Return an update that no optimizer makes; it is made where `EstimatorSpec.train_op` reaches it."""
-    return OtherUpdate(make, is_alike, _before())
+    return TrainOpGroup(tuple(ops))
 
 
 def train_ops_of(train_op: object, call: ModelCall) -> list[TrainOp | OtherUpdate]:
@@ -286,11 +278,6 @@ def train_ops_of(train_op: object, call: ModelCall) -> list[TrainOp | OtherUpdat
 
 
 # --- order ------------------------------------------------------------------------------------
-
-
-def _before() -> tuple[Any, ...]:
-    call = _CALL.get()
-    return () if call is None else call.before
 
 
 def made_in_order(value: ArrayLike) -> ArrayLike:

@@ -1,5 +1,6 @@
 """Hooks that TensorFlow has in `tf.estimator.experimental`: early stopping, evaluation in between."""
 
+from unisono.estimator.hooks._checkpoints import InMemoryEvaluatorHook
 from unisono.estimator.hooks._early_stopping import (
     make_early_stopping_hook,
     stop_if_higher_hook,
@@ -7,7 +8,6 @@ from unisono.estimator.hooks._early_stopping import (
     stop_if_no_decrease_hook,
     stop_if_no_increase_hook,
 )
-from unisono.estimator.hooks._in_memory import InMemoryEvaluatorHook
 
 __all__ = [
     "InMemoryEvaluatorHook",

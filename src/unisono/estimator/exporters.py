@@ -77,7 +77,7 @@ class _SavedModelExporter(Exporter):
         serving_input_receiver_fn: ReceiverFunction,
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
-        exports_to_keep: int | None = None,
+        exports_to_keep: int | None = 5,
     ) -> None:
         if not name or not isinstance(name, str):
             raise InvalidArgumentError(f"`name` must be a directory's name. Received: {name!r}.")
@@ -147,7 +147,7 @@ class FinalExporter(_SavedModelExporter):
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
 
     def _is_due(self, estimator: Estimator, eval_result: Results, is_the_final_export: bool) -> bool:
         if is_the_final_export:
@@ -162,16 +162,6 @@ class LatestExporter(_SavedModelExporter):
     >>> LatestExporter("latest", lambda: None, exports_to_keep=2).name
     'latest'
     """
-
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: ReceiverFunction,
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
-        exports_to_keep: int | None = 5,
-    ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
 
 def _has_smaller_loss(best_eval_result: Results, current_eval_result: Results) -> bool:

@@ -5,8 +5,6 @@ from unisono.feature_column._categorical import (
     categorical_column_with_identity as categorical_column_with_identity,
     categorical_column_with_vocabulary_file as categorical_column_with_vocabulary_file,
     categorical_column_with_vocabulary_list as categorical_column_with_vocabulary_list,
-)
-from unisono.feature_column._crossed import (
     crossed_column as crossed_column,
     weighted_categorical_column as weighted_categorical_column,
 )

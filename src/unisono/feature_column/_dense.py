@@ -8,7 +8,6 @@ Tests: tests/unit/feature_column/test_columns.py.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,10 +20,19 @@ COMBINERS = ("mean", "sqrtn", "sum")
 
 
 @dataclasses.dataclass(frozen=True)
-class IndicatorColumn(DenseColumn):
-    """How often each category occurs in a row; made by `indicator_column`."""
+class DenseCategories(DenseColumn):
+    """A dense column that is made of a categorical one."""
 
     categorical_column: CategoricalColumn
+
+    def feature_keys(self) -> tuple[str, ...]:
+        """Return the keys of the features."""
+        return self.categorical_column.feature_keys()
+
+
+@dataclasses.dataclass(frozen=True)
+class IndicatorColumn(DenseCategories):
+    """How often each category occurs in a row; made by `indicator_column`."""
 
     @property
     def name(self) -> str:
@@ -35,10 +43,6 @@ class IndicatorColumn(DenseColumn):
     def width(self) -> int:
         """How many categories there are."""
         return self.categorical_column.num_buckets
-
-    def feature_keys(self) -> tuple[str, ...]:
-        """Return the keys of the features."""
-        return self.categorical_column.feature_keys()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,10 +63,9 @@ class EmbeddingSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbeddingColumn(DenseColumn):
+class EmbeddingColumn(DenseCategories):
     """The rows of a table for the categories, as one; made by `embedding_column`."""
 
-    categorical_column: CategoricalColumn
     settings: EmbeddingSettings
 
     @property
@@ -80,10 +83,6 @@ class EmbeddingColumn(DenseColumn):
     def table_name(self) -> str:
         """The name of the table."""
         return self.settings.name or self.name
-
-    def feature_keys(self) -> tuple[str, ...]:
-        """Return the keys of the features."""
-        return self.categorical_column.feature_keys()
 
 
 def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
@@ -223,12 +222,3 @@ def shared_embeddings(
         name = "_".join(sorted(column.name for column in columns)) + "_shared_embedding"
     settings = _settings(name, dimension, combiner, initializer, max_norm, trainable)
     return [EmbeddingColumn(column, settings) for column in columns]
-
-
-def default_deviation(dimension: int) -> float:
-    """Return the standard deviation of a table's initial values.
-
-    >>> default_deviation(4)
-    0.5
-    """
-    return 1 / math.sqrt(dimension)

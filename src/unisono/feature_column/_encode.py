@@ -18,7 +18,7 @@ from unisono.feature_column._column import (
     is_traced,
     raw_feature,
 )
-from unisono.feature_column._dense import EmbeddingColumn, IndicatorColumn
+from unisono.feature_column._dense import DenseCategories
 from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
 
 
@@ -44,7 +44,7 @@ def checked_columns(columns: FeatureColumn | Iterable[FeatureColumn], caller: st
 
 def categories_of(column: FeatureColumn) -> CategoricalColumn | None:
     """Return the categorical column that must be encoded for a column, or None."""
-    if isinstance(column, (IndicatorColumn, EmbeddingColumn)):
+    if isinstance(column, DenseCategories):
         return categories_of(column.categorical_column)
     if isinstance(column, CategoricalColumn) and not isinstance(column, BucketizedColumn):
         return column
@@ -136,17 +136,15 @@ def categories_in_step(column: CategoricalColumn, features: Features) -> tuple[j
     """
     if isinstance(column, BucketizedColumn):
         return column.ids(features), None
-    if column.encoded_key in features:
-        ids = jnp.asarray(features[column.encoded_key])
-        weights = None if column.weights_key is None else jnp.asarray(features[column.weights_key])
-        return ids, weights
-    if any(is_traced(features.get(key)) for key in column.feature_keys()):
-        raise InvalidTypeError(
-            f"The categories of {column.name!r} are computed on the host, before a step. "
-            f"Received: {column.feature_keys()} inside a compiled step. "
-            "Write dataset.map(feature_column.encode(columns)) after batch()."
-        )
-    entries = host_values(column, features)
+    entries: Features = features
+    if column.encoded_key not in features:
+        if any(is_traced(features.get(key)) for key in column.feature_keys()):
+            raise InvalidTypeError(
+                f"The categories of {column.name!r} are computed on the host, before a step. "
+                f"Received: {column.feature_keys()} inside a compiled step. "
+                "Write dataset.map(feature_column.encode(columns)) after batch()."
+            )
+        entries = host_values(column, features)
     weights = None if column.weights_key is None else jnp.asarray(entries[column.weights_key])
     return jnp.asarray(entries[column.encoded_key]), weights
 

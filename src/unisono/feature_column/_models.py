@@ -5,7 +5,8 @@ Source: https://www.tensorflow.org/api_docs/python/tf/compat/v1/feature_column
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +20,6 @@ from unisono.feature_column._dense import (
     EmbeddingColumn,
     EmbeddingSettings,
     IndicatorColumn,
-    default_deviation,
 )
 from unisono.feature_column._encode import FeatureEncoder, categories_in_step, checked_columns, make_dense
 from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
@@ -75,7 +75,7 @@ class EmbeddingTable(keras.layers.Layer):
         settings = self._settings
         initializer = settings.initializer
         if initializer is None:
-            initializer = keras.initializers.TruncatedNormal(0.0, default_deviation(settings.dimension))
+            initializer = keras.initializers.TruncatedNormal(0.0, 1 / math.sqrt(settings.dimension))
         self.embedding_weights = self.add_weight(
             name="embedding_weights",
             shape=(self._buckets, settings.dimension),
@@ -91,27 +91,18 @@ class EmbeddingTable(keras.layers.Layer):
         return combined(table, ids, weights, settings.combiner, settings.max_norm)
 
 
-def layer_name(column_name: str) -> str:
-    """Return the name of a column's layer: names of variables have no other slashes.
-
-    >>> layer_name("a/b")
-    'a_b'
-    """
-    return column_name.replace("/", "_")
-
-
 class FeatureColumnsLayer(keras.layers.Layer):
     """A layer whose input is a dict of features."""
 
     #: Read where a model is trained: `training/_host_layers`.
     encodes_on_host = True
 
-    def __init__(self, columns: list[FeatureColumn], **kwargs: Any) -> None:
+    def __init__(self, columns: Sequence[FeatureColumn], width: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._width = width
         # Strings are encoded in `call`, where the layer is called outside of a step.
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
-        self._columns = tuple(columns)
         self.encode = FeatureEncoder(columns)
 
     def _features(self, features: object) -> Features:
@@ -120,6 +111,12 @@ class FeatureColumnsLayer(keras.layers.Layer):
                 f"{type(self).__name__} takes a dict of features by key. Received: {type(features).__name__}."
             )
         return features
+
+    def compute_output_shape(
+        self, input_shape: tuple[int | None, ...] | None = None
+    ) -> tuple[int | None, int]:
+        """Return the shape of the output."""
+        return (None, self._width)
 
 
 class DenseFeatures(FeatureColumnsLayer):
@@ -144,7 +141,7 @@ class DenseFeatures(FeatureColumnsLayer):
         self, feature_columns: FeatureColumn | Iterable[FeatureColumn], trainable: bool = True, **kwargs: Any
     ) -> None:
         columns = make_dense(checked_columns(feature_columns, "DenseFeatures"), "DenseFeatures")
-        super().__init__(list(columns), **kwargs)
+        super().__init__(columns, sum(column.width for column in columns), **kwargs)
         self.trainable = trainable
         self._dense_columns = tuple(columns)
         tables: dict[int, EmbeddingTable] = {}
@@ -152,7 +149,7 @@ class DenseFeatures(FeatureColumnsLayer):
             if isinstance(column, EmbeddingColumn) and id(column.settings) not in tables:
                 buckets = column.categorical_column.num_buckets
                 tables[id(column.settings)] = EmbeddingTable(
-                    buckets, column.settings, name=layer_name(column.table_name), trainable=trainable
+                    buckets, column.settings, name=column.table_name.replace("/", "_"), trainable=trainable
                 )
         self._tables = [
             tables[id(column.settings)] if isinstance(column, EmbeddingColumn) else None for column in columns
@@ -177,15 +174,7 @@ class DenseFeatures(FeatureColumnsLayer):
     def _part(self, column: DenseColumn, table: EmbeddingTable | None, features: Features) -> Any:
         if table is not None and isinstance(column, EmbeddingColumn):
             return table(*categories_in_step(column.categorical_column, features))
-        if isinstance(column, IndicatorColumn):
-            return counts(column.categorical_column, features)
         return _numbers(column, features)
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...] | None = None
-    ) -> tuple[int | None, int]:
-        """Return the shape of the output."""
-        return (None, sum(column.width for column in self._dense_columns))
 
 
 def _numbers(column: DenseColumn, features: Features) -> jax.Array:
@@ -256,11 +245,12 @@ class LinearModel(FeatureColumnsLayer):
             raise InvalidArgumentError(
                 f"sparse_combiner must be one of {', '.join(COMBINERS)}. Received: {sparse_combiner!r}."
             )
-        super().__init__(columns, **kwargs)
+        super().__init__(columns, units, **kwargs)
         self.trainable = trainable
-        self._units = units
         self._parts = [
-            ColumnWeights(column, units, sparse_combiner, name=layer_name(column.name), trainable=trainable)
+            ColumnWeights(
+                column, units, sparse_combiner, name=column.name.replace("/", "_"), trainable=trainable
+            )
             for column in sorted(columns, key=lambda column: column.name)
         ]
 
@@ -269,7 +259,7 @@ class LinearModel(FeatureColumnsLayer):
         for part in self._parts:
             part.build()
         self.bias = self.add_weight(
-            name="bias_weights", shape=(self._units,), initializer="zeros", trainable=self.trainable
+            name="bias_weights", shape=(self._width,), initializer="zeros", trainable=self.trainable
         )
         self.built = True
 
@@ -280,12 +270,6 @@ class LinearModel(FeatureColumnsLayer):
         for part in self._parts:
             total = total + part(given)
         return total
-
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...] | None = None
-    ) -> tuple[int | None, int]:
-        """Return the shape of the output."""
-        return (None, self._units)
 
 
 def input_layer(

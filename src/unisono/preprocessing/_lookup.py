@@ -273,21 +273,10 @@ class IndexLookup(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary."""
-        names = (
-            "max_tokens",
-            "num_oov_indices",
-            "mask_token",
-            "oov_token",
-            "invert",
-            "output_mode",
-            "pad_to_max_tokens",
-        )
+        names = "max_tokens num_oov_indices mask_token oov_token invert output_mode pad_to_max_tokens"
+        own = {name: getattr(self, name) for name in names.split()}
         terms = self.get_vocabulary(include_special_tokens=False)
-        return {
-            **super().get_config(),
-            **{name: getattr(self, name) for name in names},
-            "vocabulary": terms or None,
-        }
+        return {**super().get_config(), **own, "vocabulary": terms or None}
 
 
 def _is_plain(data: object) -> bool:

@@ -71,3 +71,21 @@ def test_without_docstrings_nothing_is_filled_in():
         pass
 
     assert Texts({})(function).__doc__ is None
+
+
+def test_options_are_spelled_out():
+    def ending(value, scale=1, unit="m"):
+        return f"{value * scale} {unit}"
+
+    @Texts({"x": "number.", "scale": "number.", "unit": "string."}, options_of=ending)
+    def doubled(x, **options):
+        """Return twice a number."""
+        return ending(2 * x, **options)
+
+    assert str(inspect.signature(doubled)) == "(x, scale=1, unit='m')"
+    assert "Args:\n    x: number.\n    scale: number.\n    unit: string." in doubled.__doc__
+    assert [doubled(3), doubled(3, 2, "km"), doubled(x=3, unit="km")] == ["6 m", "12 km", "6 km"]
+    with pytest.raises(TypeError, match="other"):
+        doubled(3, other=1)
+    # So that doctest finds it, and a traceback names it.
+    assert (doubled.__globals__, doubled.__code__.co_name) == (globals(), "doubled")

@@ -5,8 +5,7 @@ import pytest
 
 from unisono import OutOfRangeError, tf
 from unisono.data._sharding import InputContext
-from unisono.estimator.session._graph_iterators import InputRun, current_input_run
-from unisono.estimator.session._input import InputFunction
+from unisono.estimator.session._input import InputFunction, InputRun, current_input_run
 
 CONTEXT = InputContext(1, 0, 1)
 

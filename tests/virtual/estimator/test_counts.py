@@ -27,7 +27,9 @@ def model_fn(features, labels, mode):
 
 def training(strategy, batch, steps, directory, model_fn=model_fn, x=X):
     config = RunConfig(save_checkpoints_secs=None, save_summary_steps=0, log_step_count_steps=100)
-    task = TrainTask(ModelFunction(model_fn, None, config), config, strategy, str(directory), [])
+    task = TrainTask(
+        ModelFunction(model_fn, None, config), strategy, None, config=config, model_dir=str(directory)
+    )
     data = lambda: Dataset.from_tensor_slices((x, Y)).batch(batch).take(steps)  # noqa: E731
     return Training(task, InputFunction(data, {}))
 

@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
-from unisono.estimator._train_op import no_op
+from unisono.estimator._train_op import group
 
 TRAIN, EVAL, PREDICT = ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
 
@@ -20,7 +20,7 @@ class Hook:
 
 def test_a_spec_of_each_mode():
     loss = jnp.ones(())
-    spec = EstimatorSpec(TRAIN, loss=loss, train_op=no_op(), training_hooks=[Hook()])
+    spec = EstimatorSpec(TRAIN, loss=loss, train_op=group(), training_hooks=[Hook()])
     assert spec.loss is loss
     assert (spec.predictions, len(spec.training_hooks)) == ({}, 1)
     metric = keras.metrics.Mean()
@@ -40,10 +40,10 @@ def test_a_loss_of_one_element_becomes_a_scalar():
     ("arguments", "error", "text"),
     [
         ({"mode": "fit"}, ValueError, "mode='fit'"),
-        ({"mode": TRAIN, "train_op": no_op()}, ValueError, "Missing loss"),
+        ({"mode": TRAIN, "train_op": group()}, ValueError, "Missing loss"),
         ({"mode": EVAL}, ValueError, "Missing loss"),
         ({"mode": TRAIN, "loss": 1.0}, ValueError, "Missing train_op"),
-        ({"mode": TRAIN, "loss": jnp.ones(2), "train_op": no_op()}, ValueError, r"shape \(2,\)"),
+        ({"mode": TRAIN, "loss": jnp.ones(2), "train_op": group()}, ValueError, r"shape \(2,\)"),
         ({"mode": TRAIN, "loss": 1.0, "train_op": "op"}, TypeError, "train_op"),
         ({"mode": PREDICT}, ValueError, "Missing predictions"),
         ({"mode": PREDICT, "predictions": {"a": "text"}}, TypeError, "type str"),

@@ -162,7 +162,9 @@ def test_hooks_get_arrays_and_a_worker_may_be_lost(tmp_path):
 def test_the_losses_of_all_steps_are_returned_where_asked_for(tmp_path):
     config, losses = RunConfig(save_summary_steps=0), []
     with local_strategy(workers=1, servers=1) as strategy:
-        task = TrainTask(ModelFunction(decaying, None, config), config, strategy, str(tmp_path), [])
+        task = TrainTask(
+            ModelFunction(decaying, None, config), strategy, None, config=config, model_dir=str(tmp_path)
+        )
         runner = Training(task, InputFunction(data(X, Y, 10), {})).runner
         with runner.around_training():
             with strategy.scope():

@@ -6,8 +6,7 @@ import pytest
 
 import unisono
 from unisono.estimator import metrics
-from unisono.estimator.metrics._answers import chosen, counts_at
-from unisono.estimator.metrics._curves import _evenly
+from unisono.estimator.metrics._answers import _evenly, chosen, counts_at
 
 RNG = np.random.default_rng(0)
 

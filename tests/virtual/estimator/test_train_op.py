@@ -15,7 +15,7 @@ def test_groups_reach_each_update_once():
     every = train_op.group(first, train_op.group(second, jnp.ones(())), [first])
     call = train_op.ModelCall("train", None, None)
     assert train_op.train_ops_of(every, call) == [first, second]
-    assert train_op.train_ops_of(train_op.no_op(), call) == []
+    assert train_op.train_ops_of(train_op.group(), call) == []
     assert all(map(train_op.is_train_op, [first, every, [first, second], variable, jnp.ones(())]))
     assert not any(map(train_op.is_train_op, [None, "op", [], 3]))
 

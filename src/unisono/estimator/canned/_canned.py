@@ -16,17 +16,16 @@ from unisono.data._dataset import Dataset
 from unisono.estimator._estimator import Estimator
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator._spec import EstimatorSpec, ModeKeys
-from unisono.estimator.canned._head import Head
-from unisono.estimator.session._evaluate import EvaluationTask
+from unisono.estimator._train_op import TrainOpGroup, group
+from unisono.estimator.canned._head import Head, minimized
+from unisono.estimator.canned._logits import Part
+from unisono.estimator.session._evaluate import PassTask
 from unisono.estimator.session._input import InputFunction
 from unisono.feature_column._encode import FeatureEncoder
 from unisono.spi import batches_of
 
 if TYPE_CHECKING:
     from unisono.feature_column._column import FeatureColumn
-
-#: From features and a mode to logits, and a function that returns the train op of a loss.
-Model = Callable[[Mapping[str, Any], str], tuple[Any, Callable[[Any], Any]]]
 
 #: Predictions that are strings, and of what the host makes them.
 _STRINGS = {"classes": "class_ids", "all_classes": "all_class_ids"}
@@ -36,7 +35,7 @@ ROWS = "rows"
 
 
 class CannedEstimator(Estimator):
-    """An Estimator whose model_fn is a head on the logits of a model.
+    """An Estimator whose model_fn is a head on the sum of the logits of one model or several.
 
     Data that an input_fn returns are encoded on the host: strings, hashes and crosses become integers.
     """
@@ -45,7 +44,7 @@ class CannedEstimator(Estimator):
         self,
         head: Head,
         columns: Sequence[FeatureColumn],
-        model: Model,
+        parts: Sequence[Part],
         model_dir: str | os.PathLike[str] | None,
         config: RunConfig | None,
         warm_start_from: object = None,
@@ -57,13 +56,20 @@ class CannedEstimator(Estimator):
         )
 
         def model_fn(features: Mapping[str, jax.Array], labels: jax.Array, mode: str) -> EstimatorSpec:
-            logits, train_op_fn = model(features, mode)
-            return head.create_estimator_spec(features, mode, logits, labels, train_op_fn=train_op_fn)
+            made = [(*logits_of(features, mode), make_optimizer) for logits_of, make_optimizer in parts]
+
+            def train_op(loss: jax.Array) -> TrainOpGroup:
+                return group(*(minimized(make(), loss, variables) for _, variables, make in made))
+
+            first, *others = (logits for logits, _, _ in made)
+            return head.create_estimator_spec(
+                features, mode, sum(others, first), labels, train_op_fn=train_op
+            )
 
         super().__init__(model_fn, model_dir=model_dir, config=config, warm_start_from=warm_start_from)
 
     def _predictions(
-        self, task: EvaluationTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
+        self, task: PassTask, data: InputFunction, keys: Sequence[str] | str | None, single: bool
     ) -> Iterator[Any]:
         wanted = {keys} if isinstance(keys, str) else set(keys or ())
         computed: Any = list({_computed(key) for key in wanted}) if wanted else None
@@ -117,12 +123,3 @@ class RowsEncoder:
             ROWS: np.zeros((rows, 1), np.float32),
             **{k: features[k] for k in self._kept if k in features},
         }
-
-
-def is_training(mode: str) -> bool:
-    """Return whether a model is trained.
-
-    >>> is_training("train")
-    True
-    """
-    return mode == ModeKeys.TRAIN

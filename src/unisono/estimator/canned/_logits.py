@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono.estimator._spec import ModeKeys
 from unisono.feature_column._models import DenseFeatures, LinearModel
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 #: Logits, and the variables that training changes.
 Logits = tuple[Any, list[keras.Variable]]
+
+#: From features and a mode to logits, and a function that returns the optimizer of their variables.
+Part = tuple[Callable[[Mapping[str, jax.Array], str], Logits], Callable[[], Any]]
+
+#: What a layer computes of its sums.
+Activation = Callable[[Any], Any] | str | None
 
 _OPTIMIZERS = {
     "Adagrad": keras.optimizers.Adagrad,
@@ -35,7 +42,11 @@ _OPTIMIZERS = {
 
 
 def linear_logits(
-    features: Mapping[str, jax.Array], columns: Sequence[FeatureColumn], units: int, sparse_combiner: str
+    columns: Sequence[FeatureColumn],
+    units: int,
+    sparse_combiner: str,
+    features: Mapping[str, jax.Array],
+    mode: str,
 ) -> Logits:
     """Return the logits of a linear model."""
     with keras.name_scope("linear"):
@@ -44,16 +55,17 @@ def linear_logits(
 
 
 def dnn_logits(
-    features: Mapping[str, jax.Array],
     columns: Sequence[FeatureColumn],
     hidden_units: Sequence[int],
     units: int,
-    activation_fn: Callable[[Any], Any] | str | None = "relu",
-    dropout: float | None = None,
-    batch_norm: bool = False,
-    training: bool = False,
+    activation_fn: Activation,
+    dropout: float | None,
+    batch_norm: bool,
+    features: Mapping[str, jax.Array],
+    mode: str,
 ) -> Logits:
     """Return the logits of a network."""
+    training = mode == ModeKeys.TRAIN
     layers: list[keras.layers.Layer] = []
 
     def apply(layer: keras.layers.Layer, value: object, **kwargs: Any) -> Any:

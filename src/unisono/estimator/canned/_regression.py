@@ -17,9 +17,9 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import UserValue
-from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head, labels_on_host
 from unisono.estimator.canned._texts import TEXTS
+from unisono.estimator.losses._functions import sigmoid_losses
 
 if TYPE_CHECKING:
     from unisono.feature_column._numeric import NumericColumn

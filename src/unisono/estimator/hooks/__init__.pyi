@@ -3,6 +3,7 @@
 from unisono.estimator.hooks._checkpoints import (
     CheckpointSaverHook as CheckpointSaverHook,
     CheckpointSaverListener as CheckpointSaverListener,
+    InMemoryEvaluatorHook as InMemoryEvaluatorHook,
 )
 from unisono.estimator.hooks._early_stopping import (
     make_early_stopping_hook as make_early_stopping_hook,
@@ -19,7 +20,6 @@ from unisono.estimator.hooks._hook import (
     SessionRunHook as SessionRunHook,
     SessionRunValues as SessionRunValues,
 )
-from unisono.estimator.hooks._in_memory import InMemoryEvaluatorHook as InMemoryEvaluatorHook
 from unisono.estimator.hooks._logging import (
     LoggingTensorHook as LoggingTensorHook,
     NanLossDuringTrainingError as NanLossDuringTrainingError,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.estimator._docstrings import Texts
@@ -85,6 +86,69 @@ def make_early_stopping_hook(
     return StopOnPredicateHook(should_stop_fn, run_every_secs, run_every_steps)
 
 
+class WatchOptions(TypedDict, total=False):
+    """The arguments with which the functions below end."""
+
+    eval_dir: str | None
+    min_steps: int
+    run_every_secs: float | None
+    run_every_steps: int | None
+
+
+def watching_hook(
+    estimator: Estimator,
+    metric_name: str,
+    is_enough: Callable[[str, Mapping[int, float]], bool],
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> SessionRunHook:
+    """Return a hook that ends the training by a metric of the evaluations so far.
+
+    Args:
+        is_enough: returns whether the training ends, for the metric and its values by step.
+    """
+
+    def should_stop() -> bool:
+        every = read_eval_metrics(estimator.eval_dir() if eval_dir is None else eval_dir)
+        found = {step: metrics for step, metrics in every.items() if step >= min_steps}
+        for step, metrics in found.items():
+            if metric_name not in metrics:
+                raise InvalidArgumentError(
+                    f"Evaluations must have the metric that ends the training. Received: {metric_name!r}; "
+                    f"that of step {step} has {sorted(metrics)}."
+                )
+        return is_enough(metric_name, {step: metrics[metric_name] for step, metrics in found.items()})
+
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def _crosses(
+    is_better: Callable[[float, float], bool], threshold: float, name: str, values: Mapping[int, float]
+) -> bool:
+    """Return whether an evaluation was better than a number."""
+    for step, value in values.items():
+        if is_better(value, threshold):
+            _LOG.info("At step %d, %s is %g: it is past %g.", step, name, value, threshold)
+            return True
+    return False
+
+
+def _rests(
+    is_better: Callable[[float, float], bool], steps: int, name: str, values: Mapping[int, float]
+) -> bool:
+    """Return whether an evaluation was so many steps after the best one before it."""
+    best: tuple[int, float] | None = None
+    for step, value in values.items():
+        if best is None or is_better(value, best[1]):
+            best = step, value
+        if step - best[0] >= steps:
+            _LOG.info("%s has not been better than %g for %d steps.", name, best[1], step - best[0])
+            return True
+    return False
+
+
 _TEXTS = Texts(
     {
         "estimator": "`Estimator`, whose training ends and whose evaluations are read.",
@@ -103,136 +167,57 @@ _TEXTS = Texts(
         "lack the metric.",
         "InvalidTypeError": "`estimator` is no Estimator.",
     },
+    options_of=watching_hook,
 )
 
 
 @_TEXTS
 def stop_if_higher_hook(
-    estimator: Estimator,
-    metric_name: str,
-    threshold: float,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
+    estimator: Estimator, metric_name: str, threshold: float, **options: Unpack[WatchOptions]
 ) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric is higher than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_higher_hook(estimator.BaselineRegressor(), "accuracy", 0.9)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
-    )
+    return watching_hook(estimator, metric_name, partial(_crosses, operator.gt, threshold), **options)
 
 
 @_TEXTS
 def stop_if_lower_hook(
-    estimator: Estimator,
-    metric_name: str,
-    threshold: float,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
+    estimator: Estimator, metric_name: str, threshold: float, **options: Unpack[WatchOptions]
 ) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric is lower than a number.
 
     >>> from unisono import estimator
     >>> hook = stop_if_lower_hook(estimator.BaselineRegressor(), "loss", 0.1)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.crosses(threshold), run_every_secs, run_every_steps
-    )
+    return watching_hook(estimator, metric_name, partial(_crosses, operator.lt, threshold), **options)
 
 
 @_TEXTS
 def stop_if_no_increase_hook(
-    estimator: Estimator,
-    metric_name: str,
-    max_steps_without_increase: int,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
+    estimator: Estimator, metric_name: str, max_steps_without_increase: int, **options: Unpack[WatchOptions]
 ) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric has not increased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_increase_hook(estimator.BaselineRegressor(), "accuracy", 1000)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.gt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.rests(max_steps_without_increase), run_every_secs, run_every_steps
+    return watching_hook(
+        estimator, metric_name, partial(_rests, operator.gt, max_steps_without_increase), **options
     )
 
 
 @_TEXTS
 def stop_if_no_decrease_hook(
-    estimator: Estimator,
-    metric_name: str,
-    max_steps_without_decrease: int,
-    eval_dir: str | None = None,
-    min_steps: int = 0,
-    run_every_secs: float | None = 60,
-    run_every_steps: int | None = None,
+    estimator: Estimator, metric_name: str, max_steps_without_decrease: int, **options: Unpack[WatchOptions]
 ) -> SessionRunHook:
     """Return a hook that ends the training when an evaluation's metric has not decreased for many steps.
 
     >>> from unisono import estimator
     >>> hook = stop_if_no_decrease_hook(estimator.BaselineRegressor(), "loss", 1000)
     """
-    watch = _Watch(estimator, metric_name, eval_dir, min_steps, operator.lt)
-    return make_early_stopping_hook(
-        estimator, lambda: watch.rests(max_steps_without_decrease), run_every_secs, run_every_steps
+    return watching_hook(
+        estimator, metric_name, partial(_rests, operator.lt, max_steps_without_decrease), **options
     )
-
-
-class _Watch:
-    """A metric of the evaluations so far."""
-
-    def __init__(
-        self,
-        estimator: Estimator,
-        metric: str,
-        eval_dir: str | None,
-        min_steps: int,
-        is_better: Callable[[float, float], bool],
-    ) -> None:
-        self._estimator, self._eval_dir = estimator, eval_dir
-        self._metric, self._min_steps, self._is_better = metric, min_steps, is_better
-
-    def _values(self) -> dict[int, float]:
-        eval_dir = self._estimator.eval_dir() if self._eval_dir is None else self._eval_dir
-        every = read_eval_metrics(eval_dir)
-        found = {step: metrics for step, metrics in every.items() if step >= self._min_steps}
-        for step, metrics in found.items():
-            if self._metric not in metrics:
-                raise InvalidArgumentError(
-                    f"Evaluations must have the metric that ends the training. Received: {self._metric!r}; "
-                    f"that of step {step} has {sorted(metrics)}."
-                )
-        return {step: metrics[self._metric] for step, metrics in found.items()}
-
-    def crosses(self, threshold: float) -> bool:
-        """Return whether an evaluation was better than a number."""
-        for step, value in self._values().items():
-            if self._is_better(value, threshold):
-                _LOG.info("At step %d, %s is %g: it is past %g.", step, self._metric, value, threshold)
-                return True
-        return False
-
-    def rests(self, steps: int) -> bool:
-        """Return whether an evaluation was so many steps after the best one before it."""
-        best: tuple[int, float] | None = None
-        for step, value in self._values().items():
-            if best is None or self._is_better(value, best[1]):
-                best = step, value
-            if step - best[0] >= steps:
-                _LOG.info(
-                    "%s has not been better than %g for %d steps.", self._metric, best[1], step - best[0]
-                )
-                return True
-        return False

@@ -21,8 +21,9 @@ from unisono.estimator.hooks._hook import (
     SessionRunHook,
     SessionRunValues,
 )
-from unisono.estimator.hooks._timer import IntervalHook, NeverTriggerTimer, SecondOrStepTimer
-from unisono.summary import SummaryWriter, create_file_writer
+from unisono.estimator.hooks._summaries import WritingHook
+from unisono.estimator.hooks._timer import NeverTriggerTimer, SecondOrStepTimer
+from unisono.summary import SummaryWriter
 
 _LOG = logging.getLogger("unisono")
 
@@ -125,7 +126,7 @@ def _named(tensors: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
     return {fetch if isinstance(fetch, str) else repr(fetch): fetch for fetch in fetches}
 
 
-class StepCounterHook(IntervalHook):
+class StepCounterHook(WritingHook):
     """Log and record how many steps run in a second.
 
     Args:
@@ -147,13 +148,7 @@ class StepCounterHook(IntervalHook):
         output_dir: str | None = None,
         summary_writer: SummaryWriter | None = None,
     ) -> None:
-        super().__init__(every_n_secs, every_n_steps)
-        self._writer, self._output_dir = summary_writer, output_dir
-
-    def begin(self) -> None:
-        """Open the event file."""
-        if self._writer is None and self._output_dir:
-            self._writer = create_file_writer(self._output_dir)
+        super().__init__(every_n_secs, every_n_steps, output_dir, summary_writer)
 
     def _act(self, run_context: SessionRunContext, step: int) -> None:
         seconds, steps = self._timer.update_last_triggered_step(step)
@@ -163,11 +158,6 @@ class StepCounterHook(IntervalHook):
         _LOG.info("%s/sec: %g", GLOBAL_STEP, pace)
         if self._writer is not None:
             self._writer.write("scalar", f"{GLOBAL_STEP}/sec", step, np.float32(pace))
-
-    def end(self, session: HookSession) -> None:
-        """Write the file."""
-        if self._writer is not None:
-            self._writer.flush()
 
 
 class NanTensorHook(SessionRunHook):

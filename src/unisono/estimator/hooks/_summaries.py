@@ -31,7 +31,31 @@ def write_summaries(
         writer.write(summary.kind, summary.tag, step, data, **summary.options)
 
 
-class SummarySaverHook(IntervalHook):
+class WritingHook(IntervalHook):
+    """A hook that writes to an event file."""
+
+    def __init__(
+        self,
+        every_secs: float | None,
+        every_steps: int | None,
+        output_dir: str | None,
+        summary_writer: SummaryWriter | None,
+    ) -> None:
+        super().__init__(every_secs, every_steps)
+        self._writer, self._output_dir = summary_writer, output_dir
+
+    def begin(self) -> None:
+        """Open the event file."""
+        if self._writer is None and self._output_dir:
+            self._writer = create_file_writer(self._output_dir)
+
+    def end(self, session: HookSession) -> None:
+        """Write the file."""
+        if self._writer is not None:
+            self._writer.flush()
+
+
+class SummarySaverHook(WritingHook):
     """Write summaries of the model_fn at the first step, and every so many steps or seconds.
 
     Args:
@@ -66,14 +90,8 @@ class SummarySaverHook(IntervalHook):
                 f"`unisono.estimator.summary` returned in the model_fn. Received: {summary_op!r}."
             )
         self._chosen: list[RecordedSummary] | None = chosen
-        self._writer, self._output_dir = summary_writer, output_dir
-        super().__init__(save_secs, save_steps)
+        super().__init__(save_secs, save_steps, output_dir, summary_writer)
         self._is_due = False
-
-    def begin(self) -> None:
-        """Open the event file."""
-        if self._writer is None and self._output_dir:
-            self._writer = create_file_writer(self._output_dir)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Ask for the data, where the last step of the group is to be written."""
@@ -88,11 +106,6 @@ class SummarySaverHook(IntervalHook):
         self._timer.update_last_triggered_step(step)
         session = run_context.session
         write_summaries(self._writer, self._summaries(session), session.values, step)
-
-    def end(self, session: HookSession) -> None:
-        """Write the file."""
-        if self._writer is not None:
-            self._writer.flush()
 
     def _summaries(self, session: HookSession) -> list[RecordedSummary]:
         return session.summaries if self._chosen is None else self._chosen

@@ -1,11 +1,5 @@
 """The public names of `unisono.estimator.losses`; they are loaded when they are first used."""
 
-from unisono.estimator.losses._collected import (
-    get_losses as get_losses,
-    get_regularization_loss as get_regularization_loss,
-    get_regularization_losses as get_regularization_losses,
-    get_total_loss as get_total_loss,
-)
 from unisono.estimator.losses._functions import (
     absolute_difference as absolute_difference,
     cosine_distance as cosine_distance,
@@ -22,4 +16,8 @@ from unisono.estimator.losses._weighted import (
     Reduction as Reduction,
     add_loss as add_loss,
     compute_weighted_loss as compute_weighted_loss,
+    get_losses as get_losses,
+    get_regularization_loss as get_regularization_loss,
+    get_regularization_losses as get_regularization_losses,
+    get_total_loss as get_total_loss,
 )

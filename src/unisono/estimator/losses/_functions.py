@@ -5,6 +5,8 @@ Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -13,9 +15,10 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator._collections import LOSSES
-from unisono.estimator.canned._class_metrics import sigmoid_losses
 from unisono.estimator.losses._weighted import (
+    ELEMENT_TEXTS,
     TEXTS,
+    LossOptions,
     Reduction,
     add_loss,
     check_weights,
@@ -26,14 +29,9 @@ from unisono.estimator.losses._weighted import (
 )
 
 
-@TEXTS
+@ELEMENT_TEXTS
 def absolute_difference(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0, **options: Unpack[LossOptions]
 ) -> jax.Array:
     """Return the mean absolute difference.
 
@@ -41,17 +39,12 @@ def absolute_difference(
     1.5
     """
     targets, outputs = _pair(labels, predictions)
-    return compute_weighted_loss(jnp.abs(outputs - targets), weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(jnp.abs(outputs - targets), weights, **options)
 
 
-@TEXTS
+@ELEMENT_TEXTS
 def mean_squared_error(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = 1.0, **options: Unpack[LossOptions]
 ) -> jax.Array:
     """Return the mean squared difference.
 
@@ -59,18 +52,18 @@ def mean_squared_error(
     2.5
     """
     targets, outputs = _pair(labels, predictions)
-    return compute_weighted_loss(jnp.square(outputs - targets), weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(jnp.square(outputs - targets), weights, **options)
 
 
-@TEXTS.with_texts(delta="number above 0; up to this difference the loss is a square, beyond it linear.")
+@ELEMENT_TEXTS.with_texts(
+    delta="number above 0; up to this difference the loss is a square, beyond it linear."
+)
 def huber_loss(
     labels: ArrayLike,
     predictions: ArrayLike,
     weights: ArrayLike = 1.0,
     delta: float = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    **options: Unpack[LossOptions],
 ) -> jax.Array:
     """Return the mean Huber loss: half the square of a difference up to `delta`, linear beyond.
 
@@ -82,10 +75,10 @@ def huber_loss(
     inner = jnp.minimum(difference, delta)
     # Not `maximum(difference - delta, 0)`: at `delta` both parts would have a gradient.
     values = 0.5 * inner * inner + delta * (difference - inner)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(values, weights, **options)
 
 
-@TEXTS.with_texts(
+@ELEMENT_TEXTS.with_texts(
     labels="float array of any shape; probabilities of the class 1, or 0 and 1.",
     predictions="float array of the shape of `labels`; predicted probabilities of the class 1.",
     epsilon="number, added to probabilities before their logarithm is taken.",
@@ -95,9 +88,7 @@ def log_loss(
     predictions: ArrayLike,
     weights: ArrayLike = 1.0,
     epsilon: float = 1e-7,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    **options: Unpack[LossOptions],
 ) -> jax.Array:
     """Return the mean cross-entropy of probabilities of two classes.
 
@@ -106,17 +97,12 @@ def log_loss(
     """
     targets, outputs = _pair(labels, predictions)
     values = -targets * jnp.log(outputs + epsilon) - (1 - targets) * jnp.log(1 - outputs + epsilon)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(values, weights, **options)
 
 
-@TEXTS.with_texts(labels="array of any shape; 0 or 1.")
+@ELEMENT_TEXTS.with_texts(labels="array of any shape; 0 or 1.")
 def hinge_loss(
-    labels: ArrayLike,
-    logits: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0, **options: Unpack[LossOptions]
 ) -> jax.Array:
     """Return the mean hinge loss.
 
@@ -125,7 +111,7 @@ def hinge_loss(
     """
     targets, outputs = _pair(labels, logits, "logits")
     values = jax.nn.relu(1 - (2 * targets - 1) * outputs)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(values, weights, **options)
 
 
 @TEXTS.with_texts(
@@ -190,7 +176,7 @@ def mean_pairwise_squared_error(
     return loss
 
 
-@TEXTS.with_texts(
+@ELEMENT_TEXTS.with_texts(
     multi_class_labels="array of any shape; 0 or 1 for each class.",
     logits="float array of the shape of `multi_class_labels`.",
     label_smoothing="number from 0 to 1; how far labels are moved towards 1/2.",
@@ -200,9 +186,7 @@ def sigmoid_cross_entropy(
     logits: ArrayLike,
     weights: ArrayLike = 1.0,
     label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    **options: Unpack[LossOptions],
 ) -> jax.Array:
     """Return the mean cross-entropy of the sigmoids of logits, class by class.
 
@@ -213,10 +197,20 @@ def sigmoid_cross_entropy(
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + 0.5 * label_smoothing
     values = sigmoid_losses(targets, outputs)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(values, weights, **options)
 
 
-@TEXTS.with_texts(
+def sigmoid_losses(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    """Return the cross entropy of each logit.
+
+    >>> float(sigmoid_losses(jnp.array([1.0]), jnp.array([-100.0]))[0])
+    100.0
+    """
+    labels = labels.astype(logits.dtype)
+    return jnp.maximum(logits, 0) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+@ELEMENT_TEXTS.with_texts(
     onehot_labels="array of shape `(..., classes)`; 0 or 1 for each class.",
     logits="float array of the shape of `onehot_labels`.",
     weights="number, or float array of the shape of `logits` without its last axis; factors of the elements.",
@@ -227,9 +221,7 @@ def softmax_cross_entropy(
     logits: ArrayLike,
     weights: ArrayLike = 1.0,
     label_smoothing: float = 0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    **options: Unpack[LossOptions],
 ) -> jax.Array:
     """Return the mean cross-entropy of the softmax of logits; labels get no gradient.
 
@@ -240,22 +232,17 @@ def softmax_cross_entropy(
     if label_smoothing > 0:
         targets = targets * (1 - label_smoothing) + label_smoothing / targets.shape[-1]
     values = -jnp.sum(jax.lax.stop_gradient(targets) * jax.nn.log_softmax(outputs), axis=-1)
-    return compute_weighted_loss(values, weights, scope, loss_collection, reduction)
+    return compute_weighted_loss(values, weights, **options)
 
 
-@TEXTS.with_texts(
+@ELEMENT_TEXTS.with_texts(
     labels="array of whole numbers of any shape; classes, counted from 0; a last axis of size 1 is dropped.",
     logits="float array of the shape of `labels` and one axis more, of classes.",
     weights="number, or float array of the shape of `labels`; the factor of each label.",
     returns=f"{TEXTS.returns} It is NaN where a label is not the number of a class.",
 )
 def sparse_softmax_cross_entropy(
-    labels: ArrayLike,
-    logits: ArrayLike,
-    weights: ArrayLike = 1.0,
-    scope: str | None = None,
-    loss_collection: str | None = LOSSES,
-    reduction: str = Reduction.SUM_BY_NONZERO_WEIGHTS,
+    labels: ArrayLike, logits: ArrayLike, weights: ArrayLike = 1.0, **options: Unpack[LossOptions]
 ) -> jax.Array:
     """Return the mean cross-entropy of the softmax of logits, for labels that are numbers of classes.
 
@@ -277,7 +264,7 @@ def sparse_softmax_cross_entropy(
     chosen = jax.nn.one_hot(targets, classes, dtype=outputs.dtype)
     values = -jnp.sum(chosen * jax.nn.log_softmax(outputs), axis=-1)
     values = jnp.where((targets >= 0) & (targets < classes), values, jnp.nan)
-    return compute_weighted_loss(values, given, scope, loss_collection, reduction)
+    return compute_weighted_loss(values, given, **options)
 
 
 def _given(value: ArrayLike, name: str) -> ArrayLike:

@@ -1,9 +1,12 @@
-"""The sum of weighted elements of a loss, by how many there are on all replicas.
+"""The sum of weighted elements of a loss, by how many there are on all replicas; the losses of a model_fn.
 
 Tests: tests/unit/estimator/test_losses.py, tests/virtual/estimator/test_replica_losses.py.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +14,10 @@ import keras
 import numpy as np
 
 from unisono._context import ReplicaContext
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
-from unisono.estimator._collections import LOSSES, current_collections
+from unisono.estimator._collections import LOSSES, current_collections, required_collections
 from unisono.estimator._docstrings import Texts
 from unisono.spi import running_step
 
@@ -112,6 +115,18 @@ def compute_weighted_loss(
     return result
 
 
+#: What the arguments of losses are whose elements `compute_weighted_loss` adds up.
+ELEMENT_TEXTS = dataclasses.replace(TEXTS, options_of=compute_weighted_loss)
+
+
+class LossOptions(TypedDict, total=False):
+    """The arguments with which losses end."""
+
+    scope: str | None
+    loss_collection: str | None
+    reduction: str
+
+
 def check_weights(weights: jax.Array, values: jax.Array) -> None:
     """Raise an error for weights that do not fit.
 
@@ -191,3 +206,67 @@ def add_loss(loss: PyTree, loss_collection: str | None = LOSSES) -> None:
     found = current_collections()
     if found is not None and loss_collection is not None:
         found.add(loss_collection, loss)
+
+
+# --- the losses of a model_fn -------------------------------------------------------------------------------
+
+_SUM_TEXTS = Texts(
+    {
+        "scope": "must be None; losses have no names by which they could be chosen.",
+        "loss_collection": "string; the collection of losses of the model_fn.",
+        "add_regularization_losses": "bool; whether the losses of regularizers are added, too.",
+        "name": "string; has no effect.",
+    },
+    "The sum, a float array of shape `()`; in a replica, the replica's part of it.",
+    {"ContextError": "the call is outside of a model_fn.", "UnsupportedError": "`scope` is not None."},
+)
+
+
+@_SUM_TEXTS.with_texts(returns="The losses, float arrays of shape `()`, in the order of their computation.")
+def get_losses(scope: str | None = None, loss_collection: str = LOSSES) -> list[Any]:
+    """Return the losses that the model_fn has computed so far."""
+    _check_scope(scope)
+    return list(required_collections("get_losses").members.get(loss_collection, ()))
+
+
+@_SUM_TEXTS.with_texts(
+    returns="Float arrays of shape `()`, one for each regularizer; in a replica, its part of each."
+)
+def get_regularization_losses(scope: str | None = None) -> list[jax.Array]:
+    """Return the losses of the regularizers of the model_fn's `tf.layers`."""
+    _check_scope(scope)
+    found = required_collections("get_regularization_losses").regularization_losses()
+    # Each replica has all of it: where gradients are summed, that would be once too often for each.
+    replica = several_replicas()
+    share = parts() / (1 if replica is None else replica.num_replicas_in_sync)
+    return found if share == 1 else [loss * share for loss in found]
+
+
+@_SUM_TEXTS
+def get_regularization_loss(scope: str | None = None, name: str = "total_regularization_loss") -> jax.Array:
+    """Return the sum of the losses of the regularizers of the model_fn's `tf.layers`; 0 for none."""
+    return sum(get_regularization_losses(scope), jnp.zeros(()))
+
+
+@_SUM_TEXTS.with_texts(
+    raises={**_SUM_TEXTS.raises, "InvalidArgumentError": "the model_fn has no loss so far."}
+)
+def get_total_loss(
+    add_regularization_losses: bool = True, name: str = "total_loss", scope: str | None = None
+) -> jax.Array:
+    """Return the sum of the losses that the model_fn has computed so far."""
+    losses = get_losses(scope)
+    if add_regularization_losses:
+        losses += get_regularization_losses(scope)
+    if not losses:
+        raise InvalidArgumentError("There must be a loss to add up. Received: a model_fn without any so far.")
+    total: jax.Array = sum(losses[1:], losses[0])
+    return total
+
+
+def _check_scope(scope: object) -> None:
+    if scope is not None:
+        raise UnsupportedError(
+            f"Losses have no names by which they could be chosen. Received: scope={scope!r}. Choose from the "
+            "list that `get_losses()` returns, or give losses a `loss_collection` of their own."
+        )

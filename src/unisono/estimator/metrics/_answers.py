@@ -1,4 +1,4 @@
-"""Right and wrong answers about two classes, counted at one threshold or at many.
+"""Right and wrong answers about two classes, counted at one threshold or at many, and metrics of these.
 
 Tests: tests/unit/estimator/test_metrics.py.
 """
@@ -6,13 +6,23 @@ Tests: tests/unit/estimator/test_metrics.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.estimator.metrics._sums import TEXTS, MetricPair, aligned, pair_of, pair_of_sums
+from unisono.estimator.metrics._sums import (
+    TEXTS,
+    MetricPair,
+    Naming,
+    Sums,
+    aligned,
+    pair_of,
+    pair_of_sums,
+    quotient,
+)
 
 #: What the arguments are of metrics whose predictions are truth values.
 ANSWERS = TEXTS.with_texts(
@@ -77,29 +87,22 @@ def _metrics_of(
         example: the value of the first metric in its docstring; `examples` are those of the second.
     """
 
-    def pair(found: Mapping[str, jax.Array], name: str) -> MetricPair:
-        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count])
+    def pair(name: str, found: Mapping[str, jax.Array], options: Naming) -> MetricPair:
+        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count], **options)
 
     def of_answers(
-        labels: ArrayLike,
-        predictions: ArrayLike,
-        weights: ArrayLike = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
+        labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
     ) -> MetricPair:
-        return pair(counts(labels, predictions, weights), name or count)
+        return pair(count, counts(labels, predictions, weights), options)
 
     def of_probabilities(
         labels: ArrayLike,
         predictions: ArrayLike,
         thresholds: Sequence[float],
         weights: ArrayLike = None,
-        metrics_collections: object = None,
-        updates_collections: object = None,
-        name: str | None = None,
+        **options: Unpack[Naming],
     ) -> MetricPair:
-        return pair(counts_at(labels, predictions, thresholds, weights), name or at_thresholds)
+        return pair(at_thresholds, counts_at(labels, predictions, thresholds, weights), options)
 
     at_thresholds = f"{count}_at_thresholds"
     of_answers.__name__ = of_answers.__qualname__ = count
@@ -127,3 +130,235 @@ true_negatives, true_negatives_at_thresholds = _metrics_of(
 false_negatives, false_negatives_at_thresholds = _metrics_of(
     "false_negatives", "fn", "negative predictions that are wrong", 0.0, [0.0, 1.0]
 )
+
+
+# --- precision and recall ----------------------------------------------------------------------------------
+
+#: Added to the ends of the thresholds, so that 0 and 1 lie between them, and to divisors.
+_EDGE = 1e-7
+
+
+def _share(sums: Sums) -> jax.Array:
+    """Return the share of the first of two sums."""
+    right, others = sums.values()
+    return quotient(right, right + others)
+
+
+def _share_at(sums: Sums) -> jax.Array:
+    """Return the share of the first of two sums, at each threshold."""
+    right, others = sums.values()
+    return right / (_EDGE + right + others)
+
+
+@ANSWERS
+def precision(
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
+) -> MetricPair:
+    """Return how many of the positive predictions are right; 0 where there is none.
+
+    >>> float(precision([1, 1, 0, 0], [1, 0, 1, 0])[1])
+    0.5
+    """
+    parts = chosen(counts(labels, predictions, weights), "tp fp")
+    return pair_of_sums("precision", parts, _share, **options)
+
+
+@ANSWERS
+def recall(
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
+) -> MetricPair:
+    """Return how many of the positive labels are predicted; 0 where there is none.
+
+    >>> float(recall([1, 1, 1, 0], [1, 1, 0, 0])[1] * 3)
+    2.0
+    """
+    parts = chosen(counts(labels, predictions, weights), "tp fn")
+    return pair_of_sums("recall", parts, _share, **options)
+
+
+@AT_THRESHOLDS
+def precision_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    **options: Unpack[Naming],
+) -> MetricPair:
+    """Return the precision where probabilities above each threshold are positive.
+
+    >>> precision_at_thresholds([1, 0], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
+    [0.5, 1.0]
+    """
+    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fp")
+    return pair_of_sums("precision_at_thresholds", parts, _share_at, **options)
+
+
+@AT_THRESHOLDS
+def recall_at_thresholds(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    thresholds: Sequence[float],
+    weights: ArrayLike = None,
+    **options: Unpack[Naming],
+) -> MetricPair:
+    """Return the recall where probabilities above each threshold are positive.
+
+    >>> recall_at_thresholds([1, 1], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
+    [1.0, 0.5]
+    """
+    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fn")
+    return pair_of_sums("recall_at_thresholds", parts, _share_at, **options)
+
+
+# --- curves ------------------------------------------------------------------------------------------------
+
+_CURVE_TEXTS = PROBABILITIES.with_texts(
+    specificity="number from 0 to 1; the share of negative labels that are predicted.",
+    sensitivity="number from 0 to 1; the share of positive labels that are predicted.",
+    num_thresholds="whole number above 1; how many thresholds are tried, at equal distances.",
+    curve='`"ROC"` or `"PR"`.',
+    summation_method='`"trapezoidal"`, `"careful_interpolation"`, `"minoring"` or `"majoring"`.',
+    thresholds="sequence of numbers from 0 to 1, in place of `num_thresholds`; None for none.",
+    raises={"InvalidArgumentError": "the shapes do not fit, or a prediction or share is not from 0 to 1."},
+)
+
+#: Added to dividends and divisors of points of a curve.
+_EPSILON = 1e-6
+
+
+def _evenly(number: int, edge: float = _EDGE) -> list[float]:
+    """Return thresholds at equal distances, the first below 0 and the last above 1."""
+    inner = [(i + 1) / (number - 1) for i in range(number - 2)]
+    return [-_EDGE, *inner, 1 + edge]
+
+
+@_CURVE_TEXTS
+def sensitivity_at_specificity(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    specificity: float,
+    weights: ArrayLike = None,
+    num_thresholds: int = 200,
+    **options: Unpack[Naming],
+) -> MetricPair:
+    """Return the sensitivity at the threshold whose specificity is nearest to a given one.
+
+    >>> round(float(sensitivity_at_specificity([1, 0], [0.8, 0.4], 1.0)[1]), 4)
+    1.0
+    """
+    _check_share("specificity", specificity)
+
+    def compute(s: Sums) -> jax.Array:
+        found = s["true_negatives"] / (s["true_negatives"] + s["false_positives"] + _EDGE)
+        at = jnp.argmin(jnp.abs(found - specificity))
+        right = s["true_positives"][at]
+        return right / (right + s["false_negatives"][at] + _EDGE)
+
+    found = counts_at(labels, predictions, _evenly(num_thresholds), weights)
+    return pair_of_sums("sensitivity_at_specificity", chosen(found, "tp fp tn fn"), compute, **options)
+
+
+@_CURVE_TEXTS
+def specificity_at_sensitivity(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    sensitivity: float,
+    weights: ArrayLike = None,
+    num_thresholds: int = 200,
+    **options: Unpack[Naming],
+) -> MetricPair:
+    """Return the specificity at the highest threshold whose sensitivity is nearest to a given one.
+
+    >>> round(float(specificity_at_sensitivity([1, 0], [0.8, 0.4], 1.0)[1]), 4)
+    1.0
+    """
+    _check_share("sensitivity", sensitivity)
+
+    def compute(s: Sums) -> jax.Array:
+        found = s["true_positives"] / (s["true_positives"] + s["false_negatives"] + _EDGE)
+        distance = jnp.abs(found - sensitivity)
+        at = distance.size - 1 - jnp.argmin(distance[::-1])
+        right = s["true_negatives"][at]
+        return right / (right + s["false_positives"][at] + _EDGE)
+
+    # TensorFlow's last threshold is below 1 here, and above it in the other functions.
+    found = counts_at(labels, predictions, _evenly(num_thresholds, -_EDGE), weights)
+    return pair_of_sums("specificity_at_sensitivity", chosen(found, "tp fp tn fn"), compute, **options)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise InvalidArgumentError(f"`{name}` must be from 0 to 1. Received: {value!r}.")
+
+
+@_CURVE_TEXTS.with_texts(
+    num_thresholds="whole number above 1; how many thresholds there are, at equal distances.",
+    raises={
+        "InvalidArgumentError": "`curve` or `summation_method` is not one of those above, the shapes do not "
+        "fit each other, or a prediction is not from 0 to 1."
+    },
+)
+def auc(
+    labels: ArrayLike,
+    predictions: ArrayLike,
+    weights: ArrayLike = None,
+    num_thresholds: int = 200,
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    curve: str = "ROC",
+    name: str | None = None,
+    summation_method: str = "trapezoidal",
+    thresholds: Sequence[float] | None = None,
+) -> MetricPair:
+    """Return the area under the ROC or the precision-recall curve, from counts at thresholds.
+
+    >>> round(float(auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])[1]), 3)
+    0.75
+    """
+    if curve not in ("ROC", "PR"):
+        raise InvalidArgumentError(f'`curve` must be "ROC" or "PR". Received: {curve!r}.')
+    if summation_method not in _HEIGHTS:
+        raise InvalidArgumentError(
+            f"`summation_method` must be one of {sorted(_HEIGHTS)}. Received: {summation_method!r}."
+        )
+    points = _evenly(num_thresholds) if thresholds is None else [-_EDGE, *sorted(thresholds), 1 + _EDGE]
+
+    def compute(s: Sums) -> jax.Array:
+        tp, fp = s["true_positives"], s["false_positives"]
+        fn, tn = s["false_negatives"], s["true_negatives"]
+        if curve == "PR" and summation_method == "careful_interpolation":
+            return _interpolated(tp, fp, fn)
+        found = (tp + _EPSILON) / (tp + fn + _EPSILON)
+        if curve == "ROC":
+            return _area(fp / (fp + tn + _EPSILON), found, summation_method)
+        return _area(found, (tp + _EPSILON) / (tp + fp + _EPSILON), summation_method)
+
+    found = counts_at(labels, predictions, points, weights)
+    return pair_of_sums("auc", chosen(found, "tp fp tn fn"), compute, name=name)
+
+
+#: The height of the curve between two points.
+_HEIGHTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "trapezoidal": lambda a, b: (a + b) / 2,
+    "careful_interpolation": lambda a, b: (a + b) / 2,
+    "minoring": jnp.minimum,
+    "majoring": jnp.maximum,
+}
+
+
+def _area(x: jax.Array, y: jax.Array, method: str) -> jax.Array:
+    return jnp.sum((x[:-1] - x[1:]) * _HEIGHTS[method](y[:-1], y[1:]))
+
+
+def _interpolated(tp: jax.Array, fp: jax.Array, fn: jax.Array) -> jax.Array:
+    """Return the area under precision and recall, where counts are linear between thresholds.
+
+    Source: Davis and Goadrich 2006, https://www.biostat.wisc.edu/~page/rocpr.pdf
+    """
+    positive = tp + fp
+    more = tp[:-1] - tp[1:]
+    slope = quotient(more, positive[:-1] - positive[1:])
+    intercept = tp[1:] - slope * positive[1:]
+    has_both = (positive[:-1] > 0) & (positive[1:] > 0)
+    ratio = jnp.where(has_both, quotient(positive[:-1], positive[1:]), 1)
+    return jnp.sum(quotient(slope * (more + intercept * jnp.log(ratio)), tp[1:] + fn[1:]))

@@ -6,6 +6,7 @@ Tests: tests/unit/estimator/test_metrics.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from unisono._types import ArrayLike
 from unisono.estimator.metrics._sums import (
     TEXTS,
     MetricPair,
+    Naming,
     Sums,
     aligned,
     broadcast_weights,
@@ -40,21 +42,16 @@ def _mean(
     name: str,
     values: jax.Array,
     weights: jax.Array,
+    options: Naming,
     after: Callable[[jax.Array], jax.Array] = lambda mean: mean,
 ) -> MetricPair:
     """Return the pair of a weighted mean."""
     parts = {"total": jnp.sum(floats(values) * weights), "count": jnp.sum(weights)}
-    return pair_of_sums(name, parts, lambda sums: after(quotient(sums["total"], sums["count"])))
+    return pair_of_sums(name, parts, lambda sums: after(quotient(sums["total"], sums["count"])), **options)
 
 
 @_TEXTS
-def mean(
-    values: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
+def mean(values: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]) -> MetricPair:
     """Return the mean of values.
 
     >>> value, updated = mean([1.0, 2.0, 6.0])
@@ -62,17 +59,12 @@ def mean(
     3.0
     """
     found = floats(values)
-    return _mean(name or "mean", found, broadcast_weights(weights, found))
+    return _mean("mean", found, broadcast_weights(weights, found), options)
 
 
 @_TEXTS
 def accuracy(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return how many predictions equal the labels, by how many there are.
 
@@ -80,17 +72,12 @@ def accuracy(
     0.75
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(name or "accuracy", outputs.astype(targets.dtype) == targets, shares)
+    return _mean("accuracy", outputs.astype(targets.dtype) == targets, shares, options)
 
 
 @_TEXTS
 def mean_absolute_error(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return the mean absolute difference.
 
@@ -98,17 +85,12 @@ def mean_absolute_error(
     1.5
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(name or "mean_absolute_error", jnp.abs(outputs - targets), shares)
+    return _mean("mean_absolute_error", jnp.abs(outputs - targets), shares, options)
 
 
 @_TEXTS
 def mean_squared_error(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return the mean squared difference.
 
@@ -116,17 +98,12 @@ def mean_squared_error(
     2.5
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(name or "mean_squared_error", jnp.square(outputs - targets), shares)
+    return _mean("mean_squared_error", jnp.square(outputs - targets), shares, options)
 
 
 @_TEXTS
 def root_mean_squared_error(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return the root of the mean squared difference.
 
@@ -134,7 +111,7 @@ def root_mean_squared_error(
     2.0
     """
     outputs, targets, shares = aligned(predictions, labels, weights)
-    return _mean(name or "root_mean_squared_error", jnp.square(outputs - targets), shares, jnp.sqrt)
+    return _mean("root_mean_squared_error", jnp.square(outputs - targets), shares, options, jnp.sqrt)
 
 
 @_TEXTS.with_texts(normalizer="float array of the shape of `labels`; where it is 0, the error counts as 0.")
@@ -143,9 +120,7 @@ def mean_relative_error(
     predictions: ArrayLike,
     normalizer: ArrayLike,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return the mean of absolute differences by a normalizer.
 
@@ -155,7 +130,7 @@ def mean_relative_error(
     outputs, targets, shares = aligned(predictions, labels, weights)
     outputs, norms, _ = aligned(outputs, normalizer, None)
     errors = jnp.where(norms == 0, 0, jnp.abs(targets - outputs) / jnp.where(norms == 0, 1, norms))
-    return _mean(name or "mean_relative_error", errors, shares)
+    return _mean("mean_relative_error", errors, shares, options)
 
 
 @_TEXTS.with_texts(
@@ -164,13 +139,7 @@ def mean_relative_error(
     weights="number, or float array of the shape of `labels`, but of size 1 in the axis `dim`; None for 1.",
 )
 def mean_cosine_distance(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    dim: int,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    labels: ArrayLike, predictions: ArrayLike, dim: int, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return the mean of one minus the product of vectors of length 1.
 
@@ -180,17 +149,12 @@ def mean_cosine_distance(
     outputs, targets, _ = aligned(predictions, labels, None)
     products = jnp.sum(outputs * targets, axis=dim, keepdims=True)
     shares = broadcast_weights(weights, products)
-    return _mean(name or "mean_cosine_distance", products, shares, lambda product: 1 - product)
+    return _mean("mean_cosine_distance", products, shares, options, lambda product: 1 - product)
 
 
 @_TEXTS
 def percentage_below(
-    values: ArrayLike,
-    threshold: float,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    values: ArrayLike, threshold: float, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return the share of values below a threshold.
 
@@ -198,20 +162,14 @@ def percentage_below(
     0.5
     """
     found = keras.ops.convert_to_tensor(values)
-    return _mean(name or "percentage_below_threshold", found < threshold, broadcast_weights(weights, found))
+    return _mean("percentage_below_threshold", found < threshold, broadcast_weights(weights, found), options)
 
 
 @_TEXTS.with_texts(
     values="float array of any shape, which is the same in each batch.",
     returns=pair_of("the shape of `values`"),
 )
-def mean_tensor(
-    values: ArrayLike,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
-) -> MetricPair:
+def mean_tensor(values: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]) -> MetricPair:
     """Return the mean of arrays, element by element.
 
     >>> mean_tensor([1.0, 2.0])[1].tolist()
@@ -220,9 +178,7 @@ def mean_tensor(
     found = floats(values)
     shares = broadcast_weights(weights, found)
     parts = {"total_tensor": found * shares, "count_tensor": shares}
-    return pair_of_sums(
-        name or "mean_tensor", parts, lambda sums: quotient(sums["total_tensor"], sums["count_tensor"])
-    )
+    return pair_of_sums("mean_tensor", parts, lambda sums: quotient(*sums.values()), **options)
 
 
 @_CLASSES
@@ -231,9 +187,7 @@ def mean_per_class_accuracy(
     predictions: ArrayLike,
     num_classes: int,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return the mean over classes of the accuracy of the examples of each; 0 for a class without any.
 
@@ -245,7 +199,7 @@ def mean_per_class_accuracy(
     chosen = jax.nn.one_hot(targets, num_classes, dtype=shares.dtype)
     parts = {"total": shares @ chosen, "count": is_right @ chosen}
     return pair_of_sums(
-        name or "mean_accuracy", parts, lambda sums: jnp.mean(quotient(sums["count"], sums["total"]))
+        "mean_accuracy", parts, lambda sums: jnp.mean(quotient(sums["count"], sums["total"])), **options
     )
 
 
@@ -257,9 +211,7 @@ def mean_iou(
     predictions: ArrayLike,
     num_classes: int,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return the mean over classes of intersection by union of labels and predictions.
 
@@ -277,7 +229,7 @@ def mean_iou(
         shared = jnp.sum(both / jnp.where(either > 0, either, 1))
         return quotient(shared, jnp.sum(either != 0).astype(shared.dtype))
 
-    return pair_of_sums(name or "mean_iou", {"total_confusion_matrix": rows.T @ columns}, compute)
+    return pair_of_sums("mean_iou", {"total_confusion_matrix": rows.T @ columns}, compute, **options)
 
 
 def _flat(

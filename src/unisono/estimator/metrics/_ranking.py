@@ -5,6 +5,8 @@ Tests: tests/unit/estimator/test_metrics.py.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -12,7 +14,15 @@ import keras
 from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike
 from unisono.estimator.losses._weighted import check_weights
-from unisono.estimator.metrics._sums import TEXTS, MetricPair, floats, pair_of_sums, quotient
+from unisono.estimator.metrics._sums import (
+    TEXTS,
+    MetricPair,
+    Naming,
+    Sums,
+    floats,
+    pair_of_sums,
+    quotient,
+)
 
 _TEXTS = TEXTS.with_texts(
     labels="array of whole numbers of shape `(..., labels)` or `(...)`; classes, counted from 0.",
@@ -38,16 +48,14 @@ def precision_at_k(
     k: int,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return how many of the best k classes are labels.
 
     >>> float(precision_at_k([[1], [2]], [[0.1, 0.9, 0.0], [0.9, 0.1, 0.0]], k=1)[1])
     0.5
     """
-    return precision_at_top_k(labels, _best(predictions, k), k, class_id, weights, name=name)
+    return precision_at_top_k(labels, _best(predictions, k), k, class_id, weights, **options)
 
 
 @_TOP_TEXTS
@@ -57,9 +65,7 @@ def precision_at_top_k(
     k: int | None = None,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return how many of the predicted classes are labels.
 
@@ -68,11 +74,7 @@ def precision_at_top_k(
     """
     right, wrong, _ = _matches(labels, predictions_idx, class_id)
     parts = {"true_positives": _sum(right, weights), "false_positives": _sum(wrong, weights)}
-    return pair_of_sums(
-        name or _name("precision", k, class_id),
-        parts,
-        lambda s: s["true_positives"] / (s["true_positives"] + s["false_positives"]),
-    )
+    return pair_of_sums(_name("precision", k, class_id), parts, _share, **options)
 
 
 @_TEXTS
@@ -82,16 +84,14 @@ def recall_at_k(
     k: int,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return how many of the labels are among the best k classes.
 
     >>> float(recall_at_k([[1, 2]], [[0.1, 0.9, 0.0]], k=1)[1])
     0.5
     """
-    return recall_at_top_k(labels, _best(predictions, k), k, class_id, weights, name=name)
+    return recall_at_top_k(labels, _best(predictions, k), k, class_id, weights, **options)
 
 
 @_TOP_TEXTS
@@ -101,9 +101,7 @@ def recall_at_top_k(
     k: int | None = None,
     class_id: int | None = None,
     weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    **options: Unpack[Naming],
 ) -> MetricPair:
     """Return how many of the labels are among the predicted classes.
 
@@ -112,22 +110,12 @@ def recall_at_top_k(
     """
     right, _, missed = _matches(labels, predictions_idx, class_id)
     parts = {"true_positives": _sum(right, weights), "false_negatives": _sum(missed, weights)}
-    return pair_of_sums(
-        name or _name("recall", k, class_id),
-        parts,
-        lambda s: s["true_positives"] / (s["true_positives"] + s["false_negatives"]),
-    )
+    return pair_of_sums(_name("recall", k, class_id), parts, _share, **options)
 
 
 @_TEXTS
 def average_precision_at_k(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    k: int,
-    weights: ArrayLike = None,
-    metrics_collections: object = None,
-    updates_collections: object = None,
-    name: str | None = None,
+    labels: ArrayLike, predictions: ArrayLike, k: int, weights: ArrayLike = None, **options: Unpack[Naming]
 ) -> MetricPair:
     """Return the mean of the precisions at 1 to k, each where that class is a label.
 
@@ -141,7 +129,15 @@ def average_precision_at_k(
     number = jnp.minimum(jnp.sum(wanted >= 0, axis=-1), k)
     averages = jnp.sum(precisions * hits, axis=-1) / number
     parts = {"total": _sum(averages, weights), "max": _sum(jnp.ones_like(averages), weights)}
-    return pair_of_sums(name or f"average_precision_at_{k}", parts, lambda s: quotient(s["total"], s["max"]))
+    return pair_of_sums(
+        f"average_precision_at_{k}", parts, lambda s: quotient(s["total"], s["max"]), **options
+    )
+
+
+def _share(sums: Sums) -> jax.Array:
+    """Return the share of the first of two sums."""
+    right, others = sums.values()
+    return right / (right + others)
 
 
 def _name(what: str, k: int | None, class_id: int | None) -> str:

@@ -8,7 +8,7 @@ Tests: tests/unit/estimator/test_metrics.py, tests/virtual/estimator/test_replic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +30,6 @@ def pair_of(shape: str) -> str:
         f"of {shape}."
     )
 
-
-#: What the arguments of metrics are.
-TEXTS = Texts(
-    {
-        "values": "float array of any shape.",
-        "labels": "array of any shape; the targets.",
-        "predictions": "array of the shape of `labels`; one of the two may lack a last axis of size 1.",
-        "weights": "number, or float array with the axes of the elements, each of the same size or 1; a last "
-        "axis of size 1 may be missing. None for 1.",
-        "metrics_collections": "names of collections; has no effect.",
-        "updates_collections": "names of collections; has no effect.",
-        "name": "string; the name of the metric. None for an automatic one.",
-    },
-    pair_of("shape `()`"),
-    {"InvalidArgumentError": "the shapes do not fit each other."},
-)
 
 #: The sums of a metric, by name.
 Sums = Mapping[str, jax.Array]
@@ -139,8 +123,21 @@ class MetricPair:
         return result
 
 
+class Naming(TypedDict, total=False):
+    """The arguments with which metrics end."""
+
+    metrics_collections: object
+    updates_collections: object
+    name: str | None
+
+
 def pair_of_sums(
-    name: str, parts: Mapping[str, ArrayLike], compute: Callable[[Sums], jax.Array]
+    default_name: str,
+    parts: Mapping[str, ArrayLike],
+    compute: Callable[[Sums], jax.Array],
+    metrics_collections: object = None,
+    updates_collections: object = None,
+    name: str | None = None,
 ) -> MetricPair:
     """Return a metric of sums.
 
@@ -148,8 +145,27 @@ def pair_of_sums(
         name: of the metric; a second one of the same name gets a number.
     """
     arrays = {key: jnp.asarray(part) for key, part in parts.items()}
-    metric = SumsMetric({key: a.shape for key, a in arrays.items()}, compute, unique_name(name))
+    own = unique_name(name or default_name)
+    metric = SumsMetric({key: a.shape for key, a in arrays.items()}, compute, own)
     return MetricPair(metric, lambda: metric.update_state(**arrays))
+
+
+#: What the arguments of metrics are.
+TEXTS = Texts(
+    {
+        "values": "float array of any shape.",
+        "labels": "array of any shape; the targets.",
+        "predictions": "array of the shape of `labels`; one of the two may lack a last axis of size 1.",
+        "weights": "number, or float array with the axes of the elements, each of the same size or 1; a last "
+        "axis of size 1 may be missing. None for 1.",
+        "metrics_collections": "names of collections; has no effect.",
+        "updates_collections": "names of collections; has no effect.",
+        "name": "string; the name of the metric. None for an automatic one.",
+    },
+    pair_of("shape `()`"),
+    {"InvalidArgumentError": "the shapes do not fit each other."},
+    options_of=pair_of_sums,
+)
 
 
 def quotient(value: jax.Array, number: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""An evaluation, and predictions: the variables of a checkpoint, and one pass over the data."""
+"""One pass of a model_fn over data: that of an evaluation, of predictions, and what a training is made of."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LOG = logging.getLogger("unisono")
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluationTask:
-    """What an evaluation or a prediction needs."""
+class PassTask:
+    """What a pass over data needs."""
 
     model_fn: ModelFunction
     strategy: ReplicatedStrategy
@@ -44,7 +44,7 @@ class EvaluationTask:
 class DataPass:
     """One pass of a model_fn over data."""
 
-    def __init__(self, task: EvaluationTask, mode: str, source: ElementSource) -> None:
+    def __init__(self, task: PassTask, mode: str, source: ElementSource) -> None:
         self.task = task
         self.variables = ModelVariables()
         self.step = ModelStep(task.model_fn, mode, self.variables)
@@ -55,30 +55,44 @@ class DataPass:
         with self.task.strategy.scope():
             return self.runner.create_variables()
 
-    def begin(self, hooks: Sequence[SessionRunHook]) -> HookRunner:
-        """Restore the variables, and begin with the hooks."""
-        task = self.task
-        session = HookSession(
-            exposed=self.step.exposed,
-            global_step=lambda: int(self.variables.global_step.value),
-            variable=self.variables.variables.get,
-            summaries=summaries_of(self.step.call),
-        )
+    def create_with_data(self) -> None:
+        """Make the variables.
+
+        Raises:
+            InvalidArgumentError: without data.
+        """
+        if not self.create():
+            raise InvalidArgumentError(
+                "Data must hold at least one element. Received: an input_fn whose data are empty. Check the "
+                "source, and the batch size with `drop_remainder=True`."
+            )
+
+    def begin(self, hooks: Sequence[SessionRunHook], session: HookSession | None = None) -> HookRunner:
+        """Restore the variables, and begin with the hooks.
+
+        Args:
+            session: what the hooks of a training see; its variables are restored by their own names.
+        """
+        task, step, names = self.task, self.step, None
+        if session is None:
+            names = getattr(getattr(step.spec.scaffold, "saver", None), "names", None)
+            session = HookSession(
+                exposed=step.exposed,
+                global_step=lambda: int(self.variables.global_step.value),
+                variable=self.variables.variables.get,
+                summaries=summaries_of(step.call),
+            )
         runner = HookRunner(hooks, session)
         runner.begin()
         if task.checkpoint is not None:
-            names = getattr(getattr(self.step.spec.scaffold, "saver", None), "names", None)
             restore(self.variables, task.checkpoint, names)
             _LOG.info("Restored the variables of %s.", task.checkpoint)
         else:
-            initialize(self.step, task.initialize)
-        runner.after_create_session()
+            initialize(step, task.initialize)
         return runner
 
 
-def evaluate(
-    task: EvaluationTask, data: InputFunction, steps: int | None, log_dir: str | None
-) -> dict[str, Any]:
+def evaluate(task: PassTask, data: InputFunction, steps: int | None, log_dir: str | None) -> dict[str, Any]:
     """Return the metrics of a checkpoint by name, with `loss` and `global_step`.
 
     Args:
@@ -89,13 +103,10 @@ def evaluate(
     """
     run = DataPass(task, ModeKeys.EVAL, data)
     with task.strategy.scope():
-        if not run.runner.create_variables():
-            raise InvalidArgumentError(
-                "Data must hold at least one element. Received: an input_fn whose data are empty. Check the "
-                "source, and the batch size with `drop_remainder=True`."
-            )
+        run.create_with_data()
         spec = run.step.spec
         hooks = run.begin([*task.hooks, *(spec.evaluation_hooks or ())])
+        hooks.after_create_session()
         metrics = {name: metric_of(value) for name, value in (spec.eval_metric_ops or {}).items()}
         for metric in metrics.values():
             if metric is not None:
@@ -149,7 +160,7 @@ def _write(log_dir: str, results: Mapping[str, Any]) -> None:
 
 
 def predictions(
-    task: EvaluationTask,
+    task: PassTask,
     data: InputFunction,
     keys: Sequence[str] | str | None,
     single: bool,
@@ -164,11 +175,12 @@ def predictions(
     """
     run = DataPass(task, ModeKeys.PREDICT, lambda *where: ((features, None) for features, _ in data(*where)))
     with task.strategy.scope():
-        if not run.runner.create_variables():
+        if not run.create():
             return
         spec = run.step.spec
         names = _chosen(spec.predictions, keys)
         hooks = run.begin([*task.hooks, *(spec.prediction_hooks or ())])
+        hooks.after_create_session()
     for taken in itertools.count():
         if hooks.should_stop:
             break

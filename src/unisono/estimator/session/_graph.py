@@ -24,7 +24,7 @@ from unisono.estimator import _train_op
 from unisono.estimator._collections import LOSSES, REGULARIZATION_LOSSES, SUMMARIES, required_collections
 from unisono.estimator._collections import identity as named_identity
 from unisono.estimator._train_op import current_call, require_call
-from unisono.estimator.session._graph_iterators import (
+from unisono.estimator.session._input import (
     IteratorInitializer,
     current_input_run,
     make_one_shot_iterator,
@@ -77,7 +77,7 @@ def no_op(*args: object, **kwargs: object) -> Any:
         *args: are not used.
         **kwargs: are not used.
     """
-    return _train_op.no_op() if in_model_fn() else None
+    return _train_op.group() if in_model_fn() else None
 
 
 def initializer(*args: object, **kwargs: object) -> Any:
@@ -91,7 +91,7 @@ def initializer(*args: object, **kwargs: object) -> Any:
         ContextError: outside of a model_fn, where it belongs to graphs and sessions.
     """
     require_call("An initializer of variables or tables")
-    return _train_op.no_op()
+    return _train_op.group()
 
 
 def _assignment(method: str, text: str) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def _assignment(method: str, text: str) -> Callable[..., Any]:
             getattr(ref, method)(value)
 
         if in_model_fn():
-            return _train_op.other_update(make, is_alike=False)
+            return _train_op.OtherUpdate(make, is_alike=False)
         make()
         return ref
 

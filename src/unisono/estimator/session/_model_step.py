@@ -192,15 +192,11 @@ def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:
     others = dict(predict) if spec.mode == ModeKeys.PREDICT else {}
     # Those of a `MultiHead` have pairs as keys.
     shown = {"/".join(key) if isinstance(key, tuple) else key: x for key, x in own.items()}
-    for name, value in [*call.exposed.items(), *shown.items(), *_metric_values(spec), *others.items()]:
+    # Last, as reading a pair exposes its value, too, by another name.
+    metrics = ((n, x[0]) for n, x in (spec.eval_metric_ops or {}).items() if x is not metric_of(x))
+    for name, value in [*call.exposed.items(), *shown.items(), *metrics, *others.items()]:
         found.setdefault(name, value)
     return {name: x for name, x in found.items() if isinstance(x, (jax.Array, np.ndarray, np.generic))}
-
-
-def _metric_values(spec: EstimatorSpec) -> Iterator[tuple[str, Any]]:
-    for name, value in (spec.eval_metric_ops or {}).items():
-        if value is not metric_of(value):
-            yield name, value[0]
 
 
 def _of_all(value: object, replica: ReplicaContext) -> jax.Array:

@@ -17,34 +17,26 @@ from unisono.estimator.hooks._hook import HookSession, SessionRunHook
 from unisono.estimator.hooks._logging import LoggingTensorHook, NanTensorHook, StepCounterHook
 from unisono.estimator.hooks._runner import HookRunner
 from unisono.estimator.hooks._summaries import SummarySaverHook
+from unisono.estimator.session._evaluate import DataPass, PassTask
 from unisono.estimator.session._input import InputFunction
-from unisono.estimator.session._model_step import ModelFunction, ModelStep, ModelVariables
-from unisono.estimator.session._saving import Initializer, TrainingSaver, initialize, restore
-from unisono.spi import Executables
+from unisono.estimator.session._saving import TrainingSaver
 
 if TYPE_CHECKING:
     from unisono.estimator._run_config import RunConfig
-    from unisono.strategies._replicated import ReplicatedStrategy
 
 _LOG = logging.getLogger("unisono")
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainTask:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainTask(PassTask):
     """What a training needs."""
 
-    model_fn: ModelFunction
     config: RunConfig
-    strategy: ReplicatedStrategy
     model_dir: str
-    hooks: Sequence[SessionRunHook]
     listeners: Sequence[CheckpointSaverListener] = ()
-    checkpoint: str | None = None
-    initialize: Initializer | None = None
-    executables: Executables | None = None
 
 
-class Training:
+class Training(DataPass):
     """One call of `Estimator.train`.
 
     Args:
@@ -52,10 +44,9 @@ class Training:
     """
 
     def __init__(self, task: TrainTask, data: InputFunction) -> None:
+        super().__init__(task, ModeKeys.TRAIN, data)
         self._task = task
-        self.variables = ModelVariables()
-        self.step = ModelStep(task.model_fn, ModeKeys.TRAIN, self.variables)
-        self.runner = task.strategy.make_step_runner(self.step, data, task.executables)
+        self._global_step = 0
 
     def run(self) -> float | None:
         """Train until the data end or a hook stops; return the last loss."""
@@ -63,14 +54,7 @@ class Training:
             return self._run()
 
     def _run(self) -> float | None:
-        scope = self._task.strategy.scope
-        with scope():
-            has_data = self.runner.create_variables()
-        if not has_data:
-            raise InvalidArgumentError(
-                "Data must hold at least one element. Received: an input_fn whose data are empty. Check the "
-                "source, and the batch size with `drop_remainder=True`."
-            )
+        self.create_with_data()
         saver = self._saver()
         session = HookSession(
             exposed=self.step.exposed,
@@ -79,10 +63,7 @@ class Training:
             variable=self.variables.variables.get,
             summaries=self._summaries(),
         )
-        hooks = HookRunner(self._hooks(), session)
-        self._global_step = 0
-        hooks.begin()
-        self._restore()
+        hooks = self.begin(self._hooks(), session)
         self._global_step = int(self.variables.global_step.value)
         # Hooks run in no scope: they may evaluate, on another strategy.
         with contextlib.closing(saver):
@@ -96,20 +77,9 @@ class Training:
     def _saver(self) -> TrainingSaver:
         """Return what writes checkpoints, as the model_fn's saver says, or the configuration."""
         own, config = getattr(self.step.spec.scaffold, "saver", None), self._task.config
-        keeps, hours = config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours
-        keeps, hours = (
-            getattr(own, "max_to_keep", keeps),
-            getattr(own, "keep_checkpoint_every_n_hours", hours),
-        )
+        keeps = getattr(own, "max_to_keep", config.keep_checkpoint_max)
+        hours = getattr(own, "keep_checkpoint_every_n_hours", config.keep_checkpoint_every_n_hours)
         return TrainingSaver(self.variables, self._task.model_dir, keeps, hours)
-
-    def _restore(self) -> None:
-        path = self._task.checkpoint
-        if path is not None:
-            restore(self.variables, path)
-            _LOG.info("Restored the variables of %s.", path)
-        else:
-            initialize(self.step, self._task.initialize)
 
     def _loop(self, hooks: HookRunner) -> float | None:
         values: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import UnsupportedError
-from unisono.estimator._train_op import OtherUpdate, other_update, require_call
+from unisono.estimator._train_op import OtherUpdate, require_call
 
 
 class ExponentialMovingAverage:
@@ -72,7 +72,7 @@ class ExponentialMovingAverage:
                 self._averages[id(variable)] = (variable, self._made(variable))
             pairs.append(self._averages[id(variable)])
         call.initializers.append(lambda variables: _begin(pairs))
-        return other_update(lambda: self._update(pairs))
+        return OtherUpdate(lambda: self._update(pairs))
 
     def _made(self, variable: keras.Variable) -> keras.Variable:
         parent, _, own = self._path(variable).rpartition("/")
