@@ -30,6 +30,7 @@ class At:
 
     def __init__(self, names, number=None):
         self.names, self.number, self.count = names, number, 0
+        self.seen = set()
 
     def __enter__(self):
         self._before = sys.gettrace()
@@ -41,6 +42,7 @@ class At:
     def _called(self, frame, event, arg):
         if frame.f_code.co_qualname not in self.names:
             return None
+        self.seen.add(frame.f_code.co_qualname)
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._instruction
 
@@ -53,36 +55,42 @@ class At:
 
 
 #: Where the state has no other name than in our hands, or in those of Keras' loop.
-_FIT = (
+_EACH = (
     "CompiledStep.__call__",
-    "FitState.keep",
     "FitState.place",
     "TrainerFunction.__call__",
-    "TrainerFunction._hand_out",
-    "TrainerFunction._run",
-    "TrainerFunction._run_ahead",
-    "TrainerFunction._speculate",
-    "TrainerFunction._start_kept",
-    "FitState.keep_unread",
-    "Speculation.continue_from",
-    "Speculation.next_step",
-    "TrainerFunction._start",
+    "TrainerFunction.begin_with",
+    "TrainerFunction.prepare",
     "hold_state",
+    "start_steps",
     "taken_state",
     "JAXTrainer._get_jax_state",
-    "JAXTrainer._purge_model_variables",
     "JAXTrainer.fit",
     "JAXTrainer.jax_state_sync",
+)
+_ONE_BY_ONE = (*_EACH, "FitState.keep", "StepLoop.run", "TrainerFunction.run", "TrainerFunction.start")
+_LOOKAHEAD = (*_ONE_BY_ONE, "StepLookahead.hand_out", "JAXTrainer._purge_model_variables")
+#: Where a callback sees each batch.
+_SPECULATION = (
+    *_EACH,
+    "FitState.keep_unread",
+    "JAXTrainer._purge_model_variables",
+    "Speculation._run_ahead",
+    "Speculation._start",
+    "Speculation.continue_from",
+    "Speculation.next_step",
+    "Speculation.step",
 )
 _RUN = ("CompiledStep.__call__", "Entry.__call__", "Entry._store_all", "_store")
 
 
 def moments(work, names, some):
-    """Numbers of instructions, at random, of those that `work` executes."""
+    """Numbers of instructions, at random, of those that `work` executes; all of the functions must run."""
     at = At(names)
     with at:
         work()
     assert at.count > 100
+    assert at.seen == set(names)
     return random.Random(0).sample(range(1, at.count + 1), some)
 
 
@@ -128,9 +136,10 @@ def test_fit_interrupted_at_any_instruction_leaves_a_finished_step(replicas, cal
             fit(steps)
         finished.append(trained())
     back()
-    for number in moments(fit, _FIT, 60):
+    names = _SPECULATION if callbacks else _LOOKAHEAD
+    for number in moments(fit, names, 60):
         back()
-        with pytest.raises(KeyboardInterrupt), At(_FIT, number):
+        with pytest.raises(KeyboardInterrupt), At(names, number):
             fit()
         assert trained() in finished, number
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -146,7 +155,8 @@ def test_other_methods_interrupted_at_any_instruction_keep_the_weights(method):
     arguments = {"evaluate": (x[:96], y[:96]), "predict": (x[:96],), "train_on_batch": (x[:32], y[:32])}[
         method
     ]
-    names = tuple(name.replace(".fit", f".{method}") for name in _FIT)
+    functions = _ONE_BY_ONE if method == "train_on_batch" else _LOOKAHEAD
+    names = tuple(name.replace(".fit", f".{method}") for name in functions)
 
     def work():
         options = {} if method == "train_on_batch" else {"batch_size": 32, "verbose": 0}
