@@ -8,9 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.preprocessing import _fingerprints
 from unisono.preprocessing._encoding import checked_mode, encoded, encoded_shape
+
+_BINS = "Write how many buckets there are, such as num_bins=1000."
 
 
 def prepare_host_layer(layer: keras.layers.Layer) -> None:
@@ -45,6 +48,7 @@ class Hashing(keras.layers.Layer):
 
     Raises:
         InvalidArgumentError: an argument is out of range.
+        InvalidTypeError: `num_bins` is not a whole number.
         UnsupportedError: `salt` or `sparse` is set.
 
     >>> Hashing(num_bins=3)([["A"], ["B"], ["C"]]).tolist()
@@ -62,14 +66,12 @@ class Hashing(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         refuse_sparse(sparse, "Hashing")
-        if num_bins is None or num_bins <= 0:
-            raise InvalidArgumentError(f"Hashing's num_bins must be at least 1. Received: {num_bins}.")
         if salt is not None:
             raise UnsupportedError(
                 "Hashing has FarmHash alone, no salted hash. "
                 f"Received: salt={salt}. Leave it out, or use Keras' layer with TensorFlow installed."
             )
-        self.num_bins = num_bins
+        self.num_bins = checked_whole(num_bins, "num_bins", 1, _BINS)
         self.mask_value = mask_value
         self.output_mode = checked_mode(output_mode, "Hashing")
         prepare_host_layer(self)
@@ -113,6 +115,8 @@ class HashedCrossing(keras.layers.Layer):
         **kwargs: those of any layer.
 
     Raises:
+        InvalidArgumentError: `num_bins` is below 1.
+        InvalidTypeError: `num_bins` is not a whole number.
         UnsupportedError: `sparse` is set.
 
     >>> HashedCrossing(num_bins=5)((["A", "B", "A", "B", "A"], [101, 101, 101, 102, 102])).tolist()
@@ -122,7 +126,7 @@ class HashedCrossing(keras.layers.Layer):
     def __init__(self, num_bins: int, output_mode: str = "int", sparse: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         refuse_sparse(sparse, "HashedCrossing")
-        self.num_bins = num_bins
+        self.num_bins = checked_whole(num_bins, "num_bins", 1, _BINS)
         self.output_mode = checked_mode(output_mode, "HashedCrossing", ("int", "one_hot"))
         prepare_host_layer(self)
 

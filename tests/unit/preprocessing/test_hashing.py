@@ -10,8 +10,9 @@ from unisono.preprocessing import HashedCrossing, Hashing
 
 
 def test_errors():
-    with pytest.raises(unisono.InvalidArgumentError, match="at least 1"):
-        Hashing(0)
+    for layer in (Hashing, HashedCrossing):
+        with pytest.raises(unisono.InvalidArgumentError, match="at least 1"):
+            layer(0)
     with pytest.raises(unisono.InvalidArgumentError, match="of one shape"):
         HashedCrossing(3)((np.arange(2), np.arange(3)))
     with pytest.raises(unisono.InvalidArgumentError, match="int, one_hot"):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import unisono
 from unisono import tf
 
 
@@ -38,6 +39,8 @@ def test_images(tmp_path):
     contents = tf.io.read_file(str(tmp_path / "x.png"))
     assert (tf.io.decode_png(contents, channels=3) == pixels).all()
     assert tf.io.decode_image(contents, channels=1).shape == (4, 5, 1)
+    with pytest.raises(unisono.InvalidArgumentError, match="channels must be"):
+        tf.io.decode_image(contents, channels=2)
     for encoded in (tf.io.encode_png(pixels), tf.image.encode_png(pixels, compression=9)):
         assert (tf.io.decode_image(encoded.numpy()) == pixels).all()
     grey = np.arange(16, dtype="uint16").reshape(4, 4, 1) * 4000

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from unisono._errors import MissingPackageError
+from unisono._errors import InvalidArgumentError, MissingPackageError
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 Path = str | os.PathLike[str]
@@ -78,10 +78,15 @@ def decode_image(contents: bytes, channels: int = 0, **kwargs: object) -> np.nda
     """Return the pixels of an image file: an array of shape [height, width, channels], uint8.
 
     Raises:
+        InvalidArgumentError: `channels` is another number than 0 (those of the file), 1, 3 and 4.
         MissingPackageError: Pillow is not installed.
     """
     picture = _pillow().open(io.BytesIO(contents))
-    mode = {0: picture.mode, 1: "L", 3: "RGB", 4: "RGBA"}[channels]
+    mode = {0: picture.mode, 1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
+    if mode is None:
+        raise InvalidArgumentError(
+            f"channels must be 0 (those of the file), 1, 3 or 4. Received: channels={channels!r}."
+        )
     pixels = np.asarray(picture.convert(mode))
     return (pixels[..., None] if pixels.ndim == 2 else pixels).view(HostTensor)
 
