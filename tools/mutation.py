@@ -93,6 +93,8 @@ def runs(tree):
             node = ast.Module([node.value] if node.value else [], [])  # noqa: PLW2901
         elif isinstance(node, ast.JoinedStr | ast.pattern):
             continue
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            continue  # of `zip`: what it finds does not happen
         else:
             yield node
         yield from runs(node)
