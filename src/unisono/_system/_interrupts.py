@@ -11,12 +11,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, TypeAlias, TypeVar
-
-from unisono._system._signals import in_main_thread
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _Handler: TypeAlias = Callable[[int, FrameType | None], object]
@@ -26,6 +25,11 @@ _DISCARDS = "pythonify_logs"
 
 #: Seconds after which a second signal is obeyed wherever it arrives.
 _PATIENCE = 1.0
+
+
+def in_main_thread() -> bool:
+    """Return whether this thread is the one in which Python installs and runs signal handlers."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class Interrupts:

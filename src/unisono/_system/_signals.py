@@ -32,6 +32,7 @@ from types import FrameType, TracebackType
 from typing import Self, TypeAlias
 
 from unisono._errors import ContextError
+from unisono._system._interrupts import in_main_thread
 
 _LOG = logging.getLogger("unisono")
 
@@ -41,11 +42,6 @@ RESTART_WANTED = 42
 
 #: A function, SIG_DFL or SIG_IGN (which are integers); None for a handler that is not Python's.
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
-
-
-def in_main_thread() -> bool:
-    """Return whether this thread is the one in which Python installs and runs signal handlers."""
-    return threading.current_thread() is threading.main_thread()
 
 
 class SignalWatch:

@@ -16,8 +16,9 @@ import threading
 from collections.abc import Iterator
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._interrupts import in_main_thread
 from unisono._system._object_store import place_of
-from unisono._system._signals import RESTART_WANTED, SignalWatch, in_main_thread
+from unisono._system._signals import RESTART_WANTED, SignalWatch
 from unisono._types import Logs
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._fit_backup import FitBackup

@@ -25,9 +25,10 @@ import numpy as np
 from unisono import summary
 from unisono._checks import is_number, whole_number
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono._system._interrupts import in_main_thread
 from unisono._system._object_store import given_place, place_of
 from unisono._system._packages import require_packages
-from unisono._system._signals import SignalWatch, in_main_thread
+from unisono._system._signals import SignalWatch
 from unisono._types import Logs, PyTree
 from unisono.checkpoint._markers import Mark, TrainingEnd, read_mark, record_path
 from unisono.checkpoint.commits._commits import reached

@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import Self
 
 from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._system._interrupts import in_main_thread
 from unisono._system._object_store import place_of
-from unisono._system._signals import RESTART_WANTED, SignalWatch, in_main_thread
+from unisono._system._signals import RESTART_WANTED, SignalWatch
 from unisono._types import UserValue
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._manager import CheckpointManager
