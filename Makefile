@@ -62,8 +62,8 @@ test-for: $(VENV)/installed  ## what changed files need: FILES="src/unisono/_mes
 
 N ?= 20
 
-mutants: $(VENV)/installed  ## N random small mistakes, each judged by the tests that run its line: after `make coverage`
-	$(BIN)/python tools/mutation.py --number $(N) --seed $(SEED)
+mutants: $(VENV)/installed  ## N random small mistakes, each judged by the tests that run its line: after `make coverage`; ALL=1 for the slow ones, too
+	$(BIN)/python tools/mutation.py --number $(N) --seed $(SEED) $(if $(ALL),--all)
 
 OLDEST ?= python3.11
 NEWEST ?= python3.13

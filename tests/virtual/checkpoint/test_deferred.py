@@ -224,10 +224,14 @@ def test_attributes_that_are_set_later_are_restored_then(tmp_path):
         status.assert_existing_objects_matched()
 
 
-def test_a_variable_where_an_object_was_is_noticed_at_once(tmp_path):
-    path = Checkpoint(net=Checkpoint(a=keras.Variable(1.0)), b=keras.Variable(1.0)).save(tmp_path / "c")
+def test_another_kind_of_value_than_was_saved_is_noticed_at_once(tmp_path):
+    saved = Checkpoint(net=Checkpoint(a=keras.Variable(1.0)), step=keras.Variable(1.0))
+    path = saved.save(tmp_path / "c")
     with pytest.raises(CheckpointMismatchError, match="net/a"):
-        Checkpoint(net=keras.Variable(0.0)).restore(path)
+        Checkpoint(net=keras.Variable(0.0), step=keras.Variable(0.0)).restore(path)
+    # A number, which holds no place for the variable of its name.
+    with pytest.raises(CheckpointMismatchError, match="only in the checkpoint: step"):
+        Checkpoint(step=3).restore(path)
 
 
 def test_lists_and_dicts_that_grow(tmp_path):
