@@ -167,6 +167,11 @@ class StateLayout:
         return True
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every device holds every variable as it is: a program need not run once per replica."""
+        return True
+
+    @property
     def needs_all(self) -> bool:
         """Whether all of several workers must read variables together."""
         return False

@@ -293,6 +293,10 @@ class PartsLayout(StateLayout):
         self._whole = _WholeLayout(mesh)
 
     @property
+    def is_whole(self) -> bool:
+        return False
+
+    @property
     def needs_all(self) -> bool:
         return self._group.size > 1
 

@@ -44,6 +44,7 @@ from unisono.training.replica._added_losses import added_losses, check_own_loss
 from unisono.training.replica._gradients import aggregate_gradients
 from unisono.training.replica._losses import replica_loss, synchronized_moments
 from unisono.training.replica._metrics import metrics_add_up, update_with_all_rows
+from unisono.training.replica._own_step_reading import ReadingEngine
 from unisono.training.replica._rows import first_rows, gather_rows
 
 #: Whether the gradients that an optimizer is given are those of all replicas already.
@@ -234,7 +235,11 @@ def _pushing_context() -> Context | None:
 def _layout_of(context: Context) -> StateLayout:
     """Return how the state of a replica's strategy lies."""
     # `_replica_context` has looked for the replica.
-    return context.replica.strategy.state_layout  # type: ignore[union-attr]
+    replica: ReplicaContext = context.replica  # type: ignore[assignment]
+    if isinstance(replica.engine, ReadingEngine):
+        # A step that is read sees whole values, and its gradients reach the engine.
+        return StateLayout(replica.strategy.mesh)
+    return replica.strategy.state_layout
 
 
 def _stateless_apply(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -62,6 +63,10 @@ class Merge(enum.Enum):
     FIRST = "the first replica's copy"
     SEED = "a random stream per replica; the first replica's is the variable's"
     STACK = "every replica keeps its own copy between steps"
+    TOTAL = "the sum over the replicas"
+    CHANGE = "the value before the step, and the changes of all replicas"
+    LARGEST = "the largest of the replicas' values"
+    SMALLEST = "the smallest of the replicas' values"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,11 +128,16 @@ def localize(rule: Merge, value: ArrayLike, engine: ReplicaEngine) -> Any:
     return value
 
 
-def merge_all(rules: list[Merge], copies: list[Any], engine: ReplicaEngine) -> list[Any]:
+def merge_all(
+    rules: list[Merge], copies: list[Any], engine: ReplicaEngine, before: Sequence[Any] | None = None
+) -> list[Any]:
     """Return the values between steps from this replica's `copies` at the end of one.
 
     All sums travel in one all-reduce call and all means in another, so that a strategy can
     pack them.
+
+    Args:
+        before: the copies at the beginning of the step, which `Merge.CHANGE` needs.
     """
     if engine.num_replicas == 1:
         return list(copies)
@@ -142,13 +152,27 @@ def merge_all(rules: list[Merge], copies: list[Any], engine: ReplicaEngine) -> l
             summed[i] = jnp.where(is_first, copy, jnp.zeros_like(copy))
         elif rule is Merge.MEAN:
             averaged[i] = copy
+        elif rule is Merge.TOTAL:
+            summed[i] = copy
+        elif rule is Merge.CHANGE and before is not None:
+            summed[i] = copy - before[i]
+        elif rule in (Merge.LARGEST, Merge.SMALLEST):
+            merged[i] = extreme_of_all(copy, engine, rule is Merge.LARGEST)
         elif rule is Merge.SEED:
             merged[i] = copy - _stream_offset(copy, engine)
     for op, group in ((ReduceOp.SUM, summed), (ReduceOp.MEAN, averaged)):
         if group:
             for i, value in zip(group, _reduce(op, list(group.values()), engine), strict=True):
-                merged[i] = value
+                merged[i] = value + before[i] if rules[i] is Merge.CHANGE and before is not None else value
     return merged
+
+
+def extreme_of_all(value: jax.Array, engine: ReplicaEngine, is_largest: bool = True) -> jax.Array:
+    """Return the largest or the smallest of all replicas' values, place by place."""
+    # An engine adds, and gathers: such states are small.
+    sent = value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
+    every = engine.all_gather(sent[None], 0)
+    return (jnp.max if is_largest else jnp.min)(every, axis=0).astype(value.dtype)
 
 
 def merge_in_turn(rule: Merge, copies: list[Any], present: list[bool]) -> Any:

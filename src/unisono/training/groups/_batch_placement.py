@@ -242,6 +242,7 @@ class GroupPlacer:
         self._placers = {
             Mode.SPLIT: split,
             Mode.PADDED: split,
+            Mode.JOINED: split,
             Mode.WHOLE: BatchPlacer(mesh, mesh.replicated),
         }
 

@@ -2,10 +2,11 @@
 
 A batch that divides is split over the replicas. The ragged last batch of an epoch runs whole on
 every replica: exact for every layer, loss and metric. A batch size that never divides is padded
-and split where every layer treats rows apart; then losses and metrics see the true rows of all
-replicas, so that they too are exact.
+and split where each row's results depend on this row alone; then losses and metrics see the true rows of
+all replicas, so that they too are exact. A step that relates rows to each other is one program over all
+rows, which XLA divides.
 
-Tests: tests/unit/training/test_row_wise_layers.py, tests/virtual/training/test_exact.py.
+Tests: tests/unit/training/test_batch_policy.py, tests/virtual/training/test_exact.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import enum
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
@@ -24,43 +25,17 @@ import numpy as np
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import KerasWrap, PyTree
 from unisono.data._batches import unbatched
-from unisono.step._keras_internals import all_layers, layers_with_input, named_axes
+from unisono.step._keras_internals import all_layers, layers_with_input
+from unisono.training.replica._step_reading import StepReading
 
 _LOG = logging.getLogger("unisono")
 
-_L = keras.layers
-
-#: Keras' own layers whose result for a row depends on this row alone, where no axis is the batch's.
-#: Whatever is not listed may mix rows; a test compares each with one device on padded batches.
-ROW_WISE = frozenset(
-    {
-        *(_L.InputLayer, _L.Identity, _L.Flatten, _L.Reshape, _L.Permute, _L.RepeatVector),
-        *(_L.Dense, _L.EinsumDense, _L.Embedding, _L.Activation, _L.ReLU, _L.LeakyReLU, _L.PReLU, _L.ELU),
-        *(_L.Softmax, _L.Rescaling, _L.Normalization, _L.SpectralNormalization),
-        *(_L.Conv1D, _L.Conv2D, _L.Conv3D, _L.Conv1DTranspose, _L.Conv2DTranspose, _L.Conv3DTranspose),
-        *(_L.DepthwiseConv1D, _L.DepthwiseConv2D, _L.SeparableConv1D, _L.SeparableConv2D),
-        *(_L.MaxPooling1D, _L.MaxPooling2D, _L.MaxPooling3D),
-        *(_L.AveragePooling1D, _L.AveragePooling2D, _L.AveragePooling3D),
-        *(_L.GlobalMaxPooling1D, _L.GlobalMaxPooling2D, _L.GlobalMaxPooling3D),
-        *(_L.GlobalAveragePooling1D, _L.GlobalAveragePooling2D, _L.GlobalAveragePooling3D),
-        *(_L.ZeroPadding1D, _L.ZeroPadding2D, _L.ZeroPadding3D, _L.Resizing, _L.CenterCrop),
-        *(_L.Cropping1D, _L.Cropping2D, _L.Cropping3D, _L.UpSampling1D, _L.UpSampling2D, _L.UpSampling3D),
-        *(_L.LayerNormalization, _L.RMSNormalization, _L.GroupNormalization, _L.UnitNormalization),
-        *(_L.Dropout, _L.SpatialDropout1D, _L.SpatialDropout2D, _L.SpatialDropout3D),
-        *(_L.AlphaDropout, _L.GaussianDropout, _L.GaussianNoise),
-        *(_L.SimpleRNN, _L.LSTM, _L.GRU, _L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D, _L.RNN),
-        *(_L.SimpleRNNCell, _L.LSTMCell, _L.GRUCell, _L.StackedRNNCells, _L.Bidirectional),
-        *(_L.TimeDistributed, _L.MultiHeadAttention, _L.GroupQueryAttention, _L.Attention),
-        *(_L.AdditiveAttention, _L.Add, _L.Subtract, _L.Multiply, _L.Average, _L.Maximum, _L.Minimum),
-        *(_L.Concatenate, _L.Dot, _L.ReversibleEmbedding),
-    }
-)
-
-#: Layers that Keras makes inside of those that are listed, and does not name.
-_PARTS = ("ConvLSTMCell", "DropoutRNNCell")
-
-#: What was said of each model: every function of a model has a policy, and `compile` makes new ones.
+#: Subjects of which was spoken for each model: every function of a model has a policy, and `compile` makes
+#: new ones.
 _SAID: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
+
+#: With fewer rows on a replica, a last batch is not split where a layer normalizes over them.
+_FEW_ROWS = 3
 
 #: So many shapes of rows are not those of a few lengths on purpose.
 _MANY_SHAPES = 16
@@ -78,6 +53,7 @@ class Mode(enum.Enum):
     SPLIT = "each replica gets its equal part"
     WHOLE = "every replica gets all rows and computes the same"
     PADDED = "filled up to a size that divides, and split"
+    JOINED = "one program computes all rows, of which each device holds its part"
 
 
 class BatchPolicy:
@@ -85,26 +61,35 @@ class BatchPolicy:
 
     The size of the first batch of a call of `fit`, `evaluate` or `predict` is taken for the usual one of
     that call; another one is the ragged last.
+
+    Args:
+        read: returns how the model's step treats the rows of a batch.
+        joins: whether one program may compute all rows.
     """
 
-    def __init__(self, model: keras.Model, replicas: int) -> None:
-        self._model, self._replicas = model, replicas
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: int,
+        read: Callable[[PyTree], StepReading],
+        joins: bool = False,
+    ) -> None:
+        self._model, self._replicas, self._read, self._joins = model, replicas, read, joins
         #: Of the running call; None until its first batch.
         self.usual_rows: int | None = None
-        self._can_pad: bool | None = None
         self._is_fixed: bool | None = None
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
 
-    def _say(self, level: int, text: str) -> None:
-        """Log a line, once for a model."""
+    def _say(self, level: int, subject: str, text: str) -> None:
+        """Log a line, once for a model and a subject."""
         said = _SAID.setdefault(self._model, set())
-        if text not in said:
-            said.add(text)
+        if subject not in said:
+            said.add(subject)
             _LOG.log(level, "%s", text)
 
-    def warn(self, text: str) -> None:
-        """Log a warning, once for a model."""
-        self._say(logging.WARNING, text)
+    def warn(self, subject: str, text: str) -> None:
+        """Log a warning, once for a model and a subject."""
+        self._say(logging.WARNING, subject, text)
 
     def note_shapes(self, batch: PyTree) -> None:
         """Warn where batches of many shapes are given, each of which makes a program."""
@@ -113,6 +98,7 @@ class BatchPolicy:
         self._shapes.add(tuple(np.shape(x)[1:] for x in jax.tree.leaves(batch)))
         if len(self._shapes) == _MANY_SHAPES:
             self.warn(
+                "shapes",
                 f"Batches had {_MANY_SHAPES} shapes of rows, and a program is compiled for each, which "
                 "takes longer than its steps. Where each batch is padded to its own length, write "
                 "`dataset.padded_batch(size, padded_shapes=([128], []))` for one length, or "
@@ -123,50 +109,105 @@ class BatchPolicy:
         """Return how a batch reaches the replicas, and its number of rows."""
         rows = rows_in(batch)
         self.note_shapes(batch)
-        return self.mode(rows), rows
+        return self.mode(batch, rows), rows
 
-    def mode(self, rows: int) -> Mode:
+    def mode(self, batch: PyTree, rows: int) -> Mode:
         """Return how a batch with this number of rows reaches the replicas."""
         replicas = self._replicas
-        if self._is_fixed is None:
-            self._is_fixed = replicas > 1 and self._has_one_size()
         if self.usual_rows is None:
             self.usual_rows = rows
+        if rows == 0 or replicas == 1:
+            return Mode.SPLIT if rows else Mode.WHOLE
+        if self._is_fixed is None:
+            self._is_fixed = self._has_one_size()
         if self._is_fixed:
             return Mode.WHOLE
-        if rows % replicas == 0 and rows > 0:
+        reading = self._read(batch)
+        if reading.mixes:
+            return self._together(rows, reading)
+        if rows % replicas == 0:
+            if self._is_too_small(rows, reading):
+                return Mode.WHOLE
+            self._note_differences(reading)
             return Mode.SPLIT
         # A ragged last batch: to pad it would be a program of its own too, and only some models allow it.
         if rows != self.usual_rows or rows < replicas:
             return Mode.WHOLE
-        if self._can_pad is None:
-            self._can_pad = self._decide_padding(rows, replicas)
-        return Mode.PADDED if self._can_pad else Mode.WHOLE
+        if not self._can_fill(rows, reading):
+            return Mode.WHOLE
+        self._note_differences(reading)
+        return Mode.PADDED
+
+    def _together(self, rows: int, reading: StepReading) -> Mode:
+        """Return the mode of a batch whose rows must be computed together."""
+        how = "one program computes all rows of a batch, which XLA divides over the devices"
+        if not self._joins:
+            how = "every replica computes all rows of a batch"
+        self.warn(
+            "together",
+            f"The rows of a batch of {self._model.name!r} cannot be computed apart: {reading.mixes}. So "
+            f"{how}: the numbers are those of one device. `unisono.per_replica(layer)` lets a layer see the "
+            "rows of one replica alone; `strategy.explain(model)` shows each part of a model.",
+        )
+        return Mode.JOINED if self._joins and rows % self._replicas == 0 else Mode.WHOLE
+
+    def _note_differences(self, reading: StepReading) -> None:
+        """Say once what will not be as on one device."""
+        parts = []
+        if reading.apart:
+            parts.append(f"{_names(reading.apart)} {_verb(reading.apart)} the rows of one replica alone")
+        if reading.draws:
+            parts.append(
+                f"{_names(reading.draws)} {_verb(reading.draws, 'draws')} random numbers per replica"
+            )
+        if parts:
+            self.warn(
+                "differences",
+                f"On {self._replicas} replicas {self._model.name!r} differs from one device, as in "
+                f"tf.distribute: {'; '.join(parts)}. `strategy.explain(model)` shows each part of a model.",
+            )
+
+    def _is_too_small(self, rows: int, reading: StepReading) -> bool:
+        """Return whether a last batch would leave a replica too few rows for its statistics."""
+        usual = self.usual_rows or rows
+        if not reading.apart or rows >= usual:
+            return False
+        return usual % self._replicas > 0 or 2 * rows <= usual or rows < _FEW_ROWS * self._replicas
 
     def _has_one_size(self) -> bool:
         reason = one_batch_size(self._model)
         if reason:
             self.warn(
+                "size",
                 f"A batch cannot be split over {self._replicas} replicas, because {reason}: every replica "
                 "computes all rows, which is exact but no faster than one device.",
             )
         return reason is not None
 
-    def _decide_padding(self, rows: int, replicas: int) -> bool:
-        reason = depends_on_batch(self._model)
-        size = -(-rows // replicas) * replicas
-        what = f"A batch of {rows} rows does not divide over {replicas} replicas"
-        if reason:
+    def _can_fill(self, rows: int, reading: StepReading) -> bool:
+        """Return whether a batch that does not divide is filled up."""
+        size = -(-rows // self._replicas) * self._replicas
+        what = f"A batch of {rows} rows does not divide over {self._replicas} replicas"
+        if reading.unfillable:
             self.warn(
-                f"{what}, and {reason}: every replica computes all rows, which is exact but no faster than "
-                f"one device. Use a batch size of {size}.",
+                "rows",
+                f"{what}, and {reading.unfillable}: every replica computes all rows, which is exact but no "
+                f"faster than one device. Use a batch size of {size}.",
             )
-        else:
-            self._say(
-                logging.INFO,
-                f"{what}: it is filled up and split. A batch size of {size} wastes nothing.",
-            )
-        return reason is None
+            return False
+        self._say(logging.INFO, "filled", f"{what}: it is filled up and split.")
+        return True
+
+
+def _names(names: Sequence[str]) -> str:
+    """Return the first name, and how many there are besides."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}"
+
+
+def _verb(names: Sequence[str], verb: str = "sees") -> str:
+    """Return a verb in the number of its subjects."""
+    return verb if len(names) == 1 else verb.removesuffix("s")
 
 
 def rows_in(batch: PyTree) -> int:
@@ -219,22 +260,6 @@ def pad_rows(array: Array, parts: int) -> Array:
     return jnp.concatenate([array, jnp.repeat(array[-1:], missing, axis=0)])
 
 
-def depends_on_batch(model: keras.Model) -> str | None:
-    """Return why a model may not see padded rows, or None when every layer treats rows apart."""
-    if not _is_keras_own(model):
-        return f"the model is of the class {type(model).__name__}, whose code may mix rows"
-    for layer in all_layers(model, include_self=False):
-        reason = _layer_mixes_rows(layer)
-        if reason:
-            return reason
-    nested = [layer for layer in all_layers(model) if isinstance(layer, keras.Model)]
-    for part in nested:
-        for operation in getattr(part, "operations", ()):
-            if not isinstance(operation, keras.Layer):
-                return f"the operation {operation.name!r} may mix rows"
-    return None
-
-
 def one_batch_size(model: keras.Model) -> str | None:
     """Return why a model takes batches of one size only, or None when it takes any."""
     for layer in all_layers(model):
@@ -266,36 +291,3 @@ def build_sequential(
     first = next(iter(layers_with_input(self)), None)
     if not declared and isinstance(first, keras.layers.InputLayer):
         object.__setattr__(first, _FROM_DATA, True)
-
-
-def _is_keras_own(layer: keras.Layer) -> bool:
-    """Return whether a layer's code is Keras' and not a user's."""
-    return type(layer).__module__.startswith("keras.")
-
-
-def _layer_mixes_rows(layer: keras.Layer) -> str | None:
-    if isinstance(layer, keras.Model) and _is_keras_own(layer):
-        return None  # its own layers are checked one by one
-    name = f"the layer {layer.name!r} ({type(layer).__name__})"
-    is_part = _is_keras_own(layer) and type(layer).__name__ in _PARTS
-    if type(layer) not in ROW_WISE and not is_part:
-        return f"{name} may mix rows"
-    if _crosses_batch(layer):
-        return f"{name} has the batch among its axes"
-    if getattr(layer, "stateful", False):
-        return f"{name} keeps a state for each row"
-    if getattr(layer, "mask_zero", False):
-        return f"the layer {layer.name!r} makes a mask"
-    if layer.activity_regularizer is not None:
-        return f"the layer {layer.name!r} has an activity regularizer"
-    return None
-
-
-def _crosses_batch(layer: keras.Layer) -> bool:
-    if any(axis == 0 or axis < -1 for axis in named_axes(layer)):
-        return True
-    equation = getattr(layer, "equation", None)
-    if isinstance(layer, keras.layers.EinsumDense) and equation is not None:
-        inputs, result = equation.replace(" ", "").split("->")
-        return bool(inputs[0] != result[0])
-    return False

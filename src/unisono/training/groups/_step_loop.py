@@ -163,7 +163,7 @@ class StepLoop:
         slots = slots_for(first, None if is_ahead else self._model.steps_per_execution)
         if is_ahead:
             slots = 1 if self._is_short else min(slots, self._most_slots)
-        if slots < 2 or self._can_loop is False or mode is Mode.WHOLE:
+        if slots < 2 or self._can_loop is False or mode in (Mode.WHOLE, Mode.JOINED):
             return BatchGroup(first, mode, rows)
         stager = self._stagers.get(first, slots)
         group = BatchGroup(first, mode, rows, stager, keeps_state)

@@ -122,7 +122,7 @@ def _row_use(
         with _each_value(loss):
             return original(loss, y_true, y_pred, sample_weight)
 
-    masks = _masks(given[1])
+    masks = masks_of(given[1])
     arrays = jax.tree.map(jnp.asarray, (*given, masks))
     try:
         with entered(None), DiscardingScope():
@@ -158,7 +158,7 @@ def _of_all_rows(
 ) -> jax.Array:
     """Return this replica's part of the loss of all replicas' rows, which each replica computes."""
     engine = replica.engine
-    gathered = gather_rows((*given, _masks(given[1])), engine, means=means)
+    gathered = gather_rows((*given, masks_of(given[1])), engine, means=means)
     with entered(None):
         value = original(loss, *_masked(gathered))
     if value.ndim == 0:
@@ -178,7 +178,7 @@ def _divisor(
 ) -> int | jax.Array:
     """Return what Keras would divide by if it had all replicas' rows: examples, or weights."""
     weights = sample_weight if loss.reduction == "mean_with_sample_weight" else None
-    if weights is None and not _masks(y_pred):
+    if weights is None and not masks_of(y_pred):
         return max(1, replica.engine.total(values.size))
     ones = original(_CountingLoss(loss), y_true, y_pred, weights)
     total = replica.all_reduce(ReduceOp.SUM, jnp.sum(ones).astype(values.dtype))
@@ -213,7 +213,7 @@ class _MaskCarrier(keras.Layer):
         return self._mask
 
 
-def _masks(y_pred: PyTree) -> dict[int, jax.Array]:
+def masks_of(y_pred: PyTree) -> dict[int, jax.Array]:
     """Return the masks of the tensors of a structure, by their position."""
     found = {}
     for position, tensor in enumerate(jax.tree.leaves(y_pred)):

@@ -22,17 +22,22 @@ import numpy as np
 
 from unisono._types import ArrayLike, PyTree
 from unisono.training._jaxprs import called_by
-from unisono.training.replica._row_rules import RULES, anything
+from unisono.training.replica._row_extremes import of_extremes
+from unisono.training.replica._row_rules import RULES, linear_in_sums
 from unisono.training.replica._row_states import (
     MIXED,
+    Added,
     Constant,
     Equation,
+    Extreme,
     Mixed,
     Reduced,
     RowState,
     RowWise,
     Step,
+    anything,
     is_fill,
+    is_zero,
 )
 
 #: An argument or result of an operation in a trace.
@@ -64,22 +69,50 @@ def row_uses(fn: Callable[..., PyTree], args: tuple[PyTree, ...], few: int, many
     >>> [use.name for use in uses]
     ['APART', 'MEAN', 'MIXED']
     """
-    leaves, structure = jax.tree.flatten(args)
+    return [_use_of(s) for s in row_states(fn, args, (), few, many)]
+
+
+def row_states(
+    fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...], few: int, many: int
+) -> list[RowState]:
+    """Return what is known of each result of a function, in the order of `jax.tree.leaves`.
+
+    Args:
+        fn: from `*args, *kept` to a pytree of arrays; traced, never computed.
+        args: as those of `row_uses`.
+        kept: further arguments, which are the same for any rows. A result that is one of them plus a sum
+            over rows is `Added`, with the number of it among the leaves of `kept`.
+        few: the number of rows to trace first, at least 1.
+        many: another, larger number of rows.
+
+    >>> def step(x, count, top):
+    ...     return count + (x > 0).sum(), jnp.maximum(top, x.max()), x - x.mean(0)
+    >>> x, count, top = np.zeros((4, 3), "f4"), np.int32(0), np.float32(0)
+    >>> states = row_states(step, (x,), (count, top), 2, 4)
+    >>> [type(s).__name__ for s in states]
+    ['Added', 'Extreme', 'Mixed']
+    >>> states[2].cause
+    'sub'
+    """
+    leaves, structure = jax.tree.flatten((*args, *kept))
+    count = len(jax.tree.leaves(args))
 
     def traced(rows: int) -> jex.ClosedJaxpr:
         shapes = [
             jax.ShapeDtypeStruct(
-                (rows, *x.shape[1:]) if x.ndim else (), jax.dtypes.canonicalize_dtype(x.dtype)
+                (rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
+                jax.dtypes.canonicalize_dtype(x.dtype),
             )
-            for x in leaves
+            for i, x in enumerate(leaves)
         ]
         return jax.make_jaxpr(lambda *flat: jax.tree.leaves(fn(*jax.tree.unflatten(structure, flat))))(
             *shapes
         )
 
     pair = traced(few), traced(many)
-    uses = uses_in_traces(*pair, Fraction(many, few), [bool(x.ndim) for x in leaves])
-    return uses + [RowUse.MIXED] * (len(pair[1].jaxpr.outvars) - len(uses))
+    start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
+    start += [Constant(origin=i) for i in range(len(leaves) - count)]
+    return states_in_traces(*pair, Fraction(many, few), start)
 
 
 def uses_in_traces(
@@ -90,11 +123,24 @@ def uses_in_traces(
     Args:
         counts_rows: for each argument, whether its first axis counts rows.
     """
-    start: list[RowState] = [RowWise(0) if counts else Constant() for counts in counts_rows]
-    states = _TraceReader(ratio).closed(few, many, start)
+    given = [RowWise(0) if counts else Constant() for counts in counts_rows]
+    return [_use_of(s) for s in states_in_traces(few, many, ratio, given)]
+
+
+def states_in_traces(
+    few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, ratio: Fraction, given: Sequence[RowState]
+) -> list[RowState]:
+    """Return what is known of each result of a program of which two traces are given.
+
+    Args:
+        ratio: how many times as many rows the second one has.
+        given: what is known of each argument.
+    """
+    reader = _TraceReader(ratio)
+    states = reader.closed(few, many, given)
     if states is None:
-        return [RowUse.MIXED] * len(few.jaxpr.outvars)
-    return [_use_of(s) for s in states]
+        return [Mixed(reader.difference)] * max(len(few.jaxpr.outvars), len(many.jaxpr.outvars))
+    return [reader.settled(s) for s in states]
 
 
 class _TraceReader:
@@ -102,6 +148,8 @@ class _TraceReader:
 
     def __init__(self, ratio: Fraction) -> None:
         self._ratio = ratio
+        #: Where the two traces first had different operations.
+        self.difference = "operations that depend on the number of rows"
 
     def closed(
         self, few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, inputs: Sequence[RowState]
@@ -117,6 +165,7 @@ class _TraceReader:
             return None
         for eqn, other in zip(few.eqns, many.eqns, strict=True):
             if eqn.primitive.name != other.primitive.name or len(eqn.invars) != len(other.invars):
+                self.difference = f"operations that depend on the number of rows: {place_of(eqn)}"
                 return None
             found = self._results(Step(eqn, other, self._ratio), self._operands(known, eqn, other))
             for variable, state in zip(eqn.outvars, found, strict=True):
@@ -161,14 +210,25 @@ class _TraceReader:
         return MIXED
 
     def _results(self, step: Step, operands: list[RowState]) -> list[RowState]:
-        name, count = step.eqn.primitive.name, len(step.eqn.outvars)
+        count = len(step.eqn.outvars)
         few, many = called_by(step.eqn), called_by(step.other)
         if few is not None and many is not None:
-            return self.closed(few, many, operands) or [MIXED] * count
-        if name == "cond":
-            return self._branches(step, operands) or [MIXED] * count
-        if name == "scan":
-            return self._scan(step, operands) or [MIXED] * count
+            states = self.closed(few, many, operands) or [MIXED] * count
+        elif step.eqn.primitive.name == "cond":
+            states = self._branches(step, operands) or [MIXED] * count
+        elif step.eqn.primitive.name == "scan":
+            states = self._scan(step, operands) or [MIXED] * count
+        elif step.eqn.primitive.name == "while":
+            states = self._while(step, operands) or [MIXED] * count
+        else:
+            states = self._of_operation(step, operands)
+        return [_because(s, operands, step.eqn) if isinstance(s, Mixed) else s for s in states]
+
+    def _of_operation(self, step: Step, operands: list[RowState]) -> list[RowState]:
+        """What is known of the results of an operation that holds no program."""
+        name, count = step.eqn.primitive.name, len(step.eqn.outvars)
+        if _passes(step):
+            return operands
         computed = _computed(step, operands)
         if computed is not None:
             return [self.measured(*computed)]
@@ -178,8 +238,12 @@ class _TraceReader:
         operands = [self.settled(s) for s in operands]
         if any(isinstance(s, Mixed) for s in operands):
             return [MIXED] * count
+        if any(isinstance(s, (Extreme, Added)) for s in operands):
+            return [of_extremes(step, operands)] * count
         rule = RULES.get(name)
         found = rule(step, operands) if rule is not None else anything(step, operands)
+        if isinstance(found, Mixed) and any(isinstance(s, Reduced) for s in operands):
+            found = linear_in_sums(step, operands)
         states = found if isinstance(found, list) else [found] * count
         return [s if is_fill(s) else _unknown(s) for s in states]
 
@@ -201,31 +265,76 @@ class _TraceReader:
             return None
         consts, carry = step.params["num_consts"], step.params["num_carry"]
         operands = [self.settled(s) for s in operands]
-        # A carried number changes from round to round, and each round has its own entry of the others.
-        operands = [*operands[:consts], *map(_unknown, operands[consts:])]
-        fixed, carried, along = (
-            operands[:consts],
-            operands[consts : consts + carry],
-            operands[consts + carry :],
-        )
+        fixed, carried = operands[:consts], operands[consts : consts + carry]
+        # Each round has its own entry of the others.
+        along = [s if is_fill(s) else _unknown(s) for s in operands[consts + carry :]]
         if any(isinstance(s, RowWise) and s.axis == 0 for s in along):
             return None
         inner = [RowWise(s.axis - 1, s.power) if isinstance(s, RowWise) else s for s in along]
         bodies = step.eqn.params["jaxpr"], step.other.params["jaxpr"]
+        results = self._until_they_stay(bodies, fixed, carried, inner)
+        if results is None:
+            return None
+        ends = [RowWise(s.axis + 1, s.power) if isinstance(s, RowWise) else s for s in results[carry:]]
+        return [*results[:carry], *ends]
+
+    def _while(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
+        """A loop that ends by a condition that is the same for any rows."""
+        if not step.same("cond_nconsts", "body_nconsts"):
+            return None
+        first, second = step.params["cond_nconsts"], step.params["body_nconsts"]
+        operands = [self.settled(s) for s in operands]
+        fixed, carried = operands[first : first + second], operands[first + second :]
+        names = "body_jaxpr", "cond_jaxpr"
+        bodies, conditions = ([e.params[n] for e in (step.eqn, step.other)] for n in names)
+        results = self._until_they_stay((bodies[0], bodies[1]), fixed, carried, [])
+        if results is None:
+            return None
+        ends = self.closed(*conditions, [*operands[:first], *results])
+        return results if ends is not None and self.settled(ends[0]) == Constant() else None
+
+    def _until_they_stay(
+        self,
+        bodies: tuple[jex.ClosedJaxpr, jex.ClosedJaxpr],
+        fixed: list[RowState],
+        carried: list[RowState],
+        along: list[RowState],
+    ) -> list[RowState] | None:
+        """Return the states of a loop's results; None where they are not certain."""
+        # A carried number changes from round to round. Zero is a sum over rows, too, and has any power.
+        carried = [s if is_zero(s) else _unknown(s) for s in carried]
         for _ in range(_ROUNDS):
-            results = self.closed(*bodies, [*fixed, *carried, *inner])
+            results = self.closed(*bodies, [*fixed, *carried, *along])
             if results is None:
                 return None
             results = [self.settled(s) for s in results]
-            after = [_joined(a, b) for a, b in zip(carried, results[:carry], strict=True)]
-            if after == carried:
-                ends = results[carry:]
-                return [
-                    *carried,
-                    *(RowWise(s.axis + 1, s.power) if isinstance(s, RowWise) else s for s in ends),
-                ]
+            new = [_unknown(s) for s in results[: len(carried)]]
+            after = [b if is_zero(a) else _joined(a, b) for a, b in zip(carried, new, strict=True)]
+            if after == carried and not any(map(is_zero, carried)):
+                return [*carried, *results[len(carried) :]]
             carried = after
         return None
+
+
+def _passes(step: Step) -> bool:
+    """Return whether an operation returns its operand."""
+    before, after = step.eqn.invars[0].aval if step.eqn.invars else None, step.eqn.outvars[0].aval
+    if step.eqn.primitive.name in ("copy", "copy_p", "stop_gradient"):
+        return True
+    same = step.eqn.primitive.name in ("convert_element_type", "reshape")
+    return same and step.is_plain and before.shape == after.shape and before.dtype == after.dtype
+
+
+def _because(state: Mixed, operands: Sequence[RowState], eqn: Equation) -> Mixed:
+    """Return a mixed value with its cause: that of a mixed operand, or else the operation."""
+    causes = [state.cause, *(s.cause for s in operands if isinstance(s, Mixed))]
+    return Mixed(next(filter(None, causes), "") or place_of(eqn))
+
+
+def place_of(eqn: Equation) -> str:
+    """Return the name of an operation, after those of the layers that it is part of."""
+    layers = str(eqn.source_info.name_stack)
+    return f"{layers}: {eqn.primitive.name}" if layers else str(eqn.primitive.name)
 
 
 def _unknown(state: RowState) -> RowState:

@@ -5,77 +5,82 @@ Tests: tests/unit/training/test_row_analysis.py.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.replica._row_states import MIXED, Constant, Mixed, Reduced, RowState, RowWise, Step
-
-# --- what is known of a value -----------------------------------------------------------------
-
-
-def _with_power(state: RowState, power: int) -> RowState:
-    return MIXED if isinstance(state, Mixed) else dataclasses.replace(state, power=power)
-
-
-# --- rules ------------------------------------------------------------------------------------
-
+from unisono.training.replica._row_indexing import cut, gather, scatter, update
+from unisono.training.replica._row_states import (
+    MIXED,
+    Added,
+    Constant,
+    Extreme,
+    Mixed,
+    Reduced,
+    RowState,
+    RowWise,
+    Step,
+    aligned,
+    anything,
+    is_zero,
+    with_power,
+)
 
 Rule = Callable[[Step, list[RowState]], "RowState | list[RowState]"]
 
 
-def anything(step: Step, operands: list[RowState]) -> RowState:
-    """Apply to an operation without a rule: certain only where no operand has to do with rows."""
-    plain = all(s == Constant() for s in operands) and step.is_plain
-    return Constant() if plain and _equal(step.eqn.params, step.other.params) else MIXED
-
-
-def _equal(few: Mapping[str, object], many: Mapping[str, object]) -> bool:
-    # Parameters hold anything: arrays, for which `==` has no truth value, too.
-    try:
-        return bool(few == many)
-    except (TypeError, ValueError):
-        return False
-
-
 def _elementwise(step: Step, operands: list[RowState]) -> RowState:
     """Any function of the entries at one place."""
-    if step.eqn.primitive.name in _COMPARISONS and any(_is_zero(s) for s in operands):
+    if step.eqn.primitive.name in _COMPARISONS and any(is_zero(s) for s in operands):
         # A power of the number of rows changes no sign.
         operands = [Constant() if isinstance(s, Constant) else s for s in operands]
     if step.shape() != step.out_shape() and step.eqn.primitive.name == "bitcast_convert_type":
         return MIXED
     if any(isinstance(s, Reduced) or s.power for s in operands if not isinstance(s, Mixed)):
         return MIXED
-    return _aligned(operands)
+    return aligned(operands)
 
 
-def _is_zero(state: RowState) -> bool:
-    return isinstance(state, Constant) and state.known is not None and not any(map(np.any, state.known))
-
-
-def _aligned(operands: list[RowState]) -> RowState:
-    """Entries at one place, of operands of one power."""
-    apart = {s.axis for s in operands if isinstance(s, RowWise)}
-    powers = {s.power for s in operands if not isinstance(s, Mixed)}
-    if len(apart) > 1 or len(powers) > 1:
+def _selection(step: Step, operands: list[RowState]) -> RowState:
+    """Entries of one of several operands, chosen place by place: of one power."""
+    which, *cases = operands
+    found = aligned(cases)
+    if not isinstance(which, (Constant, RowWise)) or which.power or isinstance(found, Mixed):
         return MIXED
-    power = powers.pop() if powers else 0
-    return RowWise(apart.pop(), power) if apart else Constant(power)
+    return aligned([with_power(which, found.power), found])  # type: ignore[union-attr]
 
 
 def _sum_of_two(step: Step, operands: list[RowState]) -> RowState:
     totals = [s for s in operands if isinstance(s, Reduced)]
+    added = _added(step, operands)
+    if added is not None:
+        return added
     if not totals:
-        return _aligned(operands)
+        return aligned(operands)
     if len(set(totals)) > 1 or any(isinstance(s, RowWise) for s in operands):
         return MIXED
     # A constant times the number of rows is the sum of it over the rows.
     power = totals[0].power
-    fits = all(s == totals[0] or (isinstance(s, Constant) and s.power == power + 1) for s in operands)
+    fits = all(
+        s == totals[0] or is_zero(s) or (isinstance(s, Constant) and s.power == power + 1) for s in operands
+    )
     return totals[0] if fits else MIXED
+
+
+def _added(step: Step, operands: list[RowState]) -> Added | None:
+    """Return that a result is an argument of the function plus a sum over rows; None where it is not."""
+    first, second = operands
+    if step.eqn.primitive.name != "sub" and is_total(first):
+        first, second = second, first
+    if isinstance(first, Constant) and first.origin is not None and not first.power and is_total(second):
+        return Added(first.origin)
+    return None
+
+
+def is_total(state: RowState) -> bool:
+    """Return whether a value is a sum over rows, or counts them."""
+    return state == Reduced(0) or (isinstance(state, Constant) and state.power == 1)
 
 
 def _product(step: Step, operands: list[RowState]) -> RowState:
@@ -91,12 +96,14 @@ def _product(step: Step, operands: list[RowState]) -> RowState:
     if totals:
         other = b if isinstance(a, Reduced) else a
         return Reduced(power) if isinstance(other, Constant) else MIXED
-    return _aligned([_with_power(s, power) for s in operands])
+    return aligned([with_power(s, power) for s in operands])
 
 
 def _conversion(step: Step, operands: list[RowState]) -> RowState:
     (state,) = operands
     is_float = jnp.issubdtype(step.eqn.outvars[0].aval.dtype, jnp.inexact)
+    if state == Reduced(0) and not jnp.issubdtype(step.eqn.invars[0].aval.dtype, jnp.inexact):
+        return state  # counts stay whole numbers
     return state if is_float or (isinstance(state, (Constant, RowWise)) and not state.power) else MIXED
 
 
@@ -119,8 +126,13 @@ def _reduction(step: Step, operands: list[RowState]) -> RowState:
     if rows - {state.axis} or (state.power and not adds):
         return MIXED
     if state.axis in axes:
-        return Reduced(state.power) if adds else MIXED
+        return Reduced(state.power) if adds else _extreme(step)
     return RowWise(state.axis - sum(a < state.axis for a in axes), state.power)
+
+
+def _extreme(step: Step) -> RowState:
+    name = step.eqn.primitive.name.removeprefix("reduce_")
+    return Extreme(name in ("max", "or")) if name in ("max", "min", "or", "and") else MIXED
 
 
 def _broadcast(step: Step, operands: list[RowState]) -> RowState:
@@ -174,28 +186,18 @@ def _along(parameter: str) -> Rule:
             return operands[0] if adds and step.is_plain else MIXED
         if axis in set().union(*(step.counting(i) for i in range(len(operands)))):
             return MIXED
-        found = _elementwise(step, operands)
+        moves = step.eqn.primitive.name in ("concatenate", "split", "cumsum")
+        found = aligned(operands) if moves else _elementwise(step, operands)
         return MIXED if isinstance(found, RowWise) and found.axis == axis else found
 
     return rule
-
-
-def _cut(step: Step, operands: list[RowState]) -> RowState:
-    """Parts of an array that are whole along the axes that count rows."""
-    state = operands[0]
-    rows = step.counting() | ({state.axis} if isinstance(state, RowWise) else set())
-    whole = all(
-        e.invars[0].aval.shape[i] == e.outvars[0].aval.shape[i] for e in (step.eqn, step.other) for i in rows
-    )
-    rest = all(s == Constant() for s in operands[1:])
-    return state if whole and rest else MIXED
 
 
 def _pad(step: Step, operands: list[RowState]) -> RowState:
     config = step.params["padding_config"]
     rows = step.counting()
     fits = step.same("padding_config") and all(tuple(config[i]) == (0, 0, 0) for i in rows)
-    return _elementwise(step, operands) if fits else MIXED
+    return aligned(operands) if fits else MIXED
 
 
 def _window(step: Step, operands: list[RowState]) -> RowState:
@@ -209,14 +211,29 @@ def _window(step: Step, operands: list[RowState]) -> RowState:
         and tuple(params["padding"][i]) == (0, 0)
         for i in step.counting()
     )
-    return _elementwise(step, operands[:1]) if alone else MIXED
+    adds = step.eqn.primitive.name == "reduce_window_sum"
+    return (aligned(operands[:1]) if adds else _elementwise(step, operands[:1])) if alone else MIXED
+
+
+def _window_gradient(step: Step, operands: list[RowState]) -> RowState:
+    """Add the gradient of each window to its largest entry: windows of one row."""
+    source, pooled = operands
+    names = ("window_dimensions", "window_strides", "padding")
+    alone = step.same(*names) and all(
+        step.params["window_dimensions"][i] == step.params["window_strides"][i] == 1
+        and tuple(step.params["padding"][i]) == (0, 0)
+        for i in step.counting(0) | step.counting(1)
+    )
+    if not alone or not isinstance(source, (Constant, RowWise)) or pooled not in (Constant(), RowWise(0)):
+        return MIXED
+    return aligned([source, with_power(pooled, source.power)])
 
 
 def _dot(step: Step, operands: list[RowState]) -> RowState:
     """Products: rows are free, contracted, or an axis of the batch in both operands."""
     (contracted, batched), (a, b) = step.params["dimension_numbers"], operands
-    others = (Mixed, Reduced)
-    if isinstance(a, others) or isinstance(b, others) or not step.same("dimension_numbers"):
+    parts = (Constant, RowWise)
+    if not isinstance(a, parts) or not isinstance(b, parts) or not step.same("dimension_numbers"):
         return MIXED
     power = a.power + b.power
     counted = [step.counting(i) & set(contracted[i]) for i in range(2)]
@@ -261,92 +278,24 @@ def _dot_result(
 
 
 def _convolution(step: Step, operands: list[RowState]) -> RowState:
+    """Rows are the images; in the gradient of a kernel they are summed up, as input channels."""
     image, kernel = operands
-    numbers = step.params["dimension_numbers"]
-    alone = step.params["batch_group_count"] == 1 and kernel == Constant() and step.same("dimension_numbers")
-    if image == Constant() and alone and step.is_plain:
-        return Constant()
-    if not isinstance(image, RowWise) or not alone or image.axis != numbers.lhs_spec[0]:
+    numbers, params = step.params["dimension_numbers"], step.params
+    parts = (Constant, RowWise)
+    if not step.same("dimension_numbers") or not isinstance(image, parts) or not isinstance(kernel, parts):
         return MIXED
-    return RowWise(numbers.out_spec[0], image.power)
-
-
-def _gather(step: Step, operands: list[RowState]) -> RowState:
-    """Rows of a table that does not depend on the batch, or entries of a row's own part."""
-    table, indices = operands
-    numbers = step.params["dimension_numbers"]
-    if not isinstance(indices, RowWise):
-        return _window_of_gather(step, operands)
-    if indices.power or indices.axis == len(step.shape(1)) - 1:
+    power, counts = image.power + kernel.power, (step.counting(0), step.counting(1))
+    rows = numbers.lhs_spec[0]
+    if isinstance(kernel, Constant) and not counts[1] and params["batch_group_count"] == 1:
+        if isinstance(image, RowWise):
+            return RowWise(numbers.out_spec[0], power) if image.axis == rows else MIXED
+        return Constant(power) if counts[0] <= {rows} else MIXED
+    summed = {numbers.lhs_spec[1]}, {numbers.rhs_spec[1]}
+    places = [{s.axis} if isinstance(s, RowWise) else set() for s in (image, kernel)]
+    fits = params["feature_group_count"] == 1 and counts == summed
+    if not fits or not places[0] <= summed[0] or not places[1] <= summed[1]:
         return MIXED
-    if isinstance(table, RowWise):
-        pairs = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
-        if table.power or (table.axis, indices.axis) not in pairs:
-            return MIXED
-    elif table != Constant() or step.counting(0):
-        return MIXED
-    places = [i for i in range(len(step.out_shape())) if i not in numbers.offset_dims]
-    return RowWise(places[indices.axis])
-
-
-def _window_of_gather(step: Step, operands: list[RowState]) -> RowState:
-    """The same places of each row's part."""
-    table, indices = operands
-    numbers, sizes = (
-        step.params["dimension_numbers"],
-        [e.params["slice_sizes"] for e in (step.eqn, step.other)],
-    )
-    if not isinstance(table, RowWise) or indices != Constant() or step.counting(1):
-        return anything(step, operands)
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    whole = [
-        s[table.axis] == e.invars[0].aval.shape[table.axis]
-        for s, e in zip(sizes, (step.eqn, step.other), strict=True)
-    ]
-    if table.axis in gone or not all(whole) or step.counting() != {table.axis}:
-        return MIXED
-    kept = [i for i in range(len(step.shape())) if i not in gone]
-    return RowWise(numbers.offset_dims[kept.index(table.axis)], table.power)
-
-
-def _scatter(step: Step, operands: list[RowState]) -> RowState:
-    """Values written to the same places of each row's part."""
-    target, indices, update = operands
-    numbers = step.params["dimension_numbers"]
-    if isinstance(indices, RowWise):
-        return _histogram(step, operands)
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = [i for i in range(len(step.shape())) if i not in gone]
-    rows = step.counting() | ({target.axis} if isinstance(target, RowWise) else set())
-    if indices != Constant() or step.counting(1) or rows & gone:
-        return MIXED
-    places = {i: numbers.update_window_dims[kept.index(i)] for i in rows}
-    if any(step.shape(2)[p] != step.shape()[i] for i, p in places.items()) or step.counting(2) - {
-        *places.values()
-    }:
-        return MIXED
-    if isinstance(update, RowWise):
-        back = {p: i for i, p in places.items()}
-        if update.axis not in back:
-            return MIXED
-        update = RowWise(back[update.axis], update.power)
-    return _elementwise(step, [target, update])
-
-
-def _histogram(step: Step, operands: list[RowState]) -> RowState:
-    """Rows added to places that they choose themselves: a sum over rows, where it begins with zeros."""
-    target, indices, update = operands
-    numbers = step.params["dimension_numbers"]
-    free = [i for i in range(len(step.shape(2))) if i not in numbers.update_window_dims]
-    adds = (
-        step.eqn.primitive.name in ("scatter-add", "scatter_add") and _is_zero(target) and not step.counting()
-    )
-    if not adds or not isinstance(indices, RowWise) or indices.power or indices.axis >= len(free):
-        return MIXED
-    fits = step.counting(2) == {free[indices.axis]} and step.counting(1) == {indices.axis}
-    if isinstance(update, RowWise):
-        fits = fits and update.axis == free[indices.axis]
-    return Reduced(update.power) if fits and isinstance(update, (RowWise, Constant)) else MIXED
+    return Reduced(power) if any(places) else Constant(power + 1)
 
 
 def _stack(step: Step, operands: list[RowState]) -> RowState:
@@ -364,14 +313,6 @@ def _tile(step: Step, operands: list[RowState]) -> RowState:
     return state if alone else MIXED
 
 
-def _update(step: Step, operands: list[RowState]) -> RowState:
-    """A part overwritten by another that is whole along the axes that count rows."""
-    target, update, *places = operands
-    apart = {s.axis for s in (target, update) if isinstance(s, RowWise)}
-    whole = all(step.shape(0)[i] == step.shape(1)[i] for i in step.counting() | step.counting(1) | apart)
-    return _elementwise(step, [target, update]) if whole and all(s == Constant() for s in places) else MIXED
-
-
 def _reverse(step: Step, operands: list[RowState]) -> RowState:
     turned = set(step.params["dimensions"])
     own = {operands[0].axis} if isinstance(operands[0], RowWise) else set()
@@ -383,19 +324,59 @@ def _several(step: Step, operands: list[RowState]) -> list[RowState]:
     return list(operands)
 
 
+def _matrices(step: Step, operands: list[RowState]) -> RowState | list[RowState]:
+    """Functions of matrices in the last two axes, or of series in the last ones."""
+    axes = len(step.params["fft_lengths"]) if "fft_lengths" in step.params else 2
+    found = _elementwise(step, operands)
+    if not isinstance(found, RowWise) or found.axis >= len(step.shape()) - axes:
+        return anything(step, operands)
+    shapes = [[v.aval.shape for v in e.outvars] for e in (step.eqn, step.other)]
+    return [found if few != many else MIXED for few, many in zip(*shapes, strict=True)]
+
+
+def _attention(step: Step, operands: list[RowState]) -> RowState:
+    """Apply to cuDNN's attention, of which the first axis counts rows."""
+    found = _elementwise(step, operands)
+    return found if found in (Constant(), RowWise(0)) else MIXED
+
+
+def linear_in_sums(step: Step, operands: list[RowState]) -> RowState:
+    """Apply to an operation that is linear in sums over rows; its other operands are not of the rows."""
+    totals = [s for s in operands if isinstance(s, Reduced)]
+    rest = [s for s in operands if not isinstance(s, Reduced)]
+    if not step.is_plain or len(set(totals)) > 1:
+        return MIXED
+    name = step.eqn.primitive.name
+    if name in _LINEAR_TOGETHER and all(map(is_zero, rest)):
+        return totals[0]
+    if name in _LINEAR_IN_FIRST and isinstance(operands[0], Reduced) and all(s == Constant() for s in rest):
+        return totals[0]
+    if name in ("dot_general", "conv_general_dilated") and len(totals) == 1 and isinstance(rest[0], Constant):
+        return Reduced(totals[0].power + rest[0].power)
+    return MIXED
+
+
+#: Linear in all operands together, and in the first one alone.
+_LINEAR_TOGETHER = frozenset({"concatenate", "pad", "stack", "dynamic_update_slice", "reduce_window_sum"})
+_LINEAR_IN_FIRST = frozenset(
+    {"slice", "dynamic_slice", "gather", "rev", "tile", "split", "cumsum", "real", "imag"}
+)
+
+
 def _made(step: Step, operands: list[RowState]) -> RowState:
     """Made of nothing; along rows it would say where a row lies."""
     return Constant() if step.is_plain else MIXED
 
 
 def _random(step: Step, operands: list[RowState]) -> RowState:
-    """Each row draws its own numbers: on a replica from the replica's own stream."""
+    """Each row draws its own numbers: on a replica from the replica's own stream.
+
+    Numbers that all rows share would differ between the replicas.
+    """
     shapes = [e.outvars[0].aval.shape for e in (step.eqn, step.other)]
     rows = [i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
-    if any(s != Constant() for s in operands) or len(rows) > 1:
+    if len(rows) != 1 or aligned(operands) not in (Constant(), RowWise(rows[0])):
         return MIXED
-    if not rows:
-        return Constant()
     return RowWise(rows[0]) if shapes[0][rows[0]] * step.ratio == shapes[1][rows[0]] else MIXED
 
 
@@ -406,7 +387,7 @@ SIMPLE_ELEMENTWISE = (
     "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil "
     "clamp cos cosh digamma eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag "
     "integer_pow is_finite le lgamma log log1p logistic lt max min ne nextafter not or pow real "
-    "reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign "
+    "reduce_precision rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign "
     "sin sinh sqrt square tan tanh xor "
 )
 
@@ -416,11 +397,16 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("mul", "div"), _product),
     **dict.fromkeys(("neg", "copy", "copy_p", "stop_gradient"), _linear),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
-    **dict.fromkeys(("slice", "dynamic_slice"), _cut),
+    **dict.fromkeys(("slice", "dynamic_slice"), cut),
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _window),
     **{f"reduce_{n}": _reduction for n in ("sum", "max", "min", "prod", "and", "or", "xor")},
     **dict.fromkeys(("argmax", "argmin"), _reduction),
     "convert_element_type": _conversion,
+    "select_n": _selection,
+    "select_and_scatter_add": _window_gradient,
+    **dict.fromkeys(("fft", "lu", "qr", "svd", "eigh", "cholesky", "triangular_solve"), _matrices),
+    **dict.fromkeys(("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper"), _attention),
+    **dict.fromkeys(("random_bits", "random_gamma"), _random),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "transpose": _transpose,
@@ -431,16 +417,14 @@ RULES: dict[str, Rule] = {
     "rev": _reverse,
     "stack": _stack,
     "tile": _tile,
-    "dynamic_update_slice": _update,
-    **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_max", "scatter_min"), _scatter
-    ),
+    "dynamic_update_slice": update,
+    **dict.fromkeys((f"scatter{sign}{n}" for n in ("add", "mul", "max", "min") for sign in "_-"), scatter),
+    "scatter": scatter,
     "concatenate": _along("dimension"),
     "pad": _pad,
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
-    "gather": _gather,
+    "gather": gather,
     "optimization_barrier": _several,
     "iota": _made,
-    "random_bits": _random,
 }

@@ -6,9 +6,12 @@ Tests: tests/unit/training/test_row_analysis.py.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
+import jax
+import jax.extend.core as jex
 import numpy as np
 
 #: One operation of a trace, a `jax.extend.core.JaxprEqn`. JAX declares its arguments and results as abstract
@@ -21,11 +24,13 @@ class Constant:
     """Not of the rows: equal in both traces but for a power of the number of rows.
 
     Along an axis that counts rows all entries are equal. `known` are both traces' values: small
-    arrays, or a scalar that fills an array of any shape.
+    arrays, or a scalar that fills an array of any shape. `origin` is the number of the argument that
+    the value is, unchanged.
     """
 
     power: int = 0
     known: tuple[np.ndarray, np.ndarray] | None = dataclasses.field(default=None, compare=False)
+    origin: int | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +48,28 @@ class Reduced:
     power: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Extreme:
+    """The largest, or the smallest, of one value for each row."""
+
+    is_largest: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """The argument `origin`, unchanged, plus a sum over all rows."""
+
+    origin: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Mixed:
-    """Anything."""
+    """Anything; `cause` says which operation made it so."""
+
+    cause: str = dataclasses.field(default="", compare=False)
 
 
-RowState = Constant | RowWise | Reduced | Mixed
+RowState = Constant | RowWise | Reduced | Extreme | Added | Mixed
 MIXED = Mixed()
 
 
@@ -94,3 +116,57 @@ class Step:
 def is_fill(state: RowState) -> bool:
     """Whether a state is that of an array filled with one known number."""
     return isinstance(state, Constant) and state.known is not None and np.ndim(state.known[0]) == 0
+
+
+# --- what holds for many operations ---------------------------------------------------------------
+
+
+def with_power(state: RowState, power: int) -> RowState:
+    """Return a state with another power of the number of rows."""
+    has_power = isinstance(state, (Constant, RowWise, Reduced))
+    return dataclasses.replace(state, power=power) if has_power else MIXED
+
+
+def is_zero(state: RowState) -> bool:
+    """Return whether a value is zero everywhere, and so has any power of the number of rows."""
+    return isinstance(state, Constant) and state.known is not None and not any(map(np.any, state.known))
+
+
+def aligned(operands: Sequence[RowState]) -> RowState:
+    """Return what is known of entries at one place that are functions of the operands' entries there."""
+    if not all(isinstance(s, (Constant, RowWise)) for s in operands):
+        return MIXED
+    apart = {s.axis for s in operands if isinstance(s, RowWise)}
+    powers = {s.power for s in operands if isinstance(s, (Constant, RowWise)) and not is_zero(s)}
+    if len(apart) > 1 or len(powers) > 1:
+        return MIXED
+    power = powers.pop() if powers else 0
+    return RowWise(apart.pop(), power) if apart else Constant(power)
+
+
+def anything(step: Step, operands: list[RowState]) -> RowState:
+    """Apply to an operation without a rule: certain only where no operand has to do with rows."""
+    plain = all(s == Constant() for s in operands) and step.is_plain
+    return Constant() if plain and equal_params(step.eqn.params, step.other.params) else MIXED
+
+
+def equal_params(few: Mapping[str, object], many: Mapping[str, object]) -> bool:
+    """Return whether the parameters of an operation are equal in both traces."""
+    # Parameters hold anything: arrays, for which `==` has no truth value, and programs, which are themselves
+    # alone equal. The texts of two programs are equal where their operations are.
+    if few.keys() != many.keys():
+        return False
+    try:
+        return all(bool(few[n] == many[n]) or _same_programs(few[n], many[n]) for n in few)
+    except (TypeError, ValueError):
+        return False
+
+
+def _same_programs(few: object, many: object) -> bool:
+    parts = [jax.tree.leaves(x, is_leaf=_is_program) for x in (few, many)]
+    return all(_is_program(x) for part in parts for x in part) and str(parts[0]) == str(parts[1])
+
+
+def _is_program(x: object) -> bool:
+    # The arrays that a program holds are not in its text.
+    return isinstance(x, jex.Jaxpr) or (isinstance(x, jex.ClosedJaxpr) and not x.consts)

@@ -34,6 +34,7 @@ from unisono.training.groups._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
+from unisono.training.replica._step_reading import StepReading, unread_step
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._grouped_program import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
@@ -53,7 +54,7 @@ class StatefulFunction:
         self._step = StatefulStep(model, strategy, task)
         # Its arguments are batches, of whose shapes the policy says more.
         self._compiler = StepCompiler(strategy, explains_many=False)
-        self.batch_policy = BatchPolicy(model, strategy.num_replicas_in_sync)
+        self.batch_policy = BatchPolicy(model, strategy.num_replicas_in_sync, self._reading)
         self._split = self._step.split
         self._whole = self._step.whole
         self._is_prepared = False
@@ -119,8 +120,14 @@ class StatefulFunction:
             # Such a step may get arrays that have not the same number of rows.
             return Mode.WHOLE, 0
         rows = rows_in(batch)
-        mode = self.batch_policy.mode(rows)
+        mode = self.batch_policy.mode(batch, rows)
         return mode if mode is Mode.SPLIT else Mode.WHOLE, rows
+
+    def _reading(self, batch: PyTree) -> StepReading:
+        """Return how the step treats rows: each replica computes its own, as in tf.distribute."""
+        return unread_step(
+            self._model, self._task is TrainerTask.TRAIN, f"the model has a `{self._task.step}` of its own"
+        )
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program; see `GroupRunner`."""
@@ -158,7 +165,7 @@ class StatefulFunction:
         """Return what each replica calls with a batch, and the arguments."""
         self.batch_policy.note_shapes(batch)
         replicas = self._strategy.num_replicas_in_sync
-        if replicas == 1 or self.batch_policy.mode(rows_in(batch)) is not Mode.SPLIT:
+        if replicas == 1 or self.batch_policy.mode(batch, rows_in(batch)) is not Mode.SPLIT:
             return self._whole, Call.parse((batch,), {})
         return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), batch),), {})
 

@@ -40,6 +40,7 @@ from unisono.training._model_state import release_state
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
+from unisono.training.replica._step_reading import StepReading
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._exchange_beside_steps import ExchangeBesideSteps
 from unisono.training.trainer._fit_state import FitState, PureStep
@@ -259,13 +260,17 @@ def _left(layout: VariableLayout, old: Any, value: Any) -> Any:
 
 
 class LocalPolicy(BatchPolicy):
-    """Rows that do not divide are not filled up, which would need a message in each step."""
+    """Rows of a replica are its own. Batches are not filled up, which would need a message in each step."""
 
-    def _decide_padding(self, rows: int, replicas: int) -> bool:
-        size = -(-rows // replicas) * replicas
+    def __init__(self, model: keras.Model, replicas: int, read: object, joins: bool = False) -> None:
+        super().__init__(model, replicas, lambda _: StepReading())
+
+    def _can_fill(self, rows: int, reading: StepReading) -> bool:
+        size = -(-rows // self._replicas) * self._replicas
         self.warn(
-            f"A batch of {rows} rows does not divide over {replicas} replicas, which train apart "
-            f"(`LocalUpdates`): every replica computes all rows. Use a batch size of {size}."
+            "rows",
+            f"A batch of {rows} rows does not divide over {self._replicas} replicas, which train apart "
+            f"(`LocalUpdates`): every replica computes all rows. Use a batch size of {size}.",
         )
         return False
 

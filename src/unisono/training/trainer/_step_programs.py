@@ -97,6 +97,9 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             if self.agree:
                 whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
+        if key.mode is Mode.JOINED:
+            # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
+            return CompiledStep(whole, strategy.mesh, shardings, donates=not key.keeps_state)
         return CompiledStep(
             whole,
             strategy.mesh,
@@ -119,7 +122,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
     ) -> tuple[Callable[[State, PyTree], tuple[PyTree, State]], Specs, Specs]:
         """Return the step of one batch, and how the batch and the outputs lie on the replicas."""
         step = self._step
-        if key.mode is Mode.WHOLE:
+        if key.mode in (Mode.WHOLE, Mode.JOINED):
             return step.whole, UNSHARDED, UNSHARDED
         if key.mode is Mode.PADDED:
             return functools.partial(step.padded, key.true_rows), SHARDED, UNSHARDED

@@ -25,6 +25,7 @@ from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
+from unisono.training.replica._step_reading import StepReader, StepReading
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._step_programs import StepProgram, StepPrograms
@@ -50,11 +51,15 @@ class TrainerFunction:
 
     def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
         self._strategy, self._task = strategy, task
-        self._step = self.step_type(model, strategy, task)
+        replicas = strategy.num_replicas_in_sync
+        reader = StepReader(self._read)
+        self._step = self.step_type(model, strategy, task, reader)
         #: The state between calls.
         self.carried = self.state_type(model, strategy, task)
         self._programs = StepPrograms(self._step, self.carried)
-        self.batch_policy = self.policy_type(model, strategy.num_replicas_in_sync)
+        # Between processes a program's own messages for each array take longer than the rows (`docs/`).
+        joins = strategy.process_group.size == 1 and strategy.state_layout.is_whole
+        self.batch_policy = self.policy_type(model, replicas, reader, joins)
         self.mode_of = self.batch_policy.mode_of
         self.loop = StepLoop(model, strategy, task.name.lower(), self)
         #: Where the host's time goes.
@@ -67,6 +72,10 @@ class TrainerFunction:
         self._is_placed = False
         #: How many steps were started in all.
         self.num_steps = 0
+
+    def _read(self, batch: PyTree) -> StepReading:
+        """Return how the step treats the rows of a batch."""
+        return self._step.read(batch)
 
     @property
     def num_programs(self) -> int:

@@ -28,7 +28,9 @@ from unisono.training.replica._fused_metrics import (
     are_sums,
     can_fuse,
 )
+from unisono.training.replica._own_step_reading import read_own_step
 from unisono.training.replica._rows import first_rows, gather_rows
+from unisono.training.replica._step_reading import StepReader, StepReading, read_step
 from unisono.training.trainer._protocol import State
 
 if TYPE_CHECKING:
@@ -86,6 +88,8 @@ class TrainerStep:
     model: keras.Model
     strategy: ReplicatedStrategy
     task: TrainerTask
+    #: Has read the step before its program is made; without one, copies merge as variables are declared.
+    reader: StepReader | None = None
 
     @property
     def gathers_predictions(self) -> bool:
@@ -174,6 +178,24 @@ class TrainerStep:
         averaged = {i: x for i, x in changed.items() if rules[1][i] is Merge.MEAN and are_sums([x])}
         return _EarlyValues(metrics, averaged)
 
+    def read(self, batch: PyTree) -> StepReading:
+        """Return how the step treats rows and state, by its trace.
+
+        Args:
+            batch: pytree of arrays; only shapes and types count.
+        """
+        model, task, replicas = self.model, self.task, self.strategy.num_replicas_in_sync
+        if getattr(type(model), task.step) is getattr(keras.Model, task.step):
+            return read_step(model, task is TrainerTask.TRAIN, batch, replicas)
+
+        def run(engine: ReplicaEngine, state: State, batch: PyTree) -> tuple[PyTree, State]:
+            replica = ReplicaContext(self.strategy, engine)
+            with entered(Context(self.strategy, replica, means=True)):
+                return self._keras_step(state, batch)
+
+        variables, predicts = variables_of(model, task), task is TrainerTask.PREDICT
+        return read_own_step(model, run, variables, self.rules(), batch, replicas, predicts)
+
     def inside(
         self, engine: ReplicaEngine, local: State, batch: PyTree, true_rows: int | None = None
     ) -> tuple[PyTree, State]:
@@ -204,9 +226,12 @@ class TrainerStep:
 
     def rules(self) -> tuple[list[Merge], ...]:
         """Return the rule of every variable, in the order of the state."""
+        found = self.reader.rules if self.reader is not None else {}
         return tuple(
             # Trainable and optimizer variables change by aggregated gradients: copies are equal.
-            [Merge.KEEP] * len(variables) if name in UPDATED else [_fit_rule(v) for v in variables]
+            [Merge.KEEP] * len(variables)
+            if name in UPDATED
+            else [found.get(id(v)) or _fit_rule(v) for v in variables]
             for name, variables in zip(self.task.value, variables_of(self.model, self.task), strict=True)
         )
 
@@ -259,7 +284,8 @@ def _merge_state(rules: Sequence[list[Merge]], old: State, new: State, engine: R
         for i, (a, b, r) in enumerate(zip(old_flat, new_flat, rules_flat, strict=True))
         if a is not b or r in offsets
     ]
-    merged = merge_all([rules_flat[i] for i in changed], [new_flat[i] for i in changed], engine)
+    before = [old_flat[i] for i in changed]
+    merged = merge_all([rules_flat[i] for i in changed], [new_flat[i] for i in changed], engine, before)
     for i, value in zip(changed, merged, strict=True):
         new_flat[i] = value
     return in_lists(new_flat, new)

@@ -1,0 +1,218 @@
+"""A user's own `train_step(state, data)`, `test_step` or `predict_step`, read from its trace before it runs.
+
+The whole step is traced for two numbers of rows, with an engine that notes what the replicas would reduce:
+gradients must be means over rows when they are averaged, so that clipping by hand, or a second forward pass
+at weights that a replica has moved itself, is seen.
+
+Tests: tests/virtual/training/test_step_reading.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import ReplicaEngine
+from unisono._types import PyTree, Tree
+from unisono._values import ReduceOp
+from unisono.step._keras_internals import stored_dtype
+from unisono.step.variables._merge_rules import Merge
+from unisono.training.replica._fused_metrics import NeedsPeersError
+from unisono.training.replica._row_analysis import row_states
+from unisono.training.replica._row_states import Constant, Reduced, RowState, RowWise
+from unisono.training.replica._rows import rows_of
+from unisono.training.replica._step_reading import StateRules, StepReading, cause_of, replaced_calls
+
+#: Lists of variables, as a step's state has them.
+Variables = tuple[list[keras.Variable], ...]
+
+#: One replica's step: from an engine, the state and a batch to logs and the new state.
+OneReplicaStep = Callable[[ReplicaEngine, tuple[list[jax.Array], ...], PyTree], tuple[PyTree, PyTree]]
+
+
+class ReadingEngine:
+    """An engine for a step that is read: it notes what would be reduced, and computes nothing.
+
+    Args:
+        num_replicas: of which the traced rows are one's part.
+        unknown: a traced scalar that stands for whatever the replicas have in common.
+    """
+
+    is_empty = False
+
+    def __init__(self, num_replicas: int, unknown: jax.Array) -> None:
+        self.num_replicas, self._unknown = num_replicas, unknown
+        #: What was reduced, and how.
+        self.reduced: list[tuple[ReduceOp, jax.Array]] = []
+
+    @property
+    def replica_id(self) -> jax.Array:
+        """A number that is not known."""
+        return self._unknown.astype(jnp.int32)
+
+    def total(self, size: int) -> int:
+        """Return the size in all replicas, which run one program."""
+        return size * self.num_replicas
+
+    def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
+        """Note the arrays of `tree`, and return others of their shapes that are equal on all replicas."""
+
+        def reduced(x: jax.Array) -> jax.Array:
+            x = jnp.asarray(x)
+            self.reduced.append((op, jax.lax.stop_gradient(x)))
+            return _in_place_of(x, self._unknown)
+
+        result: Tree = jax.tree.map(reduced, tree)
+        return result
+
+    def all_gather(self, tree: object, axis: int) -> NoReturn:
+        """Reject the call: the step needs the rows of all replicas."""
+        raise NeedsPeersError
+
+    def exchange(self, tree: object) -> NoReturn:
+        """Reject the call, as `all_gather` does."""
+        raise NeedsPeersError
+
+
+@jax.custom_jvp
+def _in_place_of(x: jax.Array, unknown: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(unknown, x.shape).astype(x.dtype)
+
+
+@_in_place_of.defjvp
+def _no_gradient(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> NoReturn:
+    # A gradient that passes through a reduction belongs to all replicas.
+    raise NeedsPeersError
+
+
+def read_own_step(
+    model: keras.Model,
+    run: OneReplicaStep,
+    variables: Variables,
+    rules: Sequence[Sequence[Merge]],
+    batch: PyTree,
+    replicas: int,
+    predicts: bool,
+) -> StepReading:
+    """Return what is known of a step of a user's own.
+
+    Args:
+        variables: of the step's state.
+        rules: how their copies merge as they are declared.
+        predicts: whether the step returns predictions, and no logs.
+    """
+    rows = max(2, (rows_of(batch) or 0) // replicas)
+    step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
+    try:
+        arrays = jax.tree.map(jnp.asarray, batch)
+        states = row_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows)
+    except NeedsPeersError:
+        return _together("its step needs the rows of all replicas")
+    except Exception as error:  # a user's step may do anything with another number of rows
+        return _together(f"its step could not be traced for {rows} rows ({type(error).__name__}: {error})")
+    return step.reading(states, predicts)
+
+
+def _together(reason: str) -> StepReading:
+    return StepReading(mixes=reason, unfillable=reason)
+
+
+class _OwnStep:
+    """A step as a function of a batch and its state: to logs, the new state, and what it would reduce. Pure.
+
+    Args:
+        total: the rows of all replicas, however many a trace has.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        run: OneReplicaStep,
+        variables: Variables,
+        rules: Sequence[Sequence[Merge]],
+        total: int,
+    ) -> None:
+        self._model, self._run, self._lists, self._total = model, run, variables, total
+        self._variables = [v for part in variables for v in part]
+        self._declared = [rule for part in rules for rule in part]
+        #: A replica's part of a sum is itself a sum over its rows.
+        self._is_part = [rule is Merge.SUM for rule in self._declared]
+        specs = [jax.ShapeDtypeStruct(tuple(v.shape), stored_dtype(v)) for v in self._variables]
+        self.kept = ([x for x, part in zip(specs, self._is_part, strict=True) if not part], _UNKNOWN)
+        self._sums = [x for x, part in zip(specs, self._is_part, strict=True) if part]
+        self._ops: list[ReduceOp] = []
+        self._logs: list[str] = []
+        self._apart: dict[int, keras.Layer] = {}
+
+    def parts(self, rows: int) -> list[jax.ShapeDtypeStruct]:
+        """Return shapes whose sums over rows are those of the replica's parts of sums."""
+        return [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in self._sums]
+
+    def __call__(
+        self, batch: PyTree, parts: list[jax.Array], kept: list[jax.Array], unknown: jax.Array
+    ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
+        """Return logs, the state after the step, and the arrays that replicas would reduce."""
+        engine = ReadingEngine(self._total // (rows_of(batch) or 1), unknown)
+        sums, others = iter([jnp.sum(x, axis=0, dtype=x.dtype) for x in parts]), iter(kept)
+        flat = [next(sums) if is_part else next(others) for is_part in self._is_part]
+        state, start = [], 0
+        for part in self._lists:
+            state.append(flat[start : start + len(part)])
+            start += len(part)
+        with replaced_calls(self._model, self._apart):
+            logs, new = self._run(engine, tuple(state), batch)
+        self._ops = [op for op, _ in engine.reduced]
+        paths = jax.tree_util.tree_leaves_with_path(logs)
+        self._logs = [jax.tree_util.keystr(path) for path, _ in paths]
+        return (
+            jax.tree.map(jnp.asarray, logs),
+            [x for part in new for x in part],
+            [x for _, x in engine.reduced],
+        )
+
+    def reading(self, states: Sequence[RowState], predicts: bool) -> StepReading:
+        """Return what the states of the results mean."""
+        logs, rest = states[: len(self._logs)], states[len(self._logs) :]
+        after, reduced = rest[: len(self._variables)], rest[len(self._variables) :]
+        for op, state in zip(self._ops, reduced, strict=True):
+            if state not in _REDUCIBLE[op]:
+                return _together(
+                    f"what the replicas would reduce is no {op.name.lower()} ({cause_of(state)})"
+                )
+        for name, state in zip(self._logs, logs, strict=True):
+            if state not in ({Constant(), RowWise(0)} if predicts else {Constant(), Reduced(-1)}):
+                return _together(f"the result {name} of its step depends on several rows ({cause_of(state)})")
+        found = StateRules(self._apart.values())
+        count = 0
+        for variable, state, declared, is_part in zip(
+            self._variables, after, self._declared, self._is_part, strict=True
+        ):
+            if is_part and state != Reduced(0):
+                return _together(f"{variable.path} is no sum over rows ({cause_of(state)})")
+            if declared is Merge.KEEP and state != Constant():
+                return _together(f"{variable.path} would differ between replicas ({cause_of(state)})")
+            if declared not in (Merge.KEEP, Merge.SUM):
+                found.add(variable, state, count)
+            count += not is_part
+        mixes = found.mixes[0] if found.mixes else ""
+        return StepReading(
+            mixes,
+            found.rules,
+            found.names,
+            found.draws,
+            "the model has a step of its own",
+            tuple(found.findings),
+        )
+
+
+_UNKNOWN = jax.ShapeDtypeStruct((), jnp.float32)
+
+#: What a mean, and a sum, over replicas must be of one replica's rows to be those of one device.
+_REDUCIBLE = {
+    ReduceOp.MEAN: {Constant(), Reduced(-1)},
+    ReduceOp.SUM: {Constant(), Constant(1), Reduced(0)},
+}

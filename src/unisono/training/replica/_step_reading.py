@@ -1,0 +1,409 @@
+"""How a model's step treats the rows of a batch and its own state, read from its trace before it runs.
+
+Replicas compute their own rows, so that a step is that of one device where each row's values depend on this
+row alone, and each state on rows by a sum, a mean, or a largest value. The step is traced for two numbers of
+rows, without computing, and `_row_analysis` says which of these holds. A step of which this cannot be shown
+is computed over all rows together.
+
+Tests: tests/virtual/training/test_step_reading.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._context import entered
+from unisono._types import PyTree
+from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
+from unisono.step.variables._merge_rules import Merge, VariableAggregation, kind_of, merge_rule
+from unisono.training.replica._losses import masks_of
+from unisono.training.replica._row_analysis import row_states
+from unisono.training.replica._row_states import Added, Constant, Extreme, Mixed, Reduced, RowState, RowWise
+from unisono.training.replica._rows import DiscardingScope, rows_of
+
+#: Attribute of a layer that is meant to see the rows of one replica alone.
+_PER_REPLICA = "_unisono_per_replica"
+
+Layer = TypeVar("Layer", bound=keras.Layer)
+
+
+def per_replica(layer: Layer) -> Layer:
+    """Let a layer see the rows of one replica alone, also where its result for a row depends on others.
+
+    `fit` computes a layer that relates the rows of a batch over all rows, as one device does. Statistics of
+    each replica's rows, as in BatchNormalization, need no message between the replicas.
+
+    Args:
+        layer: any layer; its state counts as the mean of the replicas'.
+
+    Returns:
+        The layer.
+
+    >>> centered = per_replica(keras.layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0)))
+    """
+    setattr(layer, _PER_REPLICA, True)
+    return layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of what was read.
+
+    Args:
+        part: a layer, a state, a loss or an output.
+        treatment: how it is computed on several replicas.
+        reason: why.
+    """
+
+    part: str
+    treatment: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StepReading:
+    """What was read from a step.
+
+    Args:
+        mixes: why all rows must be computed together; empty where each replica may compute its own.
+        rules: by `id` of a variable, how the replicas' copies of it become one.
+        apart: names of layers that see one replica's rows alone although rows matter to each other there.
+        draws: names of the random generators that the step uses.
+        unfillable: why a batch cannot be filled up with further rows; empty where it can.
+        findings: all that was read, for people.
+    """
+
+    mixes: str = ""
+    rules: Mapping[int, Merge] = dataclasses.field(default_factory=dict)
+    apart: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
+    unfillable: str = "the step was not read"
+    findings: tuple[Finding, ...] = ()
+
+
+class StepReader:
+    """Reads the step of a model once, when its first batch is there.
+
+    Args:
+        read: returns what is known of the step for a batch of all replicas' rows.
+    """
+
+    def __init__(self, read: Callable[[PyTree], StepReading]) -> None:
+        self._read = read
+        self._reading: StepReading | None = None
+
+    @property
+    def rules(self) -> Mapping[int, Merge]:
+        """The merge rules that were read, by `id` of a variable; empty before the first batch."""
+        return self._reading.rules if self._reading is not None else {}
+
+    def __call__(self, batch: PyTree) -> StepReading:
+        """Return what is known of the step.
+
+        Args:
+            batch: pytree of arrays, as Keras' loop gives it.
+        """
+        if self._reading is None:
+            self._reading = self._read(batch)
+        return self._reading
+
+
+def read_step(model: keras.Model, training: bool, batch: PyTree, replicas: int) -> StepReading:
+    """Return what is known of a step of Keras' own.
+
+    Args:
+        training: whether the model's layers train.
+        batch: `(x, y, sample_weight)`, or a shorter tuple; only shapes and types count.
+        replicas: at least 2.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    rows = rows_of(batch) or 0
+    own = max(2, rows // replicas)
+    step = _Forward(model, training)
+    arrays = jax.tree.map(jnp.asarray, (x, y, sample_weight))
+    try:
+        states = row_states(step, arrays, step.kept, own, own * replicas)
+    except Exception as error:  # a user's layer may do anything with another number of rows
+        reason = (
+            f"it could not be traced for {own} and {own * replicas} rows ({type(error).__name__}: {error})"
+        )
+        return StepReading(mixes=reason, unfillable=reason)
+    return _summary(step, states)
+
+
+def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
+    """Return what is known of a step that is not read, in which each replica computes its own rows.
+
+    Args:
+        training: whether the model's layers train.
+        why: a batch cannot be filled up.
+    """
+    layers = [x for x in all_layers(model) if training and is_per_replica(x) and x.trainable]
+    return StepReading(apart=tuple(x.name for x in layers), unfillable=why)
+
+
+class _Forward:
+    """The part of a step that relates rows: from a batch to outputs, losses and new states. Pure."""
+
+    def __init__(self, model: keras.Model, training: bool) -> None:
+        self.model, self.training = model, training
+        self.trained = list(model.trainable_variables)
+        self.states = list(model.non_trainable_variables)
+        #: The values of both, whose shapes alone count.
+        self.kept = tuple(
+            [jax.ShapeDtypeStruct(tuple(v.shape), stored_dtype(v)) for v in part]
+            for part in (self.trained, self.states)
+        )
+        #: Layers that saw one replica's rows alone, and whether an output had a mask, in the last trace.
+        self.apart: dict[int, keras.Layer] = {}
+        self.has_masks = False
+        #: Paths of outputs, and how many losses layers have added.
+        self.outputs: list[str] = []
+        self.num_losses = 0
+        self.replaces_loss = training and type(model).compute_loss is not keras.Model.compute_loss
+
+    def __call__(
+        self, x: PyTree, y: PyTree, sample_weight: PyTree, trained: list[jax.Array], states: list[jax.Array]
+    ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
+        """Return outputs, losses, and the states after the step."""
+        pairs = [*zip(self.trained, trained, strict=True), *zip(self.states, states, strict=True)]
+        kwargs = {"training": self.training} if takes_training(self.model) else {}
+        with entered(None), DiscardingScope(pairs, collect_losses=True) as scope:
+            with replaced_calls(self.model, self.apart):
+                outputs = self.model(x, **kwargs)
+            losses = [jnp.sum(loss) for loss in self.model.losses]
+            self.num_losses = len(losses)
+            if self.replaces_loss:
+                losses.append(loss_of_step(self.model, x, y, outputs, sample_weight, training=True))
+        self.has_masks = bool(masks_of(outputs))
+        paths = jax.tree_util.tree_leaves_with_path(outputs)
+        self.outputs = [f"output{jax.tree_util.keystr(path)}" for path, _ in paths]
+        return (
+            outputs,
+            losses,
+            [_value_after(scope, v, old) for v, old in zip(self.states, states, strict=True)],
+        )
+
+
+@contextlib.contextmanager
+def replaced_calls(model: keras.Model, found: dict[int, keras.Layer]) -> Iterator[None]:
+    """Replace layers that are meant to see one replica's rows by others whose rows are apart, for a block.
+
+    Args:
+        found: gets those that were called.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in all_layers(model):
+            if is_per_replica(layer):
+                stack.enter_context(_replaced_call(layer, found))
+        yield
+
+
+def is_per_replica(layer: keras.Layer) -> bool:
+    """Return whether a layer may see the rows of one replica alone: one that is marked, or normalizes."""
+    return getattr(layer, _PER_REPLICA, False) or isinstance(layer, keras.layers.BatchNormalization)
+
+
+def _value_after(scope: keras.StatelessScope, variable: keras.Variable, before: jax.Array) -> jax.Array:
+    value = scope.get_current_value(variable)
+    return before if value is None else value
+
+
+@contextlib.contextmanager
+def _replaced_call(layer: keras.Layer, found: dict[int, keras.Layer]) -> Iterator[None]:
+    original = layer.call
+
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        normalizes = kwargs.get("training") and layer.trainable
+        if isinstance(layer, keras.layers.BatchNormalization) and not normalizes:
+            # With moving statistics each row is normalized alone.
+            return original(*args, **kwargs)
+        found[id(layer)] = layer
+        return _apart(functools.partial(original, *args, **kwargs), (args, kwargs), layer)
+
+    # Not through Keras' own `__setattr__`, which tracks the parts of a layer.
+    object.__setattr__(layer, "call", call)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "call")
+
+
+def _apart(call: Callable[[], PyTree], given: PyTree, layer: keras.Layer) -> PyTree:
+    """Return arrays like the results of a layer, of which each row depends on that row of what is given."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        shapes = given[0][0] if given[0] else given[1]["inputs"]
+    else:
+        with DiscardingScope():
+            shapes = jax.eval_shape(call)
+    arrays = [x for x in jax.tree.leaves(given) if isinstance(x, jax.Array) and x.ndim]
+    weights = sum((jnp.sum(v.value).astype("float32") for v in layer.variables), jnp.zeros(()))
+    rows = arrays[0].shape[0] if arrays else 0
+
+    def like(shape: jax.ShapeDtypeStruct) -> jax.Array:
+        value = weights
+        if shape.ndim and shape.shape[0] == rows:
+            for x in arrays:
+                value = value + jnp.sum(x, axis=range(1, x.ndim)).astype("float32")
+            value = value.reshape(-1, *[1] * (shape.ndim - 1))
+        return jnp.broadcast_to(value, shape.shape).astype(shape.dtype)
+
+    return jax.tree.map(like, shapes)
+
+
+class StateRules:
+    """How the replicas' copies of a step's states become one, one state after the other.
+
+    Args:
+        apart: layers that see one replica's rows alone.
+    """
+
+    def __init__(self, apart: Iterable[keras.Layer]) -> None:
+        layers = list(apart)
+        self.names = tuple(layer.name for layer in layers)
+        self._of_apart = {id(v) for layer in layers for v in layer.variables}
+        self.rules: dict[int, Merge] = {}
+        #: Paths of random generators that the step uses, and of states that depend on rows.
+        self.drawn: list[str] = []
+        self.changed: list[str] = []
+        #: Why rows must be computed together, as far as states are concerned.
+        self.mixes: list[str] = []
+        self.findings: list[Finding] = []
+
+    @property
+    def draws(self) -> tuple[str, ...]:
+        """The paths of random generators that the step uses."""
+        return tuple(self.drawn)
+
+    def add(self, variable: keras.Variable, state: RowState, number: int) -> None:
+        """Note what is known of a state after the step.
+
+        Args:
+            number: of the state before the step, among the arguments that are the same for any rows.
+        """
+        declared = merge_rule(kind_of(variable))
+        if id(variable) in self._of_apart:
+            self.changed.append(variable.path)
+            self._note(variable, declared, "its layer sees the rows of one replica")
+        elif isinstance(state, Constant) and state.origin == number:
+            self.rules[id(variable)] = Merge.KEEP
+        elif kind_of(variable).is_seed:
+            self._add_seed(variable, state)
+        elif not _is_guess(variable):
+            self.changed.append(variable.path)
+            self._note(variable, declared, "as it is declared")
+        elif (rule := _rule_of(state, number, variable)) is not None:
+            self.rules[id(variable)] = rule
+            self.changed += [variable.path] * (rule is not Merge.KEEP)
+            self._note(variable, rule, _meaning(state))
+        else:
+            self.mixes.append(f"{variable.path} relates rows to each other ({cause_of(state)})")
+            self.findings.append(Finding(variable.path, TOGETHER, cause_of(state)))
+
+    def _add_seed(self, variable: keras.Variable, state: RowState) -> None:
+        if state == Constant():
+            self.drawn.append(variable.path)
+            self._note(variable, Merge.SEED, "each replica draws for its own rows")
+        else:
+            self.mixes.append(f"{variable.path} depends on the rows ({cause_of(state)})")
+
+    def _note(self, variable: keras.Variable, rule: Merge, reason: str) -> None:
+        self.findings.append(Finding(variable.path, rule.value, reason))
+
+
+def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
+    """Return what the states of a step's results mean for it."""
+    count, losses = len(step.outputs), step.num_losses + step.replaces_loss
+    findings: list[Finding] = []
+    mixes: list[str] = []
+
+    def note(part: str, state: RowState, is_right: bool, treatment: str) -> None:
+        reason = _meaning(state) if is_right else cause_of(state)
+        findings.append(Finding(part, treatment if is_right else TOGETHER, reason))
+        if not is_right:
+            mixes.append(f"{part} relates rows to each other ({reason})")
+
+    for name, state in zip(step.outputs, states, strict=False):
+        note(name, state, state in (RowWise(0), Constant()), "by each replica for its rows")
+    added = states[count : count + losses]
+    for i, state in enumerate(added):
+        # `compute_loss` returns the loss of the batch, of which replicas take the mean.
+        is_own = i == step.num_losses
+        right = {Reduced(-1), Constant()} if is_own else {Reduced(-1), Constant(), Reduced(0)}
+        name = "compute_loss" if is_own else f"added loss {i}"
+        note(name, state, state in right, "added up over the replicas")
+    found = StateRules(step.apart.values())
+    for i, (variable, state) in enumerate(zip(step.states, states[count + losses :], strict=True)):
+        found.add(variable, state, len(step.trained) + i)
+    mixes += found.mixes
+    reasons = (
+        f"the layer {found.names[0]!r} sees the rows of one replica" if found.names else "",
+        "an output has a mask" if step.has_masks else "",
+        "the model adds losses of its rows" if any(s != Constant() for s in added) else "",
+        "the model has a `compute_loss` of its own" if step.replaces_loss else "",
+        f"the state {found.changed[0]!r} depends on the rows" if found.changed else "",
+    )
+    return StepReading(
+        mixes[0] if mixes else "",
+        found.rules,
+        found.names,
+        found.draws,
+        next(filter(None, reasons), ""),
+        (*findings, *found.findings),
+    )
+
+
+#: The treatment of what cannot be computed by each replica for its own rows.
+TOGETHER = "over all rows together"
+
+
+def cause_of(state: RowState) -> str:
+    """Return which operation relates rows to each other."""
+    return state.cause if isinstance(state, Mixed) and state.cause else _meaning(state)
+
+
+def _is_guess(variable: keras.Variable) -> bool:
+    """Return whether neither Keras nor the user has said how copies of a variable become one."""
+    kind = kind_of(variable)
+    return not kind.is_seed and not kind.owns_copies and kind.aggregation is VariableAggregation.NONE
+
+
+def _rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | None:
+    """Return how copies of a state become one; None where all rows are needed."""
+    match state:
+        case Constant(power=0):
+            return Merge.KEEP
+        case Constant(power=1) | Reduced(power=0):
+            return Merge.TOTAL
+        case Reduced(power=-1) if kind_of(variable).is_float:
+            return Merge.MEAN
+        case Added(origin=origin) if origin == number:
+            return Merge.CHANGE
+        case Extreme(is_largest=is_largest):
+            return Merge.LARGEST if is_largest else Merge.SMALLEST
+    return None
+
+
+def _meaning(state: RowState) -> str:
+    match state:
+        case RowWise(axis=0, power=0):
+            return "each row depends on itself"
+        case Constant(power=0):
+            return "it does not depend on the rows"
+        case Constant() | Reduced(power=0):
+            return "it is a sum over the rows"
+        case Reduced():
+            return "it is a mean over the rows"
+        case Added():
+            return "a sum over the rows is added to it"
+        case Extreme(is_largest=is_largest):
+            return f"it is the {'largest' if is_largest else 'smallest'} value over the rows"
+    return "it depends on several rows"
