@@ -40,7 +40,7 @@ from unisono.step._value_handle import in_parts
 from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.remote_step.programs._push_layout import is_pushing
-from unisono.training.replica._added_losses import added_losses, check_own_loss
+from unisono.training.replica._added_losses import added_losses
 from unisono.training.replica._gradients import aggregate_gradients
 from unisono.training.replica._losses import replica_loss, synchronized_moments
 from unisono.training.replica._metrics import metrics_add_up, update_with_all_rows
@@ -61,7 +61,6 @@ def wraps() -> list[KerasWrap]:
     """Return what is wrapped of losses, metrics, optimizers and BatchNormalization."""
     return [
         (keras.Model, "compute_loss", _compute_loss),
-        (keras.Model, "_compute_loss", _own_loss),
         (keras.Model, "compute_metrics", _compute_metrics),
         (keras.metrics.Metric, "stateless_result", _stateless_result),
         (keras.metrics.Mean, "update_state", _mean_update_state),
@@ -115,22 +114,6 @@ def _compute_loss(
     # Outside of the replica: every replica computes the loss of all rows, as one device does.
     with entered(None):
         return original(self, x, *rows, training)
-
-
-def _own_loss(
-    original: Callable[..., jax.Array | None],
-    self: keras.Model,
-    x: PyTree = None,
-    y: PyTree = None,
-    y_pred: PyTree = None,
-    sample_weight: PyTree = None,
-    training: bool = True,
-) -> jax.Array | None:
-    context = _replica_context()
-    # A user's `compute_loss` replaces the one that is wrapped above. Keras calls it from here.
-    if context is not None and context.means and type(self).compute_loss is not keras.Model.compute_loss:
-        check_own_loss(self, (x, y, y_pred, sample_weight, training), context)
-    return original(self, x, y, y_pred, sample_weight, training)
 
 
 def _compute_metrics(

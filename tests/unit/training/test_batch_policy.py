@@ -1,6 +1,6 @@
-"""The closed list of layers that may see batches that are filled up: each is tested, one by one.
+"""How batches reach the replicas, and Keras' layers whose rows are apart.
 
-The trace of each is read, and its result for a row must not change with the rows behind it.
+The trace of each layer is read, and its result for a row must not change with the rows behind it.
 """
 
 import jax
@@ -8,14 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.groups._batch_policy import (
-    ROW_WISE,
-    BatchPolicy,
-    Mode,
-    depends_on_batch,
-    one_batch_size,
-)
+from unisono.training.groups._batch_policy import BatchPolicy, Mode, one_batch_size
 from unisono.training.replica._row_analysis import RowUse, row_uses
+from unisono.training.replica._step_reading import StepReading
 
 L = keras.layers
 VECTOR, SERIES, IMAGE, VOLUME = (6,), (5, 4), (6, 6, 4), (4, 4, 4, 2)
@@ -65,8 +60,30 @@ for layer in (L.Add, L.Subtract, L.Multiply, L.Average, L.Maximum, L.Minimum):
 for layer in (L.Dropout, L.AlphaDropout, L.GaussianDropout, L.GaussianNoise):
     MADE[layer] = (default(0.5), [SERIES])
 DIMENSIONS = {"1D": SERIES, "2D": IMAGE, "3D": VOLUME}
-#: Their traces are not read to the end.
-UNREAD = (L.ConvLSTM1D, L.ConvLSTM2D, L.ConvLSTM3D)
+#: Keras' own layers whose result for a row depends on this row alone, where no axis is the batch's.
+ROW_WISE = frozenset(
+    {
+        *(L.InputLayer, L.Identity, L.Flatten, L.Reshape, L.Permute, L.RepeatVector),
+        *(L.Dense, L.EinsumDense, L.Embedding, L.Activation, L.ReLU, L.LeakyReLU, L.PReLU, L.ELU),
+        *(L.Softmax, L.Rescaling, L.Normalization, L.SpectralNormalization),
+        *(L.Conv1D, L.Conv2D, L.Conv3D, L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
+        *(L.DepthwiseConv1D, L.DepthwiseConv2D, L.SeparableConv1D, L.SeparableConv2D),
+        *(L.MaxPooling1D, L.MaxPooling2D, L.MaxPooling3D),
+        *(L.AveragePooling1D, L.AveragePooling2D, L.AveragePooling3D),
+        *(L.GlobalMaxPooling1D, L.GlobalMaxPooling2D, L.GlobalMaxPooling3D),
+        *(L.GlobalAveragePooling1D, L.GlobalAveragePooling2D, L.GlobalAveragePooling3D),
+        *(L.ZeroPadding1D, L.ZeroPadding2D, L.ZeroPadding3D, L.Resizing, L.CenterCrop),
+        *(L.Cropping1D, L.Cropping2D, L.Cropping3D, L.UpSampling1D, L.UpSampling2D, L.UpSampling3D),
+        *(L.LayerNormalization, L.RMSNormalization, L.GroupNormalization, L.UnitNormalization),
+        *(L.Dropout, L.SpatialDropout1D, L.SpatialDropout2D, L.SpatialDropout3D),
+        *(L.AlphaDropout, L.GaussianDropout, L.GaussianNoise),
+        *(L.SimpleRNN, L.LSTM, L.GRU, L.ConvLSTM1D, L.ConvLSTM2D, L.ConvLSTM3D, L.RNN),
+        *(L.SimpleRNNCell, L.LSTMCell, L.GRUCell, L.StackedRNNCells, L.Bidirectional),
+        *(L.TimeDistributed, L.MultiHeadAttention, L.GroupQueryAttention, L.Attention),
+        *(L.AdditiveAttention, L.Add, L.Subtract, L.Multiply, L.Average, L.Maximum, L.Minimum),
+        *(L.Concatenate, L.Dot, L.ReversibleEmbedding, L.BatchNormalization),
+    }
+)
 
 
 def made(cls):
@@ -96,8 +113,7 @@ def test_rows_do_not_meet(cls):
     call(*[keras.KerasTensor(x.shape, str(x.dtype)) for x in inputs])  # makes the weights
     call = jax.jit(call)
     whole = np.asarray(call(*inputs))
-    if cls not in UNREAD:
-        assert set(row_uses(call, tuple(inputs), 3, 6)) == {RowUse.APART}
+    assert set(row_uses(call, tuple(inputs), 3, 6)) == {RowUse.APART}
     filled = [np.concatenate([x[:3], x[2:3]]) for x in inputs]
     np.testing.assert_allclose(np.asarray(call(*filled))[:3], whole[:3], rtol=1e-5, atol=1e-6)
 
@@ -117,36 +133,6 @@ def model_of(*layers, shape=VECTOR):
     return keras.Sequential([keras.Input(shape), *layers])
 
 
-class Own(L.Dense):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (lambda: model_of(L.BatchNormalization()), "may mix rows"),
-        (lambda: model_of(L.Lambda(lambda x: x)), "may mix rows"),
-        (lambda: model_of(Own(3)), "may mix rows"),
-        (lambda: model_of(L.RNN(_OwnCell(2)), shape=SERIES), "may mix rows"),
-        (lambda: model_of(L.Softmax(axis=0)), "batch among its axes"),
-        (lambda: model_of(L.Softmax(axis=-2)), "batch among its axes"),
-        (lambda: model_of(L.Embedding(9, 2, mask_zero=True)), "makes a mask"),
-        (lambda: model_of(L.Dense(2, activity_regularizer="l2")), "activity regularizer"),
-    ],
-)
-def test_other_layers_may_mix_rows(model, why):
-    assert why in depends_on_batch(model())
-
-
-class _OwnCell(L.SimpleRNNCell):
-    pass
-
-
-@pytest.mark.parametrize("name", ["JaxLayer", "FlaxLayer", "TorchModuleWrapper", "Lambda", "MixUp", "CutMix"])
-def test_foreign_code_is_not_on_the_list(name):
-    assert getattr(L, name) not in ROW_WISE
-
-
 def test_models_for_one_batch_size():
     assert one_batch_size(model_of(L.Dense(2))) is None
     assert "takes 12 rows" in one_batch_size(keras.Sequential([keras.Input(batch_shape=(12, 6)), L.Dense(2)]))
@@ -154,14 +140,64 @@ def test_models_for_one_batch_size():
     assert "4 rows" in one_batch_size(stateful) or "keeps a state" in one_batch_size(stateful)
 
 
+def modes(sizes, reading, replicas=2, joins=False):
+    """The modes of batches of these sizes in one call."""
+    policy = BatchPolicy(model_of(L.Dense(2)), replicas, lambda _: reading, joins)
+    return [policy.mode(None, rows) for rows in sizes]
+
+
+APART = StepReading(unfillable="")
+NORMALIZES = StepReading(apart=("normalization",), unfillable="it normalizes")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reading", "expected"),
+    [
+        ([12, 12, 7], APART, [Mode.SPLIT, Mode.SPLIT, Mode.WHOLE]),
+        ([12, 2], APART, [Mode.SPLIT, Mode.SPLIT]),
+        ([11, 11, 4, 3], APART, [Mode.PADDED, Mode.PADDED, Mode.SPLIT, Mode.WHOLE]),
+        ([1], APART, [Mode.WHOLE]),
+        ([11, 2], StepReading(unfillable="a mask"), [Mode.WHOLE, Mode.SPLIT]),
+        # A part of 1 or 2 rows is no statistic, nor is the half of the others.
+        ([25, 25, 2], NORMALIZES, [Mode.WHOLE, Mode.WHOLE, Mode.WHOLE]),
+        ([12, 4, 6, 8], NORMALIZES, [Mode.SPLIT, Mode.WHOLE, Mode.WHOLE, Mode.SPLIT]),
+        ([4, 4, 2], NORMALIZES, [Mode.SPLIT, Mode.SPLIT, Mode.WHOLE]),
+        ([2, 2, 4], NORMALIZES, [Mode.SPLIT, Mode.SPLIT, Mode.SPLIT]),
+    ],
+)
+def test_modes(sizes, reading, expected):
+    assert modes(sizes, reading) == expected
+
+
+def test_rows_that_depend_on_each_other_are_computed_together():
+    mixes = StepReading(mixes="output relates rows")
+    assert modes([12, 7, 2], mixes) == [Mode.WHOLE] * 3
+    assert modes([12, 7, 2], mixes, joins=True) == [Mode.JOINED, Mode.WHOLE, Mode.JOINED]
+    assert modes([12, 7], mixes, replicas=1) == [Mode.SPLIT] * 2
+
+
 def test_what_concerns_a_model_is_said_once_for_it(caplog):
-    """Not by each of its functions, and not again after `compile`."""
-    models = [keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization()]) for _ in range(2)]
-    for model in (*models, *models):
-        assert BatchPolicy(model, 2).mode(11) is Mode.WHOLE
+    """Not by each of its functions, not again after `compile`, and not for each size."""
+    models = [model_of(L.Dense(2)) for _ in range(2)]
+    for rows, model in enumerate((*models, *models)):
+        assert BatchPolicy(model, 2, lambda _: NORMALIZES).mode(None, 11 + 2 * rows) is Mode.WHOLE
     assert [r.getMessage().partition(",")[0] for r in caplog.records] == [
-        "A batch of 11 rows does not divide over 2 replicas"
-    ] * 2
+        f"A batch of {rows} rows does not divide over 2 replicas" for rows in (11, 13)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reading", "text"),
+    [
+        (NORMALIZES, "'normalization' sees the rows of one replica alone"),
+        (StepReading(draws=("a", "b", "c")), "'a' and 2 more draw random numbers per replica"),
+        (StepReading(mixes="a queue"), "cannot be computed apart: a queue"),
+    ],
+)
+def test_what_differs_from_one_device_or_costs_speed_is_said(reading, text, caplog):
+    modes([12, 12], reading)
+    (record,) = caplog.records
+    assert text in record.getMessage()
 
 
 def test_batches_of_many_shapes_are_named_once(caplog):
@@ -169,7 +205,7 @@ def test_batches_of_many_shapes_are_named_once(caplog):
     few = [(rows, length) for rows in range(1, 40) for length in range(15)]
     many = [(4, length) for length in range(40)]
     for shapes, warnings in [(few, 0), (many, 1), (many, 1)]:
-        policy = BatchPolicy(model, 2)
+        policy = BatchPolicy(model, 2, lambda _: APART)
         for rows, length in shapes:
             policy.note_shapes((np.ones((rows, length, 1)), np.ones(rows)))
         assert len(caplog.records) == warnings

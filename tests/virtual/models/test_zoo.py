@@ -446,9 +446,9 @@ class RefusesWholeBatches(L.Layer):
         return x
 
 
-def test_an_added_loss_that_cannot_be_computed_for_all_rows_is_a_mean_and_said(caplog):
+def test_a_layer_that_refuses_the_rows_of_all_replicas_sees_those_of_one_which_is_said(caplog):
     trained(Entry(lambda: dense(RefusesWholeBatches())), 2, ROWS, BATCH)
-    assert "counts as the mean of its values on the replicas" in caplog.text
+    assert f"a step that takes {BATCH // 2} rows and not {BATCH}" in caplog.text
 
 
 def in_a_subclassed_model():

@@ -270,8 +270,9 @@ def test_steps_with_grouped_convolutions_run_one_by_one(monkeypatch, steps):
     layers = L.Conv2D(2, 1), L.DepthwiseConv2D(3)
     started, traces, losses = fit_counting(monkeypatch, *layers, steps_per_execution=steps)
     assert started == 8
-    # One by Keras, and one for both programs: the one with a loop, which is given up, and that of one step.
-    assert traces == 2
+    # One by Keras, two that read the step, and one for both programs: the one with a loop, which is given up,
+    # and that of one step.
+    assert traces == 4
     if steps == 4:
         layers = L.Conv2D(2, 1), L.DepthwiseConv2D(3)
         assert losses == pytest.approx(fit_counting(monkeypatch, *layers)[2], rel=1e-6)
@@ -281,8 +282,9 @@ def test_steps_with_grouped_convolutions_run_one_by_one(monkeypatch, steps):
 def test_other_steps_share_programs_and_are_traced_once(monkeypatch, steps):
     started, traces, _ = fit_counting(monkeypatch, L.Conv2D(2, 3), steps_per_execution=steps)
     assert started < 8
-    # One by Keras, which builds the model's metrics from symbols, and one by the program.
-    assert traces == 2
+    # One by Keras, which builds the model's metrics from symbols, two that read how the step treats rows, and
+    # one by the program.
+    assert traces == 4
 
 
 def test_a_large_state_gets_a_loop_when_there_are_steps_enough(monkeypatch):

@@ -41,4 +41,5 @@ def test_what_the_first_step_loads_traces_and_compiles():
     assert done.returncode == 0, done.stderr
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     # Five shapes of kernels take one program of random numbers, and their biases and Adam's variables none.
-    assert found == {"loaded": "[]", "traces": "1", "steps": "1", "random": "1", "constants": "0"}
+    # Two traces read how the step treats rows, and one is the program's.
+    assert found == {"loaded": "[]", "traces": "3", "steps": "1", "random": "1", "constants": "0"}

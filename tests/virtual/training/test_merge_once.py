@@ -68,7 +68,7 @@ class Counts(keras.layers.Layer):
 
     def call(self, inputs):
         self.seen.assign(0.5 * self.seen + keras.ops.mean(inputs))
-        return inputs + self.seen
+        return inputs
 
 
 @pytest.fixture

@@ -73,7 +73,12 @@ def batches(number, rows=8):
 def held_model(gate, replicas):
     with mirrored(replicas).scope():
         model = keras.Sequential(
-            [keras.Input((WIDTH,)), Held(gate), keras.layers.Dense(WIDTH), keras.layers.Dense(1)]
+            [
+                keras.Input((WIDTH,)),
+                unisono.per_replica(Held(gate)),
+                keras.layers.Dense(WIDTH),
+                keras.layers.Dense(1),
+            ]
         )
         model.compile(keras.optimizers.SGD(1e-4), "mse")
     return model

@@ -4,12 +4,15 @@
 every argument that `get_config` leaves out.
 """
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 
 import unisono
 from tests.virtual.training._digits import WEIGHTS, digits, mirrored
+from unisono.training.groups._batch_policy import Mode
 
 L = keras.layers
 ops = keras.ops
@@ -162,13 +165,24 @@ def own_loss(total):
 
 
 @pytest.mark.parametrize(
-    ("total", "warns"),
-    [(keras.ops.mean, False), (keras.ops.sum, True), (lambda e: keras.ops.sqrt(keras.ops.mean(e)), True)],
+    ("total", "mode"),
+    [
+        (keras.ops.mean, Mode.SPLIT),
+        (keras.ops.sum, Mode.JOINED),
+        (lambda e: keras.ops.sqrt(keras.ops.mean(e)), Mode.JOINED),
+    ],
     ids=["mean", "sum", "root"],
 )
-def test_a_compute_loss_that_depends_on_the_number_of_replicas_is_named(total, warns, caplog):
-    with unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        model = own_loss(total)
-    model.fit(np.ones((8, 3), "f4"), np.ones((8, 1), "f4"), batch_size=4, verbose=0)
-    named = [r for r in caplog.records if "OwnLoss.compute_loss" in r.message]
-    assert len(named) == warns
+def test_a_compute_loss_is_that_of_one_device(total, mode, caplog):
+    x, y = np.random.default_rng(0).normal(size=(8, 3)).astype("f4"), np.ones((8, 1), "f4")
+    results = []
+    for scope in contextlib.nullcontext(), unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = own_loss(total)
+        history = model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history["loss"]
+        results.append([*history, *model.get_weights()])
+    for one, two in zip(*results, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-5)
+    assert {key.mode for key in model.train_function._programs} == {mode}
+    assert caplog.text.count("compute_loss relates rows") == (mode is Mode.JOINED)

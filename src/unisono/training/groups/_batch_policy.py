@@ -78,6 +78,7 @@ class BatchPolicy:
         #: Of the running call; None until its first batch.
         self.usual_rows: int | None = None
         self._is_fixed: bool | None = None
+        self._reading: StepReading | None = None
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
 
     def _say(self, level: int, subject: str, text: str) -> None:
@@ -122,7 +123,7 @@ class BatchPolicy:
             self._is_fixed = self._has_one_size()
         if self._is_fixed:
             return Mode.WHOLE
-        reading = self._read(batch)
+        reading = self._reading = self._reading or self._read(batch)
         if reading.mixes:
             return self._together(rows, reading)
         if rows % replicas == 0:

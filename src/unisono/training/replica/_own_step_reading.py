@@ -25,9 +25,15 @@ from unisono.training.replica._fused_metrics import NeedsPeersError
 from unisono.training.replica._row_analysis import row_states
 from unisono.training.replica._row_states import Constant, Reduced, RowState, RowWise
 from unisono.training.replica._rows import rows_of
-from unisono.training.replica._step_reading import StateRules, StepReading, cause_of, replaced_calls
+from unisono.training.replica._step_reading import (
+    StateRules,
+    StepReading,
+    cause_of,
+    replaced_calls,
+    unreadable,
+    with_rows,
+)
 
-#: Lists of variables, as a step's state has them.
 Variables = tuple[list[keras.Variable], ...]
 
 #: One replica's step: from an engine, the state and a batch to logs and the new state.
@@ -107,13 +113,17 @@ def read_own_step(
     """
     rows = max(2, (rows_of(batch) or 0) // replicas)
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
+    arrays = jax.tree.map(jnp.asarray, batch)
     try:
-        arrays = jax.tree.map(jnp.asarray, batch)
         states = row_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows)
     except NeedsPeersError:
         return _together("its step needs the rows of all replicas")
     except Exception as error:  # a user's step may do anything with another number of rows
-        return _together(f"its step could not be traced for {rows} rows ({type(error).__name__}: {error})")
+
+        def trace(n: int) -> object:
+            return jax.eval_shape(step, with_rows(arrays, n), step.parts(n), *step.kept)
+
+        return unreadable(error, trace, rows, rows_of(batch) or 0)
     return step.reading(states, predicts)
 
 

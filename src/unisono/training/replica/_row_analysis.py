@@ -31,6 +31,7 @@ from unisono.training.replica._row_states import (
     Equation,
     Extreme,
     Mixed,
+    Operand,
     Reduced,
     RowState,
     RowWise,
@@ -235,15 +236,16 @@ class _TraceReader:
         chosen = _chosen(step, operands)
         if chosen is not None:
             return [operands[chosen]]
-        operands = [self.settled(s) for s in operands]
-        if any(isinstance(s, Mixed) for s in operands):
+        settled = [self.settled(s) for s in operands]
+        if any(isinstance(s, Mixed) for s in settled):
             return [MIXED] * count
-        if any(isinstance(s, (Extreme, Added)) for s in operands):
-            return [of_extremes(step, operands)] * count
+        given: list[Operand] = [s for s in settled if not isinstance(s, (Extreme, Added))]
+        if len(given) < len(settled):
+            return [of_extremes(step, settled)] * count
         rule = RULES.get(name)
-        found = rule(step, operands) if rule is not None else anything(step, operands)
-        if isinstance(found, Mixed) and any(isinstance(s, Reduced) for s in operands):
-            found = linear_in_sums(step, operands)
+        found = rule(step, given) if rule is not None else anything(step, given)
+        if isinstance(found, Mixed) and any(isinstance(s, Reduced) for s in given):
+            found = linear_in_sums(step, given)
         states = found if isinstance(found, list) else [found] * count
         return [s if is_fill(s) else _unknown(s) for s in states]
 
@@ -290,7 +292,7 @@ class _TraceReader:
         results = self._until_they_stay((bodies[0], bodies[1]), fixed, carried, [])
         if results is None:
             return None
-        ends = self.closed(*conditions, [*operands[:first], *results])
+        ends = self.closed(conditions[0], conditions[1], [*operands[:first], *results])
         return results if ends is not None and self.settled(ends[0]) == Constant() else None
 
     def _until_they_stay(
@@ -318,11 +320,12 @@ class _TraceReader:
 
 def _passes(step: Step) -> bool:
     """Return whether an operation returns its operand."""
-    before, after = step.eqn.invars[0].aval if step.eqn.invars else None, step.eqn.outvars[0].aval
     if step.eqn.primitive.name in ("copy", "copy_p", "stop_gradient"):
         return True
-    same = step.eqn.primitive.name in ("convert_element_type", "reshape")
-    return same and step.is_plain and before.shape == after.shape and before.dtype == after.dtype
+    if step.eqn.primitive.name not in ("convert_element_type", "reshape") or not step.is_plain:
+        return False
+    before, after = step.eqn.invars[0].aval, step.eqn.outvars[0].aval
+    return bool(before.shape == after.shape and before.dtype == after.dtype)
 
 
 def _because(state: Mixed, operands: Sequence[RowState], eqn: Equation) -> Mixed:

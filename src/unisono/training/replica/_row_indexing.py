@@ -10,6 +10,7 @@ from unisono.training.replica._row_states import (
     Added,
     Constant,
     Extreme,
+    Operand,
     Reduced,
     RowState,
     RowWise,
@@ -20,7 +21,7 @@ from unisono.training.replica._row_states import (
 )
 
 
-def cut(step: Step, operands: list[RowState]) -> RowState:
+def cut(step: Step, operands: list[Operand]) -> RowState:
     """Apply to parts of an array that are whole along the axes that count rows."""
     state = operands[0]
     rows = step.counting() | ({state.axis} if isinstance(state, RowWise) else set())
@@ -31,7 +32,7 @@ def cut(step: Step, operands: list[RowState]) -> RowState:
     return state if whole and rest else MIXED
 
 
-def gather(step: Step, operands: list[RowState]) -> RowState:
+def gather(step: Step, operands: list[Operand]) -> RowState:
     """Apply to rows of a table that does not depend on the batch, or entries of a row's own part."""
     table, indices = operands
     numbers = step.params["dimension_numbers"]
@@ -49,7 +50,7 @@ def gather(step: Step, operands: list[RowState]) -> RowState:
     return RowWise(places[indices.axis], table.power)
 
 
-def _window_of_gather(step: Step, operands: list[RowState]) -> RowState:
+def _window_of_gather(step: Step, operands: list[Operand]) -> RowState:
     """The same places of each row's part."""
     table, indices = operands
     numbers, sizes = (
@@ -69,7 +70,7 @@ def _window_of_gather(step: Step, operands: list[RowState]) -> RowState:
     return RowWise(numbers.offset_dims[kept.index(table.axis)], table.power)
 
 
-def scatter(step: Step, operands: list[RowState]) -> RowState:
+def scatter(step: Step, operands: list[Operand]) -> RowState:
     """Apply to values written to the same places of each row's part."""
     target, indices, update = operands
     numbers = step.params["dimension_numbers"]
@@ -93,7 +94,7 @@ def scatter(step: Step, operands: list[RowState]) -> RowState:
     return aligned([target, update])
 
 
-def _histogram(step: Step, operands: list[RowState]) -> RowState:
+def _histogram(step: Step, operands: list[Operand]) -> RowState:
     """Rows written to places that they choose themselves: added up, or the largest."""
     target, indices, update = operands
     numbers, name = step.params["dimension_numbers"], step.eqn.primitive.name.replace("-", "_")
@@ -118,7 +119,7 @@ def _histogram(step: Step, operands: list[RowState]) -> RowState:
     return MIXED if origin is None or update.power else Added(origin)
 
 
-def _into_own_rows(step: Step, operands: list[RowState]) -> RowState:
+def _into_own_rows(step: Step, operands: list[Operand]) -> RowState:
     """Values written to places of each row's own part, which the row chooses."""
     target, indices, update = operands
     numbers = step.params["dimension_numbers"]
@@ -136,7 +137,7 @@ def _into_own_rows(step: Step, operands: list[RowState]) -> RowState:
     return RowWise(own[0], found.power) if isinstance(found, Constant) else found
 
 
-def update(step: Step, operands: list[RowState]) -> RowState:
+def update(step: Step, operands: list[Operand]) -> RowState:
     """Apply to a part overwritten by another that is whole along the axes that count rows."""
     target, update, *places = operands
     apart = {s.axis for s in (target, update) if isinstance(s, RowWise)}

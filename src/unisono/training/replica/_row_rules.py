@@ -17,6 +17,7 @@ from unisono.training.replica._row_states import (
     Constant,
     Extreme,
     Mixed,
+    Operand,
     Reduced,
     RowState,
     RowWise,
@@ -27,10 +28,10 @@ from unisono.training.replica._row_states import (
     with_power,
 )
 
-Rule = Callable[[Step, list[RowState]], "RowState | list[RowState]"]
+Rule = Callable[[Step, list[Operand]], "RowState | list[RowState]"]
 
 
-def _elementwise(step: Step, operands: list[RowState]) -> RowState:
+def _elementwise(step: Step, operands: list[Operand]) -> RowState:
     """Any function of the entries at one place."""
     if step.eqn.primitive.name in _COMPARISONS and any(is_zero(s) for s in operands):
         # A power of the number of rows changes no sign.
@@ -42,16 +43,16 @@ def _elementwise(step: Step, operands: list[RowState]) -> RowState:
     return aligned(operands)
 
 
-def _selection(step: Step, operands: list[RowState]) -> RowState:
+def _selection(step: Step, operands: list[Operand]) -> RowState:
     """Entries of one of several operands, chosen place by place: of one power."""
     which, *cases = operands
     found = aligned(cases)
     if not isinstance(which, (Constant, RowWise)) or which.power or isinstance(found, Mixed):
         return MIXED
-    return aligned([with_power(which, found.power), found])  # type: ignore[union-attr]
+    return aligned([with_power(which, found.power), found])
 
 
-def _sum_of_two(step: Step, operands: list[RowState]) -> RowState:
+def _sum_of_two(step: Step, operands: list[Operand]) -> RowState:
     totals = [s for s in operands if isinstance(s, Reduced)]
     added = _added(step, operands)
     if added is not None:
@@ -68,7 +69,7 @@ def _sum_of_two(step: Step, operands: list[RowState]) -> RowState:
     return totals[0] if fits else MIXED
 
 
-def _added(step: Step, operands: list[RowState]) -> Added | None:
+def _added(step: Step, operands: list[Operand]) -> Added | None:
     """Return that a result is an argument of the function plus a sum over rows; None where it is not."""
     first, second = operands
     if step.eqn.primitive.name != "sub" and is_total(first):
@@ -83,7 +84,7 @@ def is_total(state: RowState) -> bool:
     return state == Reduced(0) or (isinstance(state, Constant) and state.power == 1)
 
 
-def _product(step: Step, operands: list[RowState]) -> RowState:
+def _product(step: Step, operands: list[Operand]) -> RowState:
     """Multiplication and division: one operand may have a power, and be a sum."""
     a, b = operands
     divides = step.eqn.primitive.name == "div"
@@ -99,7 +100,7 @@ def _product(step: Step, operands: list[RowState]) -> RowState:
     return aligned([with_power(s, power) for s in operands])
 
 
-def _conversion(step: Step, operands: list[RowState]) -> RowState:
+def _conversion(step: Step, operands: list[Operand]) -> RowState:
     (state,) = operands
     is_float = jnp.issubdtype(step.eqn.outvars[0].aval.dtype, jnp.inexact)
     if state == Reduced(0) and not jnp.issubdtype(step.eqn.invars[0].aval.dtype, jnp.inexact):
@@ -107,12 +108,12 @@ def _conversion(step: Step, operands: list[RowState]) -> RowState:
     return state if is_float or (isinstance(state, (Constant, RowWise)) and not state.power) else MIXED
 
 
-def _linear(step: Step, operands: list[RowState]) -> RowState:
+def _linear(step: Step, operands: list[Operand]) -> RowState:
     """An operation that gives a sum of rows for a sum of rows, place by place."""
     return operands[0]
 
 
-def _reduction(step: Step, operands: list[RowState]) -> RowState:
+def _reduction(step: Step, operands: list[Operand]) -> RowState:
     (state, *_), axes = operands, set(step.params["axes"])
     if not step.same("axes") or isinstance(state, Mixed):
         return MIXED
@@ -135,7 +136,7 @@ def _extreme(step: Step) -> RowState:
     return Extreme(name in ("max", "or")) if name in ("max", "min", "or", "and") else MIXED
 
 
-def _broadcast(step: Step, operands: list[RowState]) -> RowState:
+def _broadcast(step: Step, operands: list[Operand]) -> RowState:
     state = operands[0]
     if not step.same("broadcast_dimensions"):
         return MIXED
@@ -147,7 +148,7 @@ def _broadcast(step: Step, operands: list[RowState]) -> RowState:
     return state
 
 
-def _reshape(step: Step, operands: list[RowState]) -> RowState:
+def _reshape(step: Step, operands: list[Operand]) -> RowState:
     """Rows stay together where what lies before their axis keeps its size."""
     state = operands[0]
     if not isinstance(state, RowWise):
@@ -160,14 +161,14 @@ def _reshape(step: Step, operands: list[RowState]) -> RowState:
     return MIXED
 
 
-def _transpose(step: Step, operands: list[RowState]) -> RowState:
+def _transpose(step: Step, operands: list[Operand]) -> RowState:
     state = operands[0]
     if not isinstance(state, RowWise):
         return state
     return RowWise(list(step.params["permutation"]).index(state.axis), state.power)
 
 
-def _squeeze(step: Step, operands: list[RowState]) -> RowState:
+def _squeeze(step: Step, operands: list[Operand]) -> RowState:
     state, dimensions = operands[0], step.params["dimensions"]
     if not isinstance(state, RowWise):
         return state
@@ -179,7 +180,7 @@ def _squeeze(step: Step, operands: list[RowState]) -> RowState:
 def _along(parameter: str) -> Rule:
     """An operation along one axis, of one or more operands of one shape."""
 
-    def rule(step: Step, operands: list[RowState]) -> RowState | list[RowState]:
+    def rule(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
         axis = step.params[parameter]
         adds = step.eqn.primitive.name == "cumsum" and isinstance(operands[0], Reduced)
         if not step.same(parameter) or any(isinstance(s, Reduced) for s in operands):
@@ -193,14 +194,14 @@ def _along(parameter: str) -> Rule:
     return rule
 
 
-def _pad(step: Step, operands: list[RowState]) -> RowState:
+def _pad(step: Step, operands: list[Operand]) -> RowState:
     config = step.params["padding_config"]
     rows = step.counting()
     fits = step.same("padding_config") and all(tuple(config[i]) == (0, 0, 0) for i in rows)
     return aligned(operands) if fits else MIXED
 
 
-def _window(step: Step, operands: list[RowState]) -> RowState:
+def _window(step: Step, operands: list[Operand]) -> RowState:
     """Pooling: a window of one row."""
     params = step.params
     names = [n for n in ("window_dimensions", "window_strides", "padding") if n in params]
@@ -215,7 +216,7 @@ def _window(step: Step, operands: list[RowState]) -> RowState:
     return (aligned(operands[:1]) if adds else _elementwise(step, operands[:1])) if alone else MIXED
 
 
-def _window_gradient(step: Step, operands: list[RowState]) -> RowState:
+def _window_gradient(step: Step, operands: list[Operand]) -> RowState:
     """Add the gradient of each window to its largest entry: windows of one row."""
     source, pooled = operands
     names = ("window_dimensions", "window_strides", "padding")
@@ -229,7 +230,7 @@ def _window_gradient(step: Step, operands: list[RowState]) -> RowState:
     return aligned([source, with_power(pooled, source.power)])
 
 
-def _dot(step: Step, operands: list[RowState]) -> RowState:
+def _dot(step: Step, operands: list[Operand]) -> RowState:
     """Products: rows are free, contracted, or an axis of the batch in both operands."""
     (contracted, batched), (a, b) = step.params["dimension_numbers"], operands
     parts = (Constant, RowWise)
@@ -250,7 +251,7 @@ def _dot(step: Step, operands: list[RowState]) -> RowState:
 
 
 def _place(
-    state: RowState, contracted: Sequence[int], batched: Sequence[int], rank: int
+    state: Operand, contracted: Sequence[int], batched: Sequence[int], rank: int
 ) -> tuple[str, int] | None:
     """What a product does with the rows of an operand, and in which place."""
     if not isinstance(state, RowWise):
@@ -277,7 +278,7 @@ def _dot_result(
     return RowWise(before + number, power)
 
 
-def _convolution(step: Step, operands: list[RowState]) -> RowState:
+def _convolution(step: Step, operands: list[Operand]) -> RowState:
     """Rows are the images; in the gradient of a kernel they are summed up, as input channels."""
     image, kernel = operands
     numbers, params = step.params["dimension_numbers"], step.params
@@ -298,14 +299,14 @@ def _convolution(step: Step, operands: list[RowState]) -> RowState:
     return Reduced(power) if any(places) else Constant(power + 1)
 
 
-def _stack(step: Step, operands: list[RowState]) -> RowState:
+def _stack(step: Step, operands: list[Operand]) -> RowState:
     found, axis = _elementwise(step, operands), step.params["axis"]
     if not step.same("axis") or len(step.eqn.invars) != len(step.other.invars):
         return MIXED
     return RowWise(found.axis + (axis <= found.axis)) if isinstance(found, RowWise) else found
 
 
-def _tile(step: Step, operands: list[RowState]) -> RowState:
+def _tile(step: Step, operands: list[Operand]) -> RowState:
     state, repeats = operands[0], [e.params["reps"] for e in (step.eqn, step.other)]
     if isinstance(state, Constant):
         return state
@@ -313,18 +314,18 @@ def _tile(step: Step, operands: list[RowState]) -> RowState:
     return state if alone else MIXED
 
 
-def _reverse(step: Step, operands: list[RowState]) -> RowState:
+def _reverse(step: Step, operands: list[Operand]) -> RowState:
     turned = set(step.params["dimensions"])
     own = {operands[0].axis} if isinstance(operands[0], RowWise) else set()
     return MIXED if turned & (step.counting() | own) or not step.same("dimensions") else operands[0]
 
 
-def _several(step: Step, operands: list[RowState]) -> list[RowState]:
+def _several(step: Step, operands: list[Operand]) -> list[RowState]:
     """Each operand passes."""
     return list(operands)
 
 
-def _matrices(step: Step, operands: list[RowState]) -> RowState | list[RowState]:
+def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     """Functions of matrices in the last two axes, or of series in the last ones."""
     axes = len(step.params["fft_lengths"]) if "fft_lengths" in step.params else 2
     found = _elementwise(step, operands)
@@ -334,13 +335,13 @@ def _matrices(step: Step, operands: list[RowState]) -> RowState | list[RowState]
     return [found if few != many else MIXED for few, many in zip(*shapes, strict=True)]
 
 
-def _attention(step: Step, operands: list[RowState]) -> RowState:
+def _attention(step: Step, operands: list[Operand]) -> RowState:
     """Apply to cuDNN's attention, of which the first axis counts rows."""
     found = _elementwise(step, operands)
     return found if found in (Constant(), RowWise(0)) else MIXED
 
 
-def linear_in_sums(step: Step, operands: list[RowState]) -> RowState:
+def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
     """Apply to an operation that is linear in sums over rows; its other operands are not of the rows."""
     totals = [s for s in operands if isinstance(s, Reduced)]
     rest = [s for s in operands if not isinstance(s, Reduced)]
@@ -363,12 +364,12 @@ _LINEAR_IN_FIRST = frozenset(
 )
 
 
-def _made(step: Step, operands: list[RowState]) -> RowState:
+def _made(step: Step, operands: list[Operand]) -> RowState:
     """Made of nothing; along rows it would say where a row lies."""
     return Constant() if step.is_plain else MIXED
 
 
-def _random(step: Step, operands: list[RowState]) -> RowState:
+def _random(step: Step, operands: list[Operand]) -> RowState:
     """Each row draws its own numbers: on a replica from the replica's own stream.
 
     Numbers that all rows share would differ between the replicas.

@@ -69,7 +69,9 @@ class Mixed:
     cause: str = dataclasses.field(default="", compare=False)
 
 
-RowState = Constant | RowWise | Reduced | Extreme | Added | Mixed
+#: What most rules know of an operand, and all that is known of a value.
+Operand = Constant | RowWise | Reduced | Mixed
+RowState = Operand | Extreme | Added
 MIXED = Mixed()
 
 
@@ -121,10 +123,9 @@ def is_fill(state: RowState) -> bool:
 # --- what holds for many operations ---------------------------------------------------------------
 
 
-def with_power(state: RowState, power: int) -> RowState:
+def with_power(state: Operand, power: int) -> Operand:
     """Return a state with another power of the number of rows."""
-    has_power = isinstance(state, (Constant, RowWise, Reduced))
-    return dataclasses.replace(state, power=power) if has_power else MIXED
+    return state if isinstance(state, Mixed) else dataclasses.replace(state, power=power)
 
 
 def is_zero(state: RowState) -> bool:
@@ -132,7 +133,7 @@ def is_zero(state: RowState) -> bool:
     return isinstance(state, Constant) and state.known is not None and not any(map(np.any, state.known))
 
 
-def aligned(operands: Sequence[RowState]) -> RowState:
+def aligned(operands: Sequence[RowState]) -> Operand:
     """Return what is known of entries at one place that are functions of the operands' entries there."""
     if not all(isinstance(s, (Constant, RowWise)) for s in operands):
         return MIXED
@@ -144,7 +145,7 @@ def aligned(operands: Sequence[RowState]) -> RowState:
     return RowWise(apart.pop(), power) if apart else Constant(power)
 
 
-def anything(step: Step, operands: list[RowState]) -> RowState:
+def anything(step: Step, operands: Sequence[RowState]) -> Operand:
     """Apply to an operation without a rule: certain only where no operand has to do with rows."""
     plain = all(s == Constant() for s in operands) and step.is_plain
     return Constant() if plain and equal_params(step.eqn.params, step.other.params) else MIXED

@@ -132,11 +132,36 @@ def read_step(model: keras.Model, training: bool, batch: PyTree, replicas: int) 
     try:
         states = row_states(step, arrays, step.kept, own, own * replicas)
     except Exception as error:  # a user's layer may do anything with another number of rows
-        reason = (
-            f"it could not be traced for {own} and {own * replicas} rows ({type(error).__name__}: {error})"
-        )
-        return StepReading(mixes=reason, unfillable=reason)
+        return unreadable(error, lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept), own, rows)
     return _summary(step, states)
+
+
+def unreadable(error: Exception, trace: Callable[[int], object], own: int, rows: int) -> StepReading:
+    """Return what is known of a step that could not be traced for two numbers of rows.
+
+    Args:
+        trace: traces the step for a number of rows.
+        own: rows of one replica.
+        rows: of all replicas.
+    """
+    reason = f"it could not be read ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+    if _succeeds(trace, rows) or not _succeeds(trace, own):
+        return StepReading(mixes=reason, unfillable=reason)
+    # One device could not run it: what the replicas compute apart is all that there is.
+    return StepReading(apart=(f"a step that takes {own} rows and not {rows}",), unfillable=reason)
+
+
+def _succeeds(trace: Callable[[int], object], rows: int) -> bool:
+    try:
+        trace(rows)
+    except Exception:  # whatever a user's layer raises
+        return False
+    return True
+
+
+def with_rows(tree: PyTree, rows: int) -> PyTree:
+    """Return the shapes of arrays with another number of rows; scalars keep theirs."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]) if x.ndim else (), x.dtype), tree)
 
 
 def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
