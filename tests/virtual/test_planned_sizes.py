@@ -59,7 +59,7 @@ def test_a_batch_follows_from_a_functional_model():
     joined = keras.layers.Concatenate()([inputs["a"], keras.ops.cast(inputs["b"], "float32")])
     model = keras.Model(inputs, keras.layers.Dense(4)(joined))
     model.compile("sgd", "mse")
-    x, y = _model_plan._batch_for(model, 6)
+    x, y = _model_plan.batch_for(model, 6)
     assert [(x[k].shape, str(x[k].dtype)) for k in "ab"] == [((6, 3), "float32"), ((6, 2), "int32")]
     assert y.shape == (6, 4)
     np.testing.assert_array_equal(model.predict(x, verbose=0).shape, (6, 4))
@@ -83,7 +83,7 @@ def test_a_model_of_a_form_that_a_batch_does_not_follow_from():
     model = keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(2)])
     model.compile("sgd", "mse")
     with pytest.raises(unisono.InvalidArgumentError, match=r"Write a function `make_batch\(rows\)`"):
-        _model_plan._batch_for(model, 6)
+        _model_plan.batch_for(model, 6)
 
 
 def test_a_step_that_is_not_compiled_has_no_plan(tmp_path):

@@ -371,6 +371,27 @@ def plan(
     typer.echo(_model_plan.main(_model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds)))
 
 
+@app.command(
+    no_args_is_help=True,
+    epilog=_examples("unisono explain model.py", "unisono explain model.py:make_large --devices 8"),
+)
+def explain(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE[:FUNCTION]",
+            help="A Python file whose function `make_model` returns a compiled model. A function "
+            "`make_batch(rows)` there returns `(x, y)`, if it does not follow from the model.",
+        ),
+    ],
+    devices: Annotated[int, typer.Option(help="How many replicas train together.")] = 2,
+) -> None:
+    """Print how each part of a model is computed on several replicas, and what differs from one device."""
+    from unisono.cli import _model_explanation
+
+    typer.echo(_model_explanation.main(model, devices))
+
+
 @app.command(epilog=_examples("unisono migrate train.py models/", "unisono migrate --json models/"))
 def migrate(
     programs: Annotated[

@@ -34,35 +34,19 @@ _MEMORY_UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 1 << 20, "gib": 
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions:
-    """What is planned.
+class ModelFile:
+    """A program that makes a model.
 
     Args:
         model: a Python file, with `:function` where that is not `make_model`.
-        devices: how many train together.
-        batch: rows of each device.
-        servers: tasks of a job of parameter servers; 0 for no such row.
-        link: bytes a second between two devices, in each direction.
-        memory: bytes of a device; None if unknown.
-        step_seconds: of one device; None to measure it here.
     """
 
     model: str
-    devices: int
-    batch: int
-    servers: int
-    link: float
-    memory: float | None
-    step_seconds: float | None
 
     def __post_init__(self) -> None:
-        least = {"devices": (self.devices, 1), "batch": (self.batch, 1), "ps": (self.servers, 0)}
-        for name, (value, low) in least.items():
-            if value < low:
-                raise InvalidArgumentError(f"`--{name}` must be at least {low}. Received: {value}.")
         if not Path(self._file_and_function[0]).is_file():
             raise InvalidArgumentError(
-                "A plan needs a Python file with a function that returns a compiled model. Received: "
+                "A model is made by a Python file with a function that returns a compiled model. Received: "
                 f"{self.model!r}, which is no file. Write `model.py` or `model.py:make_model`."
             )
 
@@ -81,6 +65,34 @@ class PlanOptions:
                 f"{sorted(n for n in names if not n.startswith('_') and callable(names[n]))}."
             )
         return names[function], names.get("make_batch")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(ModelFile):
+    """What is planned.
+
+    Args:
+        devices: how many train together.
+        batch: rows of each device.
+        servers: tasks of a job of parameter servers; 0 for no such row.
+        link: bytes a second between two devices, in each direction.
+        memory: bytes of a device; None if unknown.
+        step_seconds: of one device; None to measure it here.
+    """
+
+    devices: int
+    batch: int
+    servers: int
+    link: float
+    memory: float | None
+    step_seconds: float | None
+
+    def __post_init__(self) -> None:
+        least = {"devices": (self.devices, 1), "batch": (self.batch, 1), "ps": (self.servers, 0)}
+        for name, (value, low) in least.items():
+            if value < low:
+                raise InvalidArgumentError(f"`--{name}` must be at least {low}. Received: {value}.")
+        super().__post_init__()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +200,9 @@ def examine(options: PlanOptions) -> ModelSize:
         devices = [f"cpu:{i}" for i in range(count)]
         strategy = MirroredStrategy(devices, state_layout=LAYOUTS[0] if count == 1 else layout)
         with strategy.scope():
-            model = _checked(make_model(), options.model)
+            model = checked(make_model(), options.model)
         rows = options.batch * count
-        x, y = make_batch(rows) if make_batch is not None else _batch_for(model, rows)
+        x, y = make_batch(rows) if make_batch is not None else batch_for(model, rows)
         if count == 1:
             if seconds is None:
                 seconds = _step_seconds(model, x, y)
@@ -205,7 +217,7 @@ def examine(options: PlanOptions) -> ModelSize:
     return ModelSize(*sizes, given, temporary, seconds)
 
 
-def _checked(model: Any, where: str) -> Any:
+def checked(model: Any, where: str) -> Any:
     import keras
 
     if not isinstance(model, keras.Model) or not model.compiled or not model.built:
@@ -220,7 +232,7 @@ def _size(variable: Any) -> int:
     return int(variable.value.nbytes)
 
 
-def _batch_for(model: Any, rows: int) -> tuple[Any, Any]:
+def batch_for(model: Any, rows: int) -> tuple[Any, Any]:
     """Return a batch of zeros as a model's inputs, outputs and loss want it."""
     import keras
     import numpy as np

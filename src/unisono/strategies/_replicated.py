@@ -77,6 +77,44 @@ class ReplicatedStrategy(Strategy):
         """Where variables rest between steps, and how gradients are reduced."""
         return self._state_layout
 
+    @property
+    def joins_rows(self) -> bool:
+        """Whether rows that depend on each other are computed by one program over all devices.
+
+        Otherwise every replica computes all of them: between processes XLA's own messages for each array
+        take longer, and state in parts is for programs that run once per replica.
+        """
+        return self._group.size == 1 and self.state_layout.is_whole
+
+    def explain(
+        self, model: keras.Model, data: PyTree = None, print_fn: Callable[[str], object] = print
+    ) -> None:
+        """Print how each layer, state, loss and metric of a model is computed on the replicas, and why.
+
+        Each part is read from the trace of the model's step; nothing is computed.
+
+        Args:
+            model: compiled for its training step, else that of `predict` is explained.
+            data: `x`, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays with a few rows; without
+                targets losses and metrics are left out. None takes the shapes of the model's inputs.
+            print_fn: gets the table as text.
+
+        Raises:
+            InvalidArgumentError: the shapes of the model's inputs are not known, and no data is given.
+
+        >>> import keras, unisono
+        >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+        >>> strategy.explain(model)
+        part     on 2 replicas                 because
+        1 layer  by each replica for its rows  each row depends on itself
+        output   by each replica for its rows  each row depends on itself
+        """
+        from unisono.training._explanation import explanation
+
+        print_fn(explanation(model, self, data))
+
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what runs compiled steps on the mesh."""
         if task is TrainerTask.TRAIN and isinstance(self.state_layout, LocalLayout):

@@ -41,6 +41,7 @@ from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
 from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses
+from unisono.training.replica._findings import note
 from unisono.training.replica._gradients import aggregate_gradients
 from unisono.training.replica._losses import replica_loss, synchronized_moments
 from unisono.training.replica._metrics import metrics_add_up, update_with_all_rows
@@ -133,7 +134,10 @@ def _compute_metrics(
         return original(self, x, y, y_pred, sample_weight)
     metrics, given = compiled_metrics(self), (y, y_pred, sample_weight)
     update = functools.partial(original, self, x)
-    if metrics_add_up(update, metrics, given, context):
+    adds_up = metrics_add_up(update, metrics, given, context)
+    treatment = "added up over the replicas" if adds_up else "from the rows of all replicas"
+    note("metrics", treatment, f"their states are {'' if adds_up else 'no '}sums over rows")
+    if adds_up:
         return update(*given)
     return update_with_all_rows(update, metrics, given, replica)
 

@@ -24,6 +24,7 @@ from unisono._context import Context, ReplicaContext, entered
 from unisono._system._blocks import set_attribute
 from unisono._types import PyTree
 from unisono._values import ReduceOp
+from unisono.training.replica._findings import note
 from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import DiscardingScope, gather_rows, own_rows, rows_of
 
@@ -79,6 +80,8 @@ def replica_loss(
     given = (y_true, y_pred, sample_weight)
     rows = rows_of(given)
     use = RowUse.APART if rows is None or _is_local(loss) else _row_use(original, loss, given, rows, replica)
+    treatment = "with the rows of all replicas" if use is RowUse.MIXED else "added up over the replicas"
+    note(f"loss {loss.name}", treatment, "`unisono.nn.local_rows`" if _is_local(loss) else use.value)
     if rows is not None and use is RowUse.MIXED:
         return _of_all_rows(original, loss, given, rows, context.means, replica)
     if loss.reduction in (None, "none"):

@@ -30,6 +30,7 @@ from unisono.training.replica._step_reading import (
     StepReading,
     cause_of,
     replaced_calls,
+    shapes_of,
     unreadable,
     with_rows,
 )
@@ -113,7 +114,7 @@ def read_own_step(
     """
     rows = max(2, (rows_of(batch) or 0) // replicas)
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
-    arrays = jax.tree.map(jnp.asarray, batch)
+    arrays = shapes_of(batch)
     try:
         states = row_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows)
     except NeedsPeersError:

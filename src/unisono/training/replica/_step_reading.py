@@ -19,11 +19,13 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._context import entered
-from unisono._types import PyTree
+from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
 from unisono.step.variables._merge_rules import Merge, VariableAggregation, kind_of, merge_rule
+from unisono.training.replica._findings import Finding
 from unisono.training.replica._losses import masks_of
 from unisono.training.replica._row_analysis import row_states
 from unisono.training.replica._row_states import Added, Constant, Extreme, Mixed, Reduced, RowState, RowWise
@@ -51,21 +53,6 @@ def per_replica(layer: Layer) -> Layer:
     """
     setattr(layer, _PER_REPLICA, True)
     return layer
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One line of what was read.
-
-    Args:
-        part: a layer, a state, a loss or an output.
-        treatment: how it is computed on several replicas.
-        reason: why.
-    """
-
-    part: str
-    treatment: str
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +115,7 @@ def read_step(model: keras.Model, training: bool, batch: PyTree, replicas: int) 
     rows = rows_of(batch) or 0
     own = max(2, rows // replicas)
     step = _Forward(model, training)
-    arrays = jax.tree.map(jnp.asarray, (x, y, sample_weight))
+    arrays = shapes_of((x, y, sample_weight))
     try:
         states = row_states(step, arrays, step.kept, own, own * replicas)
     except Exception as error:  # a user's layer may do anything with another number of rows
@@ -157,6 +144,16 @@ def _succeeds(trace: Callable[[int], object], rows: int) -> bool:
     except Exception:  # whatever a user's layer raises
         return False
     return True
+
+
+def shapes_of(tree: PyTree) -> PyTree:
+    """Return the shapes and types of arrays, none of which is moved."""
+
+    def shape(x: ArrayLike) -> jax.ShapeDtypeStruct:
+        x = x if hasattr(x, "dtype") else np.asarray(x)
+        return jax.ShapeDtypeStruct(tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype))
+
+    return jax.tree.map(shape, tree)
 
 
 def with_rows(tree: PyTree, rows: int) -> PyTree:
@@ -357,7 +354,7 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
             mixes.append(f"{part} relates rows to each other ({reason})")
 
     for name, state in zip(step.outputs, states, strict=False):
-        note(name, state, state in (RowWise(0), Constant()), "by each replica for its rows")
+        note(name, state, state in (RowWise(0), Constant()), APART)
     added = states[count : count + losses]
     for i, state in enumerate(added):
         # `compute_loss` returns the loss of the batch, of which replicas take the mean.
@@ -386,8 +383,8 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
     )
 
 
-#: The treatment of what cannot be computed by each replica for its own rows.
-TOGETHER = "over all rows together"
+#: How outputs are computed: their rows are apart, or not.
+APART, TOGETHER = "by each replica for its rows", "over all rows together"
 
 
 def cause_of(state: RowState) -> str:

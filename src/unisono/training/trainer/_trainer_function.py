@@ -57,9 +57,7 @@ class TrainerFunction:
         #: The state between calls.
         self.carried = self.state_type(model, strategy, task)
         self._programs = StepPrograms(self._step, self.carried)
-        # Between processes a program's own messages for each array take longer than the rows (`docs/`).
-        joins = strategy.process_group.size == 1 and strategy.state_layout.is_whole
-        self.batch_policy = self.policy_type(model, replicas, reader, joins)
+        self.batch_policy = self.policy_type(model, replicas, reader, strategy.joins_rows)
         self.mode_of = self.batch_policy.mode_of
         self.loop = StepLoop(model, strategy, task.name.lower(), self)
         #: Where the host's time goes.

@@ -1,0 +1,265 @@
+"""What a step's trace says decides how it runs: the numbers are those of plain Keras on one device.
+
+Tolerance 2e-5 of the largest value: sums of a few rows in another order, over a few steps of training.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from unisono.training.groups._batch_policy import Mode
+
+pytestmark = pytest.mark.numbers
+
+L, ops = keras.layers, keras.ops
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def data(rows, width=6, classes=3):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(rows, width)).astype("f4"), rng.integers(0, classes, rows)
+
+
+def mirrored(replicas, **options):
+    return unisono.MirroredStrategy([f"cpu:{i}" for i in range(replicas)], **options)
+
+
+def trained(make, x, y, strategy=None, batch_size=12, **options):
+    """Losses of two epochs, weights and states, predictions; and the modes of the batches."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope() if strategy is not None else contextlib.nullcontext():
+        model = make()
+    history = model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, **options).history
+    found = {**history, "predicted": model.predict(x[:batch_size], batch_size=batch_size, verbose=0)}
+    found |= {f"{i} {v.path.rpartition('/')[2]}": v.numpy() for i, v in enumerate(model.variables)}
+    return found, {key.mode for key in getattr(model.train_function, "_programs", ())}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        scale = max(1.0, float(np.abs(np.asarray(value, "f8")).max()))
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-5 * scale, err_msg=name)
+
+
+def functional(*layers, loss=CROSSENTROPY, optimizer="sgd"):
+    def make():
+        inputs = keras.Input((6,))
+        model = keras.Model(
+            inputs, keras.Sequential([L.Dense(8), *[layer() for layer in layers], L.Dense(3)])(inputs)
+        )
+        model.compile(optimizer, loss)
+        return model
+
+    return make
+
+
+class State(L.Layer):
+    """A layer with one state, which `update` changes from its value and the rows."""
+
+    def __init__(self, update, shape=(), dtype="float32"):
+        super().__init__()
+        self.update, self.of = update, (shape, dtype)
+
+    def build(self, _):
+        shape, dtype = self.of
+        self.state = self.add_weight(
+            shape=shape, initializer="zeros", dtype=dtype, trainable=False, name="state"
+        )
+
+    def call(self, x):
+        self.state.assign(self.update(self.state.value, x))
+        return x
+
+
+STATES = {
+    "maximum": (lambda s, x: ops.maximum(s, ops.max(x)), {}, Mode.SPLIT),
+    "minimum of each column": (lambda s, x: ops.minimum(s, ops.min(x, axis=0)), {"shape": (8,)}, Mode.SPLIT),
+    "moving maximum": (lambda s, x: 0.9 * s + 0.1 * ops.max(x), {}, Mode.SPLIT),
+    "count": (lambda s, x: s + ops.sum(ops.cast(x[:, 0] > 0, "float32")), {}, Mode.SPLIT),
+    "rows": (lambda s, x: s + ops.shape(x)[0], {"dtype": "int32"}, Mode.SPLIT),
+    "integers": (
+        lambda s, x: s + ops.sum(ops.cast(x > 0, "int32"), axis=0),
+        {"shape": (8,), "dtype": "int32"},
+        Mode.SPLIT,
+    ),
+    "histogram": (lambda s, x: s.at[ops.argmax(x, axis=1)].add(1.0), {"shape": (8,)}, Mode.SPLIT),
+    "moving mean": (lambda s, x: 0.9 * s + 0.1 * ops.mean(x, axis=0), {"shape": (8,)}, Mode.SPLIT),
+    "last sum": (lambda _, x: ops.sum(x, axis=0), {"shape": (8,)}, Mode.SPLIT),
+    "ever positive": (
+        lambda s, x: ops.logical_or(s, ops.any(x > 2, axis=0)),
+        {"shape": (8,), "dtype": "bool"},
+        Mode.SPLIT,
+    ),
+    "steps": (lambda s, _: s + 1, {"dtype": "int32"}, Mode.SPLIT),
+    "moving sum": (lambda s, x: 0.9 * s + 0.1 * ops.sum(x), {}, Mode.JOINED),
+    "queue": (lambda s, x: ops.concatenate([x, s])[:12], {"shape": (12, 8)}, Mode.JOINED),
+    "median": (lambda _, x: ops.median(x), {}, Mode.JOINED),
+    "code book": (
+        lambda s, x: 0.5 * s + 0.5 * ops.matmul(ops.transpose(ops.one_hot(ops.argmax(x, axis=1), 8)), x),
+        {"shape": (8, 8)},
+        Mode.JOINED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_of_layers(name):
+    """102 rows: the last batch has 6, and divides by the replicas."""
+    update, options, mode = STATES[name]
+    make, given = functional(lambda: State(update, **options)), data(102)
+    expected, _ = trained(make, *given)
+    found, modes = trained(make, *given, mirrored(3))
+    assert_equal(found, expected)
+    assert modes == {mode}
+
+
+def pairs():
+    """The similarities of all pairs of rows, each of which is its own label."""
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, L.Lambda(lambda a: ops.matmul(a, ops.transpose(a)))(L.Dense(8)(inputs)))
+    loss = keras.losses.sparse_categorical_crossentropy
+    model.compile("sgd", lambda y, p: loss(ops.arange(ops.shape(p)[0]), p, from_logits=True))
+    return model
+
+
+ROWS_THAT_MEET = {
+    "pairs": pairs,
+    "centered": functional(lambda: L.Lambda(lambda t: t - ops.mean(t, axis=0))),
+    "softmax over rows": functional(lambda: L.Softmax(axis=0)),
+    "sorted": functional(lambda: L.Lambda(lambda t: ops.sort(t, axis=0))),
+    "root of an added loss": functional(lambda: L.ActivityRegularization(0.0), lambda: _Root()),
+}
+
+
+class _Root(L.Layer):
+    def call(self, x):
+        self.add_loss(ops.sqrt(ops.sum(ops.square(x))))
+        return x
+
+
+@pytest.mark.parametrize("name", ROWS_THAT_MEET)
+@pytest.mark.parametrize("layout", ["mirrored", pytest.param("fully_sharded", marks=pytest.mark.exhaustive)])
+def test_rows_that_meet_are_computed_together(name, layout, caplog):
+    """Of 34 rows the last batch has 10: the same program for sizes that divide, and all rows for others."""
+    given = data(34)
+    expected, _ = trained(ROWS_THAT_MEET[name], *given)
+    caplog.clear()
+    found, modes = trained(ROWS_THAT_MEET[name], *given, mirrored(2, state_layout=layout))
+    assert_equal(found, expected)
+    assert modes == {Mode.JOINED if layout == "mirrored" else Mode.WHOLE}
+    assert caplog.text.count("cannot be computed apart") == 1
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_last_batch_of_a_row_for_each_replica_is_normalized_as_a_whole(replicas):
+    make, given = functional(L.BatchNormalization), data(100 + replicas)
+    expected, _ = trained(make, *given, batch_size=25)
+    found, modes = trained(make, *given, mirrored(replicas), batch_size=25)
+    assert_equal(found, expected)
+    assert modes == {Mode.WHOLE}
+
+
+def test_batch_normalization_is_filled_up_where_it_does_not_train(caplog):
+    x, y = data(24)
+    with mirrored(2).scope():
+        model = functional(L.BatchNormalization)()
+    for rows in (5, 7, 9):
+        whole = model.predict(x, verbose=0)
+        np.testing.assert_allclose(model.predict(x[:rows], verbose=0), whole[:rows], rtol=1e-5, atol=1e-6)
+        model.evaluate(x[:rows], y[:rows], verbose=0)
+    assert {key.mode for key in model.predict_function._programs} == {Mode.SPLIT, Mode.PADDED}
+    assert not caplog.records
+
+
+def test_a_layer_that_is_meant_per_replica():
+    marked = lambda: unisono.per_replica(L.Lambda(lambda t: t - ops.mean(t, axis=0)))  # noqa: E731
+    x, _ = data(24)
+    expected = [part - part.mean(axis=0) for part in np.split(x[:12], 2)]
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((6,)), marked()])
+        model.compile("sgd", "mse")
+    model.fit(x, x, batch_size=12, verbose=0)
+    assert {key.mode for key in model.train_function._programs} == {Mode.SPLIT}
+    np.testing.assert_allclose(model.predict(x[:12], verbose=0), np.concatenate(expected), atol=1e-6)
+
+
+class OwnStep(keras.Model):
+    """A `train_step` of Keras' guides, with what users put between the gradients and the optimizer."""
+
+    def __init__(self, kind, body):
+        super().__init__()
+        self.kind, self.body = kind, body
+
+    def call(self, x, training=False):
+        return self.body(x, training=training)
+
+    def loss_of(self, trained, states, x, y):
+        y_pred, states = self.stateless_call(trained, states, x, training=True)
+        return self.compute_loss(x, y, y_pred), (y_pred, states)
+
+    def train_step(self, state, given):
+        trained, states, slots, metrics = state
+        x, y = given
+        gradient = jax.value_and_grad(self.loss_of, has_aux=True)
+        (loss, (y_pred, after)), grads = gradient(trained, states, x, y)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in grads))
+        if self.kind == "clipped":
+            grads = [g * jnp.minimum(1.0, 0.1 / norm) for g in grads]
+        if self.kind == "sharpness-aware":
+            moved = [w + 0.5 * g / (norm + 1e-12) for w, g in zip(trained, grads, strict=True)]
+            (_, _), grads = gradient(moved, states, x, y)
+        if self.kind == "by hand":
+            trained = [w - 0.1 * g for w, g in zip(trained, grads, strict=True)]
+        else:
+            trained, slots = self.optimizer.stateless_apply(slots, grads, trained)
+        new, logs = [], {}
+        for metric in self.metrics:
+            own = metrics[len(new) : len(new) + len(metric.variables)]
+            given = (loss,) if metric.name == "loss" else (y, y_pred)
+            own = metric.stateless_update_state(own, *given)
+            logs[metric.name] = metric.stateless_result(own)
+            new += own
+        return logs, (trained, after, slots, new)
+
+
+BODIES = {
+    "dense": lambda: [L.Dense(16, "relu"), L.LayerNormalization()],
+    "convolutions": lambda: [
+        *(L.Reshape((6, 6, 1)), L.Conv2D(4, 3), L.ReLU(), L.MaxPooling2D(), L.DepthwiseConv2D(2), L.Flatten())
+    ],
+    "recurrent": lambda: [L.Reshape((6, 6)), L.LSTM(8)],
+}
+
+
+def own_step(kind, body):
+    model = OwnStep(kind, keras.Sequential([*BODIES[body](), L.Dense(3)]))
+    model.compile("adam", CROSSENTROPY, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize("kind", ["plain", "clipped", "sharpness-aware", "by hand"])
+@pytest.mark.parametrize(
+    "body", ["dense", *(pytest.param(b, marks=pytest.mark.exhaustive) for b in ("convolutions", "recurrent"))]
+)
+def test_a_train_step_of_ones_own(kind, body):
+    """Gradients that are averaged afterwards must be means over rows; else all rows are computed together."""
+    given = data(24, 36)
+    expected, _ = trained(lambda: own_step(kind, body), *given)
+    found, modes = trained(lambda: own_step(kind, body), *given, mirrored(2))
+    assert_equal(found, expected)
+    assert modes == {Mode.SPLIT if kind == "plain" else Mode.JOINED}
+
+
+@pytest.mark.parametrize("layout", ["sharded", "fully_sharded"])
+def test_a_train_step_of_ones_own_with_state_in_parts(layout):
+    given = data(24, 36)
+    expected, _ = trained(lambda: own_step("plain", "dense"), *given)
+    found, modes = trained(lambda: own_step("plain", "dense"), *given, mirrored(2, state_layout=layout))
+    assert_equal(found, expected)
+    assert modes == {Mode.SPLIT}
