@@ -21,8 +21,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from unisono._checks import digits
 from unisono._errors import InvalidArgumentError, UnisonoError
-from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
+from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ, whole_of
 
 
 class InjectedError(UnisonoError):
@@ -74,7 +75,7 @@ class FaultPlan:
 
     def _with(self, kind: str, task: str, step: int, generation: int) -> FaultPlan:
         job, _, index = task.partition(":")
-        if not job or not index.isdigit() or step < 0 or generation < 0:
+        if not job or digits(index) is None or step < 0 or generation < 0:
             raise InvalidArgumentError(
                 "A fault needs a task such as 'worker:1', a step and a generation of 0 or more. "
                 f"Received: task={task!r}, step={step}, generation={generation}."
@@ -151,7 +152,7 @@ class FaultCallback(keras.callbacks.Callback):
         environ = process_environ()
         task = TFConfigClusterResolver(environ=environ).task
         self._task = "worker:0" if task is None else str(task)
-        self._generation = int(environ.get("UNISONO_GENERATION", "0") or 0)
+        self._generation = whole_of("UNISONO_GENERATION", environ)
         self._plan, self._history, self._epoch = plan, history, 0
 
     def get_state(self) -> dict[str, Any]:

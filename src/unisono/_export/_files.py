@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._files import flush, flush_tree, swap_folder
+from unisono._system._json import parse_json
 from unisono._system._object_store import Place, written_locally
 
 MANIFEST = "manifest.json"
@@ -48,7 +49,7 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
         InvalidArgumentError: when the manifest is damaged, of another kind, or newer.
     """
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         found, number, digest, body = (record[k] for k in ("format", "version", "sha256", "body"))
         known = isinstance(found, str) and isinstance(number, int) and isinstance(body, dict)
     except (ValueError, KeyError, TypeError) as error:
@@ -84,6 +85,26 @@ def damaged(file: Path, received: str) -> InvalidArgumentError:
         f"{str(file)!r} must be unchanged since it was written. Received: {received}. Copy the artefact "
         "again, or export the model again."
     )
+
+
+@contextlib.contextmanager
+def read_as_written(file: Path) -> Iterator[None]:
+    """Raise what the contents of an artefact cause that no version has written as a clear error.
+
+    Its checksums say that it was not changed by accident, and not who has written it.
+
+    Args:
+        file: that is read, for the message.
+
+    Raises:
+        InvalidArgumentError: the block has read what it does not expect.
+    """
+    try:
+        yield
+    except UnisonoError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise damaged(file, f"contents of another form ({type(error).__name__}: {error})") from error
 
 
 def describe_files(folder: Path, names: Sequence[str]) -> dict[str, FileRecord]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._base import process_environ, whole_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -175,7 +175,7 @@ def process_events() -> TaskEvents:
     """Return the events of this process; they begin where the launcher has given it a file for them."""
     environ = process_environ()
     path = environ.get("UNISONO_EVENTS")
-    events = TaskEvents(Path(path) if path else None, int(environ.get("UNISONO_GENERATION", "0")))
+    events = TaskEvents(Path(path) if path else None, whole_of("UNISONO_GENERATION", environ))
     if path:
         import jax  # the launcher uses this module without it
 
