@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._files import flush, flush_tree, swap_folder
-from unisono._system._json import parse_json
+from unisono._system._json import MALFORMED, parse_json
 from unisono._system._object_store import Place, written_locally
 
 MANIFEST = "manifest.json"
@@ -103,7 +103,7 @@ def read_as_written(file: Path) -> Iterator[None]:
         yield
     except UnisonoError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise damaged(file, f"contents of another form ({type(error).__name__}: {error})") from error
 
 
@@ -122,7 +122,7 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     file = folder / MANIFEST
     try:
         text = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except OSError as error:
         raise InvalidArgumentError(
             f"An artefact must be a directory with {MANIFEST!r}. Received: {str(folder)!r}, without "
             f"{str(file)!r}. A `.keras` file is loaded by `keras.saving.load_model`."
@@ -139,8 +139,9 @@ def read_file(folder: Path, name: str, files: Mapping[str, FileRecord]) -> bytes
     file = folder / name
     try:
         data = file.read_bytes()
-    except FileNotFoundError as error:
-        raise damaged(file, "no such file") from error
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise damaged(file, found) from error
     # Before the checksum, because "truncated" says more than "changed".
     if len(data) != files[name]["bytes"]:
         raise damaged(file, f"{len(data)} bytes instead of {files[name]['bytes']}")

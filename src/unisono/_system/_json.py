@@ -9,9 +9,16 @@ Tests: tests/unit/system/test_json.py.
 from __future__ import annotations
 
 import json
+import struct
 
 from unisono._types import Json
 
+#: What is raised where something of another form is read than was written: another type, a field that is
+#: missing, sizes that no memory holds.
+MALFORMED: tuple[type[Exception], ...] = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, SyntaxError,
+    TypeError, ValueError, struct.error,
+)  # fmt: skip
 #: How deep lists and objects may lie in each other: a fifth of what Python's stack holds.
 _DEEPEST = 200
 

@@ -33,6 +33,10 @@ _DERIVED = {
 }
 
 
+#: Modules of functions that compute with their arguments and do no more.
+_PURE = ("math", "numpy", "operator", "_operator")
+
+
 @dataclasses.dataclass(frozen=True)
 class CallbackBaseline:
     """A callback as the program made it.
@@ -118,12 +122,34 @@ def set_state_of(
         # An argument that training itself has changed since is state.
         if is_argument and (name in derived or _is_same(initial[name], value)):
             found.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
-        elif name not in derived:
+        elif name not in derived and not _is_method(callback, name):
             setattr(callback, name, value)
-    for name, (module, function) in state["functions"].items():
-        if name not in derived:
-            setattr(callback, name, getattr(sys.modules[module], function))
+    for name, path in state["functions"].items():
+        function = _imported(path, type(callback))
+        if name not in derived and function is not None and not _is_method(callback, name):
+            setattr(callback, name, function)
     return found
+
+
+def _imported(path: State, kind: type) -> object:
+    """Return the function that a backup names; None for one that no callback of this class keeps.
+
+    A backup may be somebody else's: it does not choose among all functions of all modules.
+    """
+    module, name = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    own = module.partition(".")[0] == kind.__module__.partition(".")[0] or module in _PURE
+    found = getattr(sys.modules.get(module), name, None) if own else None
+    if found is None:
+        _LOG.warning("The function %s.%s of a backup is not given to %s.", module, name, kind.__name__)
+    return found
+
+
+def _is_method(callback: keras.callbacks.Callback, name: str) -> bool:
+    """Return whether a name is that of a method or property, which no state replaces."""
+    held = getattr(type(callback), name, None)
+    return callable(held) or isinstance(held, property)
 
 
 def _derived_names(callback: keras.callbacks.Callback) -> set[str]:

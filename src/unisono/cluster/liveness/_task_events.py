@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from unisono._system._json import parse_json
 from unisono.cluster_resolver._base import process_environ, whole_of
 
 _LOG = logging.getLogger("unisono")
@@ -149,16 +150,18 @@ class TaskEvents:
 
 
 def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Give the objects of lines of JSON; one that is half written, where a disk was full, is passed over.
+    """Give the objects of lines of JSON; one that is none, or half written on a full disk, is passed over.
 
     >>> list(read_events(['{"event": "ste{"event": "save"}', '{"event": "save"}']))
     [{'event': 'save'}]
     """
     for line in lines:
         try:
-            yield json.loads(line)
+            event = parse_json(line)
         except ValueError:
             continue
+        if isinstance(event, dict):
+            yield event
 
 
 def step_file(events: Path) -> Path:
