@@ -62,14 +62,14 @@ class ExportedModel:
         self._function = jax.jit(exported.call)
         # Once: NumPy arrays would be copied to the device at every call.
         self._weights = jax.device_put(weights)
-        self._manifest = manifest
+        self._name, self._versions = str(manifest["name"]), dict(manifest["versions"])
         self._inputs = decode(manifest["inputs"])
         self._outputs = decode(manifest["outputs"])
 
     @property
     def name(self) -> str:
         """The name of the model that was exported."""
-        return str(self._manifest["name"])
+        return self._name
 
     @property
     def input_spec(self) -> PyTree:
@@ -89,7 +89,7 @@ class ExportedModel:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of the packages that wrote the artefact."""
-        return dict(self._manifest["versions"])
+        return dict(self._versions)
 
     def __call__(self, inputs: PyTree) -> PyTree:
         """Return the model's outputs, as `model(inputs, training=False)` does.

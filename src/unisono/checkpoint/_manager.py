@@ -230,9 +230,9 @@ def _preserved_in(note: Place) -> dict[str, float]:
         found = parse_json(note.read_text())
         if not isinstance(found, dict) or not all(map(is_number, found.values())):
             raise ValueError("there are no times by name")
+        return {name: float(written) for name, written in found.items()}
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         _LOG.warning("%s cannot be read (%s): which checkpoints to keep is noted anew.", note, error)
         return {}
-    return {name: float(written) for name, written in found.items()}

@@ -124,8 +124,10 @@ def read(folder: Path) -> Timeline:
 
 def _is_record(event: dict[str, Any]) -> bool:
     """Return whether a line of the launcher's history is one that it writes; others are passed over."""
-    task, names = event.get("task"), ("time", "event", "generation", "pid", "exit_code", "detail")
-    time, name, generation, pid, code, detail = map(event.get, names)
+    names = ("task", "time", "event", "generation", "pid", "exit_code", "detail")
+    if not event.keys() >= {*names}:
+        return False
+    task, time, name, generation, pid, code, detail = (event[each] for each in names)
     # A task's name is part of that of a file.
     is_task = isinstance(task, str) and _TASK.fullmatch(task) is not None
     fits = is_task or (task is None and name not in ("started", "ended", *_FAULTS))

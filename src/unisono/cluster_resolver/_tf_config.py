@@ -159,7 +159,9 @@ def _read_cluster(config: dict[str, Any]) -> tuple[ClusterSpec, list[str]]:
 
 def _own_name(job: Any, jobs: Mapping[Any, Any]) -> Any:
     """The name that a job has here, unless there is another one of this name."""
-    name = _OTHER_NAMES.get(job, job) if isinstance(job, str) else job
+    if not isinstance(job, str):
+        return job
+    name = _OTHER_NAMES.get(job, job)
     return job if name in jobs else name
 
 

@@ -322,6 +322,8 @@ def _build(tree: Tree, parts: list[Any]) -> Element:
         return parts.pop(0)
     built = [_build(part, parts) for part in tree["parts"]]
     if "keys" in tree:
+        if len({type(key) for key in tree["keys"]}) > 1:
+            raise TypeError("the keys of a dict are of several types")
         return dict(zip(tree["keys"], built, strict=True))
     name, *fields = tree["tuple"]
     return _named(name, tuple(fields))._make(built) if fields else tuple(built)
