@@ -19,7 +19,6 @@ from unisono.checkpoint._markers import TrainingEnd, is_watched, mark_finished, 
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._series import write_snapshot
 from unisono.checkpoint._snapshot import Snapshot
-from unisono.checkpoint.commits._manifests import make_manifest
 from unisono.evaluator._evaluation_history import Evaluation, EvaluationHistory, read_record
 
 
@@ -109,9 +108,8 @@ class CheckpointsInStores(SavedCheckpoints):
         super().__init__(folder / "local")
         self.folder, self.client = folder / "a" / "b" / "c", fsspec.filesystem("memory")
         self.folder.mkdir(parents=True)
-        manifest, text = make_manifest(self.path)
-        self.names = tuple(manifest["files"])
-        self.files = {n: (self.path / n).read_bytes() for n in self.names} | {"MANIFEST.json": text.encode()}
+        names = ["MANIFEST.json", *json.loads(self.files["MANIFEST.json"])["files"]]
+        self.files = {name: (self.path / name).read_bytes() for name in names}
 
     def run(self, case):
         before, tempfile.tempdir = tempfile.tempdir, str(self.folder)

@@ -34,7 +34,7 @@ _DERIVED = {
 
 
 #: Modules of functions that compute with their arguments and do no more.
-_PURE = ("math", "numpy", "operator", "_operator")
+_PURE = ("math", "operator", "_operator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,25 +125,33 @@ def set_state_of(
         elif name not in derived and not _is_method(callback, name):
             setattr(callback, name, value)
     for name, path in state["functions"].items():
-        function = _imported(path, type(callback))
-        if name not in derived and function is not None and not _is_method(callback, name):
-            setattr(callback, name, function)
+        if name not in derived and not _is_method(callback, name):
+            _set_function(callback, name, path)
     return found
 
 
-def _imported(path: State, kind: type) -> object:
-    """Return the function that a backup names; None for one that no callback of this class keeps.
+def _set_function(callback: keras.callbacks.Callback, name: str, path: State) -> None:
+    """Give a callback the function that a backup names.
 
-    A backup may be somebody else's: it does not choose among all functions of all modules.
+    A backup may come from another user: it does not choose among all functions of all modules.
+
+    Args:
+        path: the names of its module and of the function.
     """
-    module, name = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return None
-    own = module.partition(".")[0] == kind.__module__.partition(".")[0] or module in _PURE
-    found = getattr(sys.modules.get(module), name, None) if own else None
-    if found is None:
-        _LOG.warning("The function %s.%s of a backup is not given to %s.", module, name, kind.__name__)
-    return found
+    module, function = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
+    names = isinstance(module, str) and isinstance(function, str)
+    found = getattr(sys.modules.get(module), function, None) if names else None
+    if found is not None and found is vars(callback).get(name):
+        return
+    own = type(callback).__module__.partition(".")[0]
+    is_known = module in _PURE or isinstance(found, np.ufunc) or str(module).partition(".")[0] == own
+    if is_known and callable(found):
+        setattr(callback, name, found)
+    else:
+        _LOG.warning(
+            "%s.%s is what the program gave it: the backup names %s.%s, which is no function of NumPy's or "
+            "of the package %s.", type(callback).__name__, name, module, function, own,
+        )  # fmt: skip
 
 
 def _is_method(callback: keras.callbacks.Callback, name: str) -> bool:

@@ -1,12 +1,17 @@
 """Names from outside lead to files below a folder, or nowhere, before anything is written."""
 
+import re
+from pathlib import Path
+
 import fsspec
 import pytest
 
+import unisono
 from unisono import InvalidArgumentError
 from unisono._system._file_names import name_problem, names_problem, paths_below
 from unisono._system._object_store import local_copy, place_of
 
+SOURCES = Path(unisono.__file__).parent
 OUTSIDE = ["/home/x/.bashrc", "../../../x", "a/../../x", "..", "a/..", ".", "./a", "", "a//b", "a/"]
 STRANGE = [
     "C:/x",
@@ -52,6 +57,13 @@ def test_a_name_leads_through_no_link(tmp_path):
             paths_below(tmp_path / "own", [name], "")
     # The folder itself may be reached by one.
     assert paths_below(tmp_path / "own" / "link", ["x"], "")
+
+
+def test_no_other_place_takes_names_for_paths():
+    """Objects are copied to names of the caller's own, or by `download_below`; archives are not unpacked."""
+    texts = {path.stem: path.read_text() for path in SOURCES.rglob("*.py")}
+    assert {name for name, text in texts.items() if ".download(" in text} == {"_object_store", "_store"}
+    assert not [name for name, text in texts.items() if re.search(r"extractall|unpack_archive|tarfile", text)]
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "{}/escaped", "a/../../../escaped"])
