@@ -19,6 +19,8 @@ MALFORMED: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, SyntaxError,
     TypeError, ValueError, struct.error,
 )  # fmt: skip
+#: The same, of a file.
+UNREADABLE: tuple[type[Exception], ...] = (OSError, *MALFORMED)
 #: How deep lists and objects may lie in each other: a fifth of what Python's stack holds.
 _DEEPEST = 200
 

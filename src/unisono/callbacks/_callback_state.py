@@ -139,8 +139,9 @@ def _set_function(callback: keras.callbacks.Callback, name: str, path: State) ->
         path: the names of its module and of the function.
     """
     module, function = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
-    names = isinstance(module, str) and isinstance(function, str)
-    found = getattr(sys.modules.get(module), function, None) if names else None
+    found: object = None
+    if isinstance(module, str) and isinstance(function, str):
+        found = getattr(sys.modules.get(module), function, None)
     if found is not None and found is vars(callback).get(name):
         return
     own = type(callback).__module__.partition(".")[0]

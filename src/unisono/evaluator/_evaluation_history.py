@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from unisono._system._files import replace_file
-from unisono._system._json import MALFORMED, parse_json
+from unisono._system._json import UNREADABLE, parse_json
 from unisono._system._object_store import Place
 from unisono._types import Json
 
@@ -74,7 +74,7 @@ def read_record(path: Place, goes_on: bool = False) -> EvaluationHistory:
     except FileNotFoundError:
         return EvaluationHistory()
     # A damaged record costs repeated evaluations at most, so it does not end the evaluator.
-    except (OSError, *MALFORMED) as error:
+    except UNREADABLE as error:
         _LOG.warning("%s cannot be read (%s): a new one is started.", path, error)
         return EvaluationHistory()
     # That run had ended. `known` stays, so that its checkpoints are not evaluated again.

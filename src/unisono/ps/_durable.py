@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import CheckpointError, ClusterError, UnisonoError
-from unisono._system._json import MALFORMED
+from unisono._system._json import MALFORMED, UNREADABLE
 from unisono.ps._programs import digest_of
 from unisono.ps._store import VariableStore, new_lineage
 from unisono.ps.state._acknowledged import LogPosition, describe_loss, position_of
@@ -287,7 +287,7 @@ class DurableStore:
             try:
                 container = read_container(path)
                 self._load_snapshot(container)
-            except (OSError, *MALFORMED) as error:
+            except UNREADABLE as error:
                 damaged.append(path.name)
                 self.store.clear()
                 what = error if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"

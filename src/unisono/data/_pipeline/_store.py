@@ -32,7 +32,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._system._files import rename_durably
-from unisono._system._json import MALFORMED, parse_json
+from unisono._system._json import UNREADABLE, parse_json
 from unisono._system._object_store import Place, StorePath, written_locally
 from unisono.data._pipeline._structure import Element, check_no_dataset, frozen, leaves, name_of
 
@@ -212,7 +212,7 @@ class _ElementFile:
         try:
             self._file.seek(offset)
             return (_read(self._file),)
-        except (OSError, *MALFORMED) as error:
+        except UNREADABLE as error:
             raise InvalidArgumentError(
                 "The file of cache(filename), or of save(path), must hold elements as Unisono writes them. "
                 f"Received: {self._file.name!r}, whose element {position} cannot be read "
