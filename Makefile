@@ -77,7 +77,8 @@ recording: $(VENV)/installed  ## docs/kill.svg: a worker is killed, and training
 MINUTES ?= 3
 SEED ?= 0
 
-soak: $(VENV)/installed  ## random jobs and random faults; MINUTES=480 SEED=10000 for a night
+soak: $(VENV)/installed  ## random files, random jobs and random faults; MINUTES=480 SEED=10000 for a night
+	$(BIN)/python -m tests.fuzzing --minutes $(MINUTES)/3 --seed $(SEED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 lint: $(VENV)/installed

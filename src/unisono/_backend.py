@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping
 
+from unisono._checks import digits
 from unisono._errors import BackendError
 from unisono._system._program_end import EXPLAINERS
 from unisono._tracebacks import add_advice
@@ -85,7 +86,7 @@ def devices_forced_by(environ: Mapping[str, str] = os.environ) -> int:
     >>> devices_forced_by({"XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
     4
     """
-    match = re.search(r"xla_force_host_platform_device_count=(\d+)", environ.get("XLA_FLAGS", ""))
+    match = re.search(r"xla_force_host_platform_device_count=([0-9]{1,9})", environ.get("XLA_FLAGS", ""))
     return int(match.group(1)) if match else 1
 
 
@@ -96,14 +97,14 @@ def devices_asked_for(environ: Mapping[str, str] = os.environ) -> int:
     2
     """
     number = environ.get("JAX_NUM_CPU_DEVICES", "")
-    return max(devices_forced_by(environ), int(number) if number.isdigit() else 1)
+    return max(devices_forced_by(environ), digits(number) or 1)
 
 
 def threads_of_xla() -> int:
     """Return the size of XLA's thread pool on CPU."""
     for name in ("PJRT_NPROC", "NPROC"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
+        if (number := digits(os.environ.get(name, ""))) is not None:
+            return number
     return os.cpu_count() or 1
 
 

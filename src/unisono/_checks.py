@@ -13,6 +13,7 @@ from typing import SupportsIndex, TypeGuard
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -37,6 +38,16 @@ def _index_of(value: object) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def digits(text: str) -> int | None:
+    """Return the number that a text of at most 18 digits is; None for every other text.
+
+    >>> digits("12"), digits("-1"), digits("\u00b2"), digits("9" * 5000)
+    (12, None, None, None)
+    """
+    # Not `str.isdigit`, which is true for digits that `int` does not read; nor so many that it refuses them.
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def checked_whole(value: object, name: str, least: int, hint: str) -> int:

@@ -21,8 +21,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from unisono._checks import digits, is_number
 from unisono._errors import InvalidArgumentError, UnisonoError
-from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
+from unisono._system._json import MALFORMED, parse_json
+from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ, whole_of
 
 
 class InjectedError(UnisonoError):
@@ -74,7 +76,7 @@ class FaultPlan:
 
     def _with(self, kind: str, task: str, step: int, generation: int) -> FaultPlan:
         job, _, index = task.partition(":")
-        if not job or not index.isdigit() or step < 0 or generation < 0:
+        if not job or digits(index) is None or step < 0 or generation < 0:
             raise InvalidArgumentError(
                 "A fault needs a task such as 'worker:1', a step and a generation of 0 or more. "
                 f"Received: task={task!r}, step={step}, generation={generation}."
@@ -112,7 +114,14 @@ class FaultPlan:
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:
         """Return the plan of a text: the inverse of `to_json`."""
-        return cls(tuple(Fault(**f) for f in json.loads(text)))
+        try:
+            faults = [Fault(**fault) for fault in parse_json(text)]
+            checked = [cls()._with(f.kind, f.task, f.step, f.generation) for f in faults]
+        except MALFORMED as error:
+            raise InvalidArgumentError(
+                f"A plan must be what `to_json` has returned. Received: {text[:200]!r} ({error})."
+            ) from error
+        return cls(tuple(fault for plan in checked for fault in plan.faults))
 
     def act(self, task: str, step: int, generation: int) -> None:
         """Carry out the faults that are planned for a task after a step.
@@ -151,7 +160,7 @@ class FaultCallback(keras.callbacks.Callback):
         environ = process_environ()
         task = TFConfigClusterResolver(environ=environ).task
         self._task = "worker:0" if task is None else str(task)
-        self._generation = int(environ.get("UNISONO_GENERATION", "0") or 0)
+        self._generation = whole_of("UNISONO_GENERATION", environ)
         self._plan, self._history, self._epoch = plan, history, 0
 
     def get_state(self) -> dict[str, Any]:
@@ -219,11 +228,24 @@ def read_history(directory: str | os.PathLike[str]) -> list[Record]:
     """
     records = []
     for path in sorted(Path(directory).glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_text(errors="replace").splitlines():
             # The last line of a process that was killed may be incomplete.
             if line.endswith("}"):
-                records.append(Record(**json.loads(line)))
+                records.append(_record_of(line, path))
     return sorted(records, key=lambda r: r.time)
+
+
+def _record_of(line: str, path: Path) -> Record:
+    try:
+        record = Record(**parse_json(line))
+        if not is_number(record.time):
+            raise TypeError("its time is no number")
+    except MALFORMED as error:
+        raise InvalidArgumentError(
+            f"A line of a history must be one that a task has written. Received: {line[:200]!r} in {path} "
+            f"({error}). Delete the directory before the program starts."
+        ) from error
+    return record
 
 
 def check_history(records: Iterable[Record]) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from unisono._errors import InvalidArgumentError
+from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._files import flush, flush_tree, swap_folder
+from unisono._system._json import MALFORMED, parse_json
 from unisono._system._object_store import Place, written_locally
 
 MANIFEST = "manifest.json"
@@ -48,7 +49,7 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
         InvalidArgumentError: when the manifest is damaged, of another kind, or newer.
     """
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         found, number, digest, body = (record[k] for k in ("format", "version", "sha256", "body"))
         known = isinstance(found, str) and isinstance(number, int) and isinstance(body, dict)
     except (ValueError, KeyError, TypeError) as error:
@@ -86,6 +87,26 @@ def damaged(file: Path, received: str) -> InvalidArgumentError:
     )
 
 
+@contextlib.contextmanager
+def read_as_written(file: Path) -> Iterator[None]:
+    """Raise what the contents of an artefact cause that no version has written as a clear error.
+
+    Its checksums say that it was not changed by accident, and not who has written it.
+
+    Args:
+        file: that is read, for the message.
+
+    Raises:
+        InvalidArgumentError: the block has read what it does not expect.
+    """
+    try:
+        yield
+    except UnisonoError:
+        raise
+    except MALFORMED as error:
+        raise damaged(file, f"contents of another form ({type(error).__name__}: {error})") from error
+
+
 def describe_files(folder: Path, names: Sequence[str]) -> dict[str, FileRecord]:
     """Return the size in bytes and the SHA-256 sum of each file."""
     found: dict[str, FileRecord] = {}
@@ -101,7 +122,7 @@ def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
     file = folder / MANIFEST
     try:
         text = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except OSError as error:
         raise InvalidArgumentError(
             f"An artefact must be a directory with {MANIFEST!r}. Received: {str(folder)!r}, without "
             f"{str(file)!r}. A `.keras` file is loaded by `keras.saving.load_model`."
@@ -118,8 +139,9 @@ def read_file(folder: Path, name: str, files: Mapping[str, FileRecord]) -> bytes
     file = folder / name
     try:
         data = file.read_bytes()
-    except FileNotFoundError as error:
-        raise damaged(file, "no such file") from error
+    except OSError as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise damaged(file, found) from error
     # Before the checksum, because "truncated" says more than "changed".
     if len(data) != files[name]["bytes"]:
         raise damaged(file, f"{len(data)} bytes instead of {files[name]['bytes']}")

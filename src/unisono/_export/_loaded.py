@@ -11,7 +11,9 @@ Tests: tests/virtual/test_export.py.
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono._export._files import damaged, read_file, read_manifest
+from unisono._export._files import MANIFEST, damaged, read_as_written, read_file, read_manifest
 from unisono._export._specs import ArraySpec, bind_sizes, decode, matched, rebuild
 from unisono._system._packages import require_packages
 from unisono._types import PyTree
@@ -60,14 +62,14 @@ class ExportedModel:
         self._function = jax.jit(exported.call)
         # Once: NumPy arrays would be copied to the device at every call.
         self._weights = jax.device_put(weights)
-        self._manifest = manifest
+        self._name, self._versions = str(manifest["name"]), dict(manifest["versions"])
         self._inputs = decode(manifest["inputs"])
         self._outputs = decode(manifest["outputs"])
 
     @property
     def name(self) -> str:
         """The name of the model that was exported."""
-        return str(self._manifest["name"])
+        return self._name
 
     @property
     def input_spec(self) -> PyTree:
@@ -87,7 +89,7 @@ class ExportedModel:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of the packages that wrote the artefact."""
-        return dict(self._manifest["versions"])
+        return dict(self._versions)
 
     def __call__(self, inputs: PyTree) -> PyTree:
         """Return the model's outputs, as `model(inputs, training=False)` does.
@@ -133,19 +135,33 @@ def load_exported(folder: Path) -> ExportedModel:
     """Load the artefact in `folder`, with all checksums verified."""
     require_packages("Loading a StableHLO artefact", "export", "flatbuffers")
     manifest = read_manifest(folder, KIND, VERSION)
-    blob = read_file(folder, FUNCTION, manifest["files"])
-    specs = [decode(w) for w in manifest["weights"]]
-    weights = read_weights(read_file(folder, WEIGHTS, manifest["files"]), specs, folder / WEIGHTS)
+    with read_as_written(folder / MANIFEST):
+        blob = read_file(folder, FUNCTION, manifest["files"])
+        specs = [decode(w) for w in manifest["weights"]]
+        weights = read_weights(read_file(folder, WEIGHTS, manifest["files"]), specs, folder / WEIGHTS)
+        exported = read_function(blob, folder / FUNCTION, manifest["versions"])
+        return ExportedModel(exported, weights, manifest)
+
+
+def read_function(blob: bytes, file: Path, versions: object) -> jax.export.Exported:
+    """Return the function that `jax.export` has written.
+
+    Args:
+        file: that held it, for the message.
+        versions: of the packages that wrote it.
+
+    Raises:
+        InvalidArgumentError: the installed JAX cannot read it.
+    """
     try:
-        exported = jax.export.deserialize(bytearray(blob))
+        return jax.export.deserialize(bytearray(blob))
     except Exception as error:
         # The checksum matches, so the file is intact: this JAX does not support the version of JAX's format.
         raise InvalidArgumentError(
-            f"The installed JAX must be able to read {str(folder / FUNCTION)!r}, which JAX guarantees for "
+            f"The installed JAX must be able to read {str(file)!r}, which JAX guarantees for "
             f"six months after it was written. Received: jax {jax.__version__}, and a file written by "
-            f"{manifest['versions']}. Install a JAX close to that version, or export the model again."
+            f"{versions}. Install a JAX close to that version, or export the model again."
         ) from error
-    return ExportedModel(exported, weights, manifest)
 
 
 def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.ndarray]:
@@ -154,7 +170,11 @@ def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.nda
         # it.
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             found = [arrays[key_of(index)] for index in range(len(specs))]
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+    # Of zip files, their compression, NumPy's headers and sizes that no memory holds.
+    except (
+        KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, RuntimeError,
+        SyntaxError, ArithmeticError, zipfile.BadZipFile, zlib.error, struct.error,
+    ) as error:  # fmt: skip
         raise damaged(file, f"{type(error).__name__}: {error}") from error
     # NumPy's format stores bfloat16 and similar types as raw bytes.
     # See https://github.com/jax-ml/ml_dtypes/issues/41.

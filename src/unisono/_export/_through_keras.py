@@ -21,6 +21,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._export._files import (
     MANIFEST,
     describe_files,
+    read_as_written,
     read_file,
     read_manifest,
     replace_atomically,
@@ -111,8 +112,9 @@ def write_keras_folder(model: keras.Model, path: Path, with_inference: bool = Fa
 def load_keras_folder(path: Path, custom_objects: Mapping[str, object] | None) -> keras.Model:
     """Load the directory of `write_keras_folder`; compile the model if its losses and metrics are found."""
     manifest = read_manifest(path, KIND, VERSION)
-    # Only to verify the checksum: Keras reads the file itself.
-    read_file(path, MODEL, manifest["files"])
+    with read_as_written(path / MANIFEST):
+        # Only to verify the checksum: Keras reads the file itself.
+        read_file(path, MODEL, manifest["files"])
     file = path / MODEL
     try:
         return keras.saving.load_model(file, custom_objects=custom_objects)

@@ -16,8 +16,8 @@ import jax.export
 import jax.numpy as jnp
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono._export._files import MANIFEST, read_file, read_manifest
-from unisono._export._loaded import WEIGHTS, read_weights
+from unisono._export._files import MANIFEST, read_as_written, read_file, read_manifest
+from unisono._export._loaded import WEIGHTS, read_function, read_weights
 from unisono._export._specs import ArraySpec, bind_sizes, decode, leaves, map_leaves, matched, rebuild
 from unisono._saved._concrete import calls_for, spec_of
 from unisono._saved._module import Module
@@ -50,7 +50,7 @@ class LoadedModule(Module):
 def is_module(path: Path) -> bool:
     """Return whether a directory is one of `write_module`."""
     file = path / MANIFEST
-    return file.is_file() and f'"{KIND}"' in file.read_text(encoding="utf-8")[:200]
+    return file.is_file() and f'"{KIND}"' in file.read_text(encoding="utf-8", errors="replace")[:200]
 
 
 def read_module(path: Path) -> Any:
@@ -62,6 +62,11 @@ def read_module(path: Path) -> Any:
     """
     require_packages("Loading a saved module", "export", "flatbuffers")
     manifest = read_manifest(path, KIND, VERSION)
+    with read_as_written(path / MANIFEST):
+        return _read_objects(path, manifest)
+
+
+def _read_objects(path: Path, manifest: Record) -> Any:
     specs = [decode(record["spec"]) for record in manifest["variables"]]
     arrays = read_weights(read_file(path, WEIGHTS, manifest["files"]), specs, path / WEIGHTS)
     variables = [
@@ -71,7 +76,8 @@ def read_module(path: Path) -> Any:
 
     def program(record: Record) -> _SavedProgram:
         blob = read_file(path, file_of(record["program"]), manifest["files"])
-        exported, own = jax.export.deserialize(bytearray(blob)), [variables[i] for i in record["variables"]]
+        exported = read_function(blob, path / file_of(record["program"]), manifest.get("versions"))
+        own = [variables[i] for i in record["variables"]]
         inputs, outputs = decode(record["inputs"]), decode(record["outputs"])
         of_call = record["name"], record["parameters"], inputs, outputs
         return _SavedProgram(*of_call, own, record["written"], exported)

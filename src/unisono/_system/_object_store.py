@@ -14,7 +14,7 @@ import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from unisono._checks import local_path
 from unisono._errors import InvalidArgumentError, MissingPackageError
+from unisono._system._file_names import paths_below
 from unisono._system._packages import require_packages
 
 #: A scheme: the extra that installs its client, and the client's package.
@@ -179,10 +180,25 @@ class StorePath:
         return self.read_bytes().decode()
 
     def download(self, file: Path) -> None:
-        """Copy the object into a file; its folder is made."""
+        """Copy the object into a file, whose name is the caller's own; its folder is made."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with self._client() as (client, key):
             client.get_file(key, str(file))
+
+    def download_below(self, folder: Path, names: Iterable[str], *, missing_ok: bool = False) -> None:
+        """Copy objects that lie below into files of the same names below a folder.
+
+        Args:
+            names: from here on; from a listing or a file, and checked before anything is written.
+            missing_ok: whether an object that is not there is left out.
+
+        Raises:
+            InvalidArgumentError: a name would lead to a file elsewhere.
+            FileNotFoundError: without `missing_ok`, an object is not there.
+        """
+        for name, file in paths_below(folder, names, self).items():
+            with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():
+                (self / name).download(file)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -324,6 +340,7 @@ def local_copy(place: Place) -> Iterator[Path]:
 
     Raises:
         FileNotFoundError: there is nothing in the store.
+        InvalidArgumentError: an object below has a name that is none of a file below.
     """
     if isinstance(place, Path):
         yield place
@@ -331,8 +348,7 @@ def local_copy(place: Place) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="unisono-") as aside:
         copy = Path(aside) / place.name
         names = place.find()
-        for name in names:
-            (place / name).download(copy / name)
+        place.download_below(copy, names)
         if not names:
             place.download(copy)
         yield copy

@@ -10,6 +10,7 @@ import time
 
 from unisono._errors import CheckpointError, CheckpointUnreadableError
 from unisono._system._object_store import Place
+from unisono.callbacks._fit_progress import check_progress
 from unisono.callbacks._interval import WriteRecord
 from unisono.checkpoint import _markers
 from unisono.checkpoint._series import CommitSeries
@@ -35,7 +36,7 @@ class Backups:
         self.written = 0
         self.last: WriteRecord | None = None
         self._asynchronous = asynchronous
-        self._series = CommitSeries(directory, _NAME, keep, in_one_file=True)
+        self._series = CommitSeries(directory, _NAME, keep, in_one_file=True, check=check_progress)
         self._writer = BackgroundWriter(directory, "unisono-backup")
         # A `fit` of this program that failed may still be writing.
         settle(directory)

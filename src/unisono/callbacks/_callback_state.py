@@ -33,6 +33,10 @@ _DERIVED = {
 }
 
 
+#: Modules of functions that compute with their arguments and do no more.
+_PURE = ("math", "operator", "_operator")
+
+
 @dataclasses.dataclass(frozen=True)
 class CallbackBaseline:
     """A callback as the program made it.
@@ -118,12 +122,43 @@ def set_state_of(
         # An argument that training itself has changed since is state.
         if is_argument and (name in derived or _is_same(initial[name], value)):
             found.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
-        elif name not in derived:
+        elif name not in derived and not _is_method(callback, name):
             setattr(callback, name, value)
-    for name, (module, function) in state["functions"].items():
-        if name not in derived:
-            setattr(callback, name, getattr(sys.modules[module], function))
+    for name, path in state["functions"].items():
+        if name not in derived and not _is_method(callback, name):
+            _set_function(callback, name, path)
     return found
+
+
+def _set_function(callback: keras.callbacks.Callback, name: str, path: State) -> None:
+    """Give a callback the function that a backup names.
+
+    A backup may come from another user: it does not choose among all functions of all modules.
+
+    Args:
+        path: the names of its module and of the function.
+    """
+    module, function = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
+    found: object = None
+    if isinstance(module, str) and isinstance(function, str):
+        found = getattr(sys.modules.get(module), function, None)
+    if found is not None and found is vars(callback).get(name):
+        return
+    own = type(callback).__module__.partition(".")[0]
+    is_known = module in _PURE or isinstance(found, np.ufunc) or str(module).partition(".")[0] == own
+    if is_known and callable(found):
+        setattr(callback, name, found)
+    else:
+        _LOG.warning(
+            "%s.%s is what the program gave it: the backup names %s.%s, which is no function of NumPy's or "
+            "of the package %s.", type(callback).__name__, name, module, function, own,
+        )  # fmt: skip
+
+
+def _is_method(callback: keras.callbacks.Callback, name: str) -> bool:
+    """Return whether a name is that of a method or property, which no state replaces."""
+    held = getattr(type(callback), name, None)
+    return callable(held) or isinstance(held, property)
 
 
 def _derived_names(callback: keras.callbacks.Callback) -> set[str]:

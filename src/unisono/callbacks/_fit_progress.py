@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
-from unisono._errors import CheckpointMismatchError
+from unisono._checks import whole_number
+from unisono._errors import CheckpointError, CheckpointMismatchError
 from unisono._types import PyTree, State
 from unisono.checkpoint._contents import Parts
-from unisono.checkpoint._json_state import decode, encode
+from unisono.checkpoint._json_state import decode, encode, stand_ins
 from unisono.checkpoint._snapshot import Snapshot, copy_of
 from unisono.step._call_signature import LazyArray
 
@@ -86,8 +87,77 @@ def snapshot_of(
 
 
 def progress_in(snapshot: Snapshot) -> Progress:
-    """Return where the run stood when a backup was made."""
-    return Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
+    """Return where the run stood when a backup was made.
+
+    Raises:
+        CheckpointError: it is no backup of a `fit`.
+    """
+    try:
+        progress = Progress(**decode(snapshot.facts["progress"], snapshot.arrays))
+    except (KeyError, TypeError) as error:
+        raise _no_backup(f"progress that cannot be read ({type(error).__name__}: {error})") from error
+    wrong = [f.name for f in dataclasses.fields(progress) if not _FITS[f.name](getattr(progress, f.name))]
+    if wrong or len(progress.callbacks) != len(progress.callback_names):
+        raise _no_backup(f"the fields {', '.join(wrong) or 'callbacks'} with other values than `fit` writes")
+    return progress
+
+
+def check_progress(snapshot: Snapshot) -> None:
+    """Check that a backup says where a run stood, without reading the arrays that callbacks remember.
+
+    Raises:
+        CheckpointError: it is no backup of a `fit`.
+    """
+    progress_in(Snapshot(stand_ins(snapshot.arrays), snapshot.facts))
+
+
+def _is_count(value: object) -> bool:
+    return whole_number(value, 0) is not None
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_state(value: State) -> bool:
+    """Return whether a value is that of a `RandomState`; None before the first."""
+    return value is None or (isinstance(value, dict) and {"python", "numpy"} <= value.keys())
+
+
+def _is_callback_state(value: State) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    parts = [value.get(name, {}) for name in ("attributes", "functions", "initial")]
+    return "state" in value or all(
+        isinstance(part, dict) and all(isinstance(name, str) for name in part) for part in parts
+    )
+
+
+#: Which values a field of `Progress` may have.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "epoch": _is_count,
+    "batch": _is_count,
+    "batches": _is_count,
+    "stopped": lambda value: isinstance(value, bool),
+    "first_epoch": _is_count,
+    "used": _is_count,
+    "epoch_random": _is_state,
+    "random": _is_state,
+    "data": lambda value: True,
+    "callbacks": lambda value: isinstance(value, list) and all(map(_is_callback_state, value)),
+    "callback_names": _are_texts,
+    "data_facts": lambda value: isinstance(value, dict),
+    "first_of_run": _are_texts,
+    "first_of_epoch": _are_texts,
+    "usual_rows": lambda value: value is None or _is_count(value),
+}
+
+
+def _no_backup(received: str) -> CheckpointError:
+    return CheckpointError(
+        f"A backup must hold where a run of `fit` stood. Received: {received}. Move it away: the one before "
+        "it is taken then."
+    )
 
 
 def restore_model(

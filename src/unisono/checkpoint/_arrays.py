@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from unisono._checks import whole_numbers
 from unisono._errors import CheckpointError
+from unisono._system._json import parse_json
 from unisono.checkpoint import _safetensors
 from unisono.checkpoint._json_state import Array, HostArray
 from unisono.checkpoint._unread_arrays import unreadable
@@ -98,10 +101,7 @@ def digest_of(folder: Path) -> str:
 
 def load_arrays(folder: Path) -> dict[str, HostArray]:
     """Read what `save_arrays` wrote; large arrays are read where they are needed."""
-    found: dict[str, HostArray] = {
-        name: np.zeros(shape, dtype)
-        for name, (shape, dtype) in json.loads((folder / _EMPTY).read_text()).items()
-    }
+    found: dict[str, HostArray] = _empty_arrays(folder / _EMPTY)
     if (folder / _FILE).exists():
         found |= _safetensors.load(folder / _FILE)
     if not (folder / _FOLDER).exists():
@@ -109,9 +109,26 @@ def load_arrays(folder: Path) -> dict[str, HostArray]:
     with _plain_path(folder) as plain, _quiet(), _orbax() as orbax, _joined(plain) as readable:
         try:
             loaded = orbax.load(readable / _FOLDER)
+            return found | {name: np.asarray(value) for name, value in loaded.items()}
         except Exception as error:  # Orbax and TensorStore raise many kinds.
             raise unreadable(f"{error} at {folder}") from error
-    return found | {name: np.asarray(value) for name, value in loaded.items()}
+
+
+def _empty_arrays(path: Path) -> dict[str, HostArray]:
+    """Return the arrays without elements, of which a file has the shapes and types."""
+    try:
+        found = {
+            name: (whole_numbers(shape, 0), jnp.dtype(dtype))
+            for name, (shape, dtype) in parse_json(path.read_bytes()).items()
+        }
+        wrong = next(
+            (n for n, (shape, t) in found.items() if shape is None or (t.itemsize and 0 not in shape)), None
+        )
+        if wrong is not None:
+            raise ValueError(f"{wrong[:100]!r} has no shape without elements")
+        return {name: np.zeros(shape or (), dtype) for name, (shape, dtype) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, SyntaxError) as error:
+        raise unreadable(f"{error} at {path}") from error
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._errors import CheckpointMismatchError, InvalidArgumentError
+from unisono._errors import CheckpointMismatchError, InvalidArgumentError, UnisonoError
 from unisono._types import Json, Trackable
 from unisono.checkpoint._json_state import Array, HostArray, decode, encode
 from unisono.checkpoint._snapshot import Copies, Facts, Snapshot, copy_of
@@ -218,7 +218,18 @@ class Parts:
         for name in sorted(names & set(self.variables)):
             _set_logical_value(self.variables[name], arrays[name])
         for name in sorted(names & set(self.stateful)):
-            self.stateful[name].set_state(decode(snapshot.facts["states"][name], arrays))
+            state = decode(snapshot.facts["states"][name], arrays)
+            try:
+                self.stateful[name].set_state(state)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                if isinstance(error, UnisonoError):
+                    raise
+                raise CheckpointMismatchError(
+                    f"The state of {name!r} must be one that its `get_state` has returned. Received: "
+                    f"{repr(state)[:200]}, for which its `set_state` raises {type(error).__name__}: {error}. "
+                    "Restore a checkpoint of the same class, or name what to restore: "
+                    "`restore(path, parts=['model/weights'])`."
+                ) from error
 
 
 def names_in(snapshot: Snapshot, arrays: Mapping[str, Any]) -> set[str]:

@@ -107,6 +107,32 @@ def decode(value: Json, arrays: Mapping[str, Array]) -> State:
             return made(decode(v, arrays) for v in value["items"])
 
 
+def stand_ins(arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    """Return arrays of the same shapes and types without their elements, which a check does not read.
+
+    >>> stand_ins({"a": np.ones(3)})
+    {'a': array([0., 0., 0.])}
+    """
+    return {name: np.broadcast_to(np.zeros((), a.dtype), a.shape) for name, a in arrays.items()}
+
+
+def check_encoded(value: Json, arrays: Mapping[str, Array]) -> None:
+    """Check that a value can be decoded.
+
+    Raises:
+        ValueError: it is not what `encode` returns, or names an array that is not there.
+
+    >>> check_encoded({"__kind__": "array", "name": "x#0"}, {})
+    Traceback (most recent call last):
+        ...
+    ValueError: a state is none that Unisono writes (KeyError: 'x#0')
+    """
+    try:
+        decode(value, arrays)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a state is none that Unisono writes ({type(error).__name__}: {error})") from None
+
+
 def _is_array(value: object) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) or (
         hasattr(value, "__array__") and hasattr(value, "dtype") and hasattr(value, "shape")

@@ -8,20 +8,25 @@ Tests: tests/virtual/checkpoint/test_checkpoint.py.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from unisono._checks import is_number
 from unisono._errors import CheckpointError, InvalidArgumentError
 from unisono._system._files import replace_file
+from unisono._system._json import parse_json
 from unisono._system._object_store import Place, place_of
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._series import CommitSeries
 from unisono.checkpoint._writer import BackgroundWriter, settle
 from unisono.checkpoint.commits import _commits
 from unisono.checkpoint.commits._manifests import MANIFEST
+
+_LOG = logging.getLogger("unisono")
 
 
 class CheckpointManager:
@@ -150,10 +155,7 @@ class CheckpointManager:
         if self._every is None:
             return False
         note = self.directory / f".{self._name}.preserved"
-        try:
-            preserved: dict[str, float] = json.loads(note.read_text())
-        except FileNotFoundError:
-            preserved = {}
+        preserved = _preserved_in(note)
         written = (path / MANIFEST).stat().st_mtime
         if path.name not in preserved:
             if written - self._every < max(preserved.values(), default=self._began):
@@ -220,3 +222,17 @@ class CheckpointManager:
             # The block's own error is the cause; that of closing is mostly a consequence.
             if error is None:
                 raise
+
+
+def _preserved_in(note: Place) -> dict[str, float]:
+    """Return which checkpoints stay, and when they were written; one that cannot be read is begun again."""
+    try:
+        found = parse_json(note.read_text())
+        if not isinstance(found, dict) or not all(map(is_number, found.values())):
+            raise ValueError("there are no times by name")
+        return {name: float(written) for name, written in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OverflowError) as error:
+        _LOG.warning("%s cannot be read (%s): which checkpoints to keep is noted anew.", note, error)
+        return {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._system._files import replace_file
+from unisono._system._json import parse_json
 from unisono._system._object_store import Place, place_of
 from unisono.checkpoint._reader import latest_checkpoint
 from unisono.checkpoint.commits._manifests import MANIFEST
@@ -97,7 +98,7 @@ def _read(path: Place) -> tuple[dict[str, Any], int] | None:
     """A JSON object and when its file was written; None where there is none that can be read."""
     try:
         # The file system's clock, which also dates the checkpoints; those of machines may differ.
-        content, time_ns = json.loads(path.read_text()), path.stat().st_mtime_ns
+        content, time_ns = parse_json(path.read_text()), path.stat().st_mtime_ns
     except (OSError, ValueError):
         return None
     return (content, time_ns) if isinstance(content, dict) else None

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from unisono._errors import CheckpointMismatchError
+from unisono._system._json import MALFORMED
 from unisono.step.variables._seeds import set_step_state, step_state
 
 
@@ -32,7 +34,20 @@ class RandomState:
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Set the generators to a state."""
+        """Set the generators to a state.
+
+        Raises:
+            CheckpointMismatchError: it is none that `get_state` has returned.
+        """
+        try:
+            self._set(state)
+        except MALFORMED as error:
+            raise CheckpointMismatchError(
+                "A random state must be one that `get_state` has returned. Received: one that cannot be set "
+                f"({type(error).__name__}: {error}). Restore an earlier checkpoint."
+            ) from error
+
+    def _set(self, state: dict[str, Any]) -> None:
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
         if "steps" in state:

@@ -17,7 +17,7 @@ import numpy as np
 from unisono._errors import CheckpointError, CheckpointUnreadableError
 from unisono._system._object_store import Place, StorePath
 from unisono.checkpoint._arrays import digest_of, load_arrays, save_arrays, stage_arrays
-from unisono.checkpoint._snapshot import Snapshot
+from unisono.checkpoint._snapshot import Snapshot, read_facts
 from unisono.checkpoint.commits import _commits
 from unisono.step._value_handle import ValueHandle
 
@@ -126,7 +126,14 @@ def read_snapshot(path: Place) -> Snapshot:
 
 
 def _load(folder: Path) -> Snapshot:
-    return Snapshot(load_arrays(folder), json.loads((folder / _FACTS).read_text()))
+    arrays = load_arrays(folder)
+    try:
+        return Snapshot(arrays, read_facts((folder / _FACTS).read_bytes(), arrays))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"The states of a checkpoint must be as Unisono writes them. Received: {folder / _FACTS}, where "
+            f"{error}. Restore an earlier one."
+        ) from error
 
 
 class CommitSeries:
@@ -135,6 +142,7 @@ class CommitSeries:
     Args:
         keep: how many are kept, the newest; None for all.
         is_preserved: whether one stays that `keep` leaves out.
+        check: raises a `CheckpointError` for one that cannot be used, so that the one before it is taken.
     """
 
     def __init__(
@@ -144,9 +152,10 @@ class CommitSeries:
         keep: int | None,
         in_one_file: bool,
         is_preserved: Callable[[Place], bool] = lambda path: False,
+        check: Callable[[Snapshot], object] = lambda snapshot: None,
     ) -> None:
         self._directory, self._name, self._keep = directory, name, keep
-        self._in_one_file, self._is_preserved = in_one_file, is_preserved
+        self._in_one_file, self._is_preserved, self._check = in_one_file, is_preserved, check
         self._was_read = False
 
     def paths(self) -> list[Place]:
@@ -157,7 +166,12 @@ class CommitSeries:
     def newest(self) -> tuple[Place, Snapshot] | None:
         """The newest one that is as it was written; see `newest_good`."""
         with _commits.reached(self._directory):
-            return _commits.newest_good(self._directory, self._name, _load)
+            return _commits.newest_good(self._directory, self._name, self._checked)
+
+    def _checked(self, folder: Path) -> Snapshot:
+        snapshot = _load(folder)
+        self._check(snapshot)
+        return snapshot
 
     def staged(self, snapshot: Snapshot) -> Snapshot:
         """Write now what all workers must read together, for the next `write`; see `staged`."""

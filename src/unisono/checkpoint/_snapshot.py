@@ -9,14 +9,15 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unisono._system._json import parse_json
 from unisono._types import ArrayLike, Json
-from unisono.checkpoint._json_state import Array, HostArray
+from unisono.checkpoint._json_state import Array, HostArray, check_encoded, stand_ins
 from unisono.checkpoint._unread_arrays import SentArray, UnreadArray
 from unisono.cluster._process_group import ProcessGroup
 from unisono.step._value_handle import ValueHandle
@@ -35,6 +36,39 @@ class Facts(TypedDict):
     copies: NotRequired[list[str]]
     #: Where a run of `fit` stands, in its backups.
     progress: NotRequired[Json]
+
+
+def read_facts(text: bytes, arrays: Mapping[str, HostArray]) -> Facts:
+    """Return what a checkpoint holds besides arrays.
+
+    Args:
+        text: of the file; its hash may be right, and its contents those of another program.
+        arrays: of the checkpoint.
+
+    Raises:
+        ValueError: it is not what was written of a `Snapshot`.
+    """
+    facts: Facts = parse_json(text)
+    for key in ("states", "values"):
+        if not isinstance(facts, dict) or not isinstance(facts.get(key), dict):
+            raise ValueError(f"an object must hold the {key} by name")
+    shapes = stand_ins(arrays)
+    # One by one, as they are decoded: a name among them is no mark of a form.
+    for value in (*facts["states"].values(), *facts["values"].values(), facts.get("progress")):
+        check_encoded(value, shapes)
+    copies = facts.get("copies", [])
+    # Each has the copies along its first dimension.
+    if not isinstance(copies, list) or any(
+        not isinstance(n, str) or not _has_rows(n, arrays) for n in copies
+    ):
+        raise ValueError("`copies` must name arrays with copies along the first dimension")
+    known: Any = {key: value for key, value in facts.items() if key in Facts.__annotations__}
+    return cast(Facts, known)
+
+
+def _has_rows(name: Json, arrays: Mapping[str, HostArray]) -> bool:
+    array = arrays.get(name) if isinstance(name, str) else None
+    return array is not None and array.ndim > 0 and array.shape[0] > 0
 
 
 @dataclasses.dataclass(frozen=True)

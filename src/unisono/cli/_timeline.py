@@ -7,10 +7,12 @@ that each task writes (`cluster/liveness/_task_events`).
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono._checks import is_number, whole_number
 from unisono._errors import InvalidArgumentError
 from unisono.cluster.liveness._task_events import read_events
 from unisono.cluster_resolver._spec import Task
@@ -19,6 +21,9 @@ from unisono.launcher._restart_policy import Failure, root_cause
 #: The row of what the launcher did.
 LAUNCHER = "launcher"
 _FAULTS = ("failed", "stalled")
+_TASK = re.compile("[a-z_]{1,40}:[0-9]{1,9}")
+#: Of numbers in files; seconds since the epoch are fewer.
+_LARGEST = 1e15
 #: Kinds of spans, in the order in which a picture draws them, and their colours.
 KINDS = {
     "process": "#e4e4e7",
@@ -97,7 +102,7 @@ def read(folder: Path) -> Timeline:
             f"A log folder must hold the history.jsonl of a launch. Received: {str(folder)!r}. Write "
             "`unisono launch --log-dir logs …`, then `unisono timeline logs`."
         )
-    history = list(read_events(_lines(path)))
+    history = list(filter(_is_record, read_events(_lines(path))))
     first = max((i for i, e in enumerate(history) if e["event"] == "launched"), default=0)
     history = history[first:]
     if not history:
@@ -117,6 +122,35 @@ def read(folder: Path) -> Timeline:
     return Timeline(began, seconds, [LAUNCHER, *tasks], spans, outages)
 
 
+def _is_record(event: dict[str, Any]) -> bool:
+    """Return whether a line of the launcher's history is one that it writes; others are passed over."""
+    names = ("task", "time", "event", "generation", "pid", "exit_code", "detail")
+    if not event.keys() >= {*names}:
+        return False
+    task, time, name, generation, pid, code, detail = (event[each] for each in names)
+    # A task's name is part of that of a file.
+    is_task = isinstance(task, str) and _TASK.fullmatch(task) is not None
+    fits = is_task or (task is None and name not in ("started", "ended", *_FAULTS))
+    numbers = all(number is None or _is_number(number) for number in (pid, code))
+    texts = isinstance(name, str) and isinstance(detail, str)
+    return fits and numbers and texts and _is_number(time) and whole_number(generation, 0) is not None
+
+
+def _is_event(event: dict[str, Any]) -> bool:
+    """Return whether a line of a task's events is one that it writes; others are passed over."""
+    name, wanted = event.get("event"), ["from", "until", "generation"]
+    wanted += ["step", "count"] if name == "steps" else []
+    shares = [event.get(share) for share in ("data", "exchange")]
+    fits = all(_is_number(event.get(field)) for field in wanted)
+    return (
+        fits and isinstance(name, str) and name in KINDS and all(s is None or _is_number(s) for s in shares)
+    )
+
+
+def _is_number(value: object) -> bool:
+    return is_number(value) and abs(value) < _LARGEST
+
+
 def _lines(path: Path) -> list[str]:
     """Return the lines of a file; the last one may be half written."""
     return path.read_text(errors="replace").split("\n")[:-1] if path.is_file() else []
@@ -124,7 +158,7 @@ def _lines(path: Path) -> list[str]:
 
 def _events_of(folder: Path, task: str, began: float) -> list[dict[str, Any]]:
     path = folder / "events" / f"{task.replace(':', '-')}.jsonl"
-    return [event for event in read_events(_lines(path)) if event["from"] >= began]
+    return [event for event in filter(_is_event, read_events(_lines(path))) if event["from"] >= began]
 
 
 def _spans_of(
@@ -152,7 +186,7 @@ def _spans_of(
         if event["event"] == "steps":
             speed = event["count"] / max(event["until"] - event["from"], 1e-9)
             text = f"to step {event['step']}, {speed:.3g} steps/s"
-            shares = event["data"], event["exchange"]
+            shares = event.get("data"), event.get("exchange")
         at, until = event["from"] - began, event["until"] - began
         yield Span(task, event["event"], at, until, event["generation"], text, shares)
 

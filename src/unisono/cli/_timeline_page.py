@@ -29,7 +29,7 @@ def main(folder: Path) -> str:
     timeline = read(folder)
     paths = [folder / "timeline.html", folder / "timeline.json"]
     try:
-        paths[0].write_text(page(timeline, str(folder)), encoding="utf-8")
+        paths[0].write_text(page(timeline, str(folder)), encoding="utf-8", errors="replace")
         paths[1].write_text(json.dumps(trace_of(timeline)))
     except OSError as error:
         raise InvalidArgumentError(

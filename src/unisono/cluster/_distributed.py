@@ -33,7 +33,7 @@ from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer
 from unisono.cluster.liveness._watchdog import PeerWatchdog, end_process
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
-from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono.cluster_resolver._base import ClusterResolver, process_environ, whole_of
 from unisono.cluster_resolver._spec import Timeouts, split_address, with_port
 from unisono.rpc._versions import installed
 
@@ -81,7 +81,7 @@ def join(
     process_health()
     process, count = resolver.process_id, resolver.num_processes
     environ = process_environ()
-    generation = int(environ.get(_GENERATION, "0") or 0)
+    generation = whole_of(_GENERATION, environ)
     if _group is not None:
         if (process, count) == (_group.index, _group.size):
             return _group
@@ -89,7 +89,7 @@ def join(
             "A process can be in one cluster. Received: a second cluster, of "
             f"{count} processes. Start another process for it."
         )
-    devices = int(environ.get(_DEVICES, "0") or 0)
+    devices = whole_of(_DEVICES, environ)
     if count == 1:
         if devices and not jax_runs():
             make_cpu_devices(devices)

@@ -11,7 +11,15 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
-from unisono.cluster_resolver._spec import ClusterSpec, Task, chief_address, process_id, validate_collective
+from unisono.cluster_resolver._spec import (
+    ClusterSpec,
+    Task,
+    chief_address,
+    process_id,
+    read_index,
+    shortened,
+    validate_collective,
+)
 from unisono.cluster_resolver._tf_config import TFConfig, read_tf_config, variable_of
 
 #: The variable with the seconds for which a worker waits for the others, where the program does not say it.
@@ -37,10 +45,32 @@ def seconds_of(variable: str, default: float) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise InvalidArgumentError(
-            f"{variable} must be a number of seconds, 0 or more. Received: {text!r}. Write "
+            f"{variable} must be a number of seconds, 0 or more. Received: {shortened(text)!r}. Write "
             f"`export {variable}={default:g}`."
         )
     return seconds
+
+
+def whole_of(variable: str, environ: Mapping[str, str] | None = None) -> int:
+    """Return a whole number from the environment; 0 where the variable is not set, or empty.
+
+    Args:
+        environ: read this instead of the process' environment.
+
+    Raises:
+        InvalidArgumentError: it is no whole number, or of more than nine digits.
+
+    >>> whole_of("UNISONO_GENERATION", {"UNISONO_GENERATION": "3"}), whole_of("UNISONO_GENERATION", {})
+    (3, 0)
+    """
+    text = (process_environ() if environ is None else environ).get(variable, "").strip()
+    number = read_index(text) if text else 0
+    if number is None:
+        raise InvalidArgumentError(
+            f"{variable} must be a whole number, 0 or more. Received: {shortened(text)!r}. Write "
+            f"`export {variable}=1`, or `unset {variable}`."
+        )
+    return number
 
 
 class ClusterResolver(abc.ABC):

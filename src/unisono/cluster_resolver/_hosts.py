@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._json import parse_json
 from unisono.cluster_resolver._base import ClusterResolver, process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, read_index, shortened, with_port
 
@@ -138,10 +138,10 @@ def _sagemaker_hosts(environ: Mapping[str, str]) -> tuple[list[str], str]:
     source, own = "SM_HOSTS", environ.get("SM_CURRENT_HOST")
     try:
         if "SM_HOSTS" in environ:
-            hosts = json.loads(environ["SM_HOSTS"])
+            hosts = parse_json(environ["SM_HOSTS"])
         else:
             source = str(RESOURCES)
-            config = json.loads(RESOURCES.read_text())
+            config = parse_json(RESOURCES.read_text())
             hosts, own = config["hosts"], config["current_host"]
         if isinstance(hosts, list) and isinstance(own, str) and own in hosts:
             return sorted(map(str, hosts)), own

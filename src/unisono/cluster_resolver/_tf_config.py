@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._json import parse_json
 from unisono.cluster_resolver._spec import JOBS, ClusterSpec, job_hint, read_index, read_jobs, shortened
 
 #: What Vertex AI calls the jobs; `master` is also TensorFlow 1's name:
@@ -21,6 +22,10 @@ _OTHER_NAMES = {
     "workerpool3": "evaluator",
 }
 _KEYS = ("cluster", "sparseCluster", "task", "rpc_layer", "environment", "session_master")
+#: So many problems are said.
+_MOST = 20
+#: A longer one is no slip; to compare it would take long.
+_LONGEST_KEY = 40
 _STRINGS = ("rpc_layer", "environment", "session_master")
 _EXAMPLE = (
     '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
@@ -61,7 +66,7 @@ def variable_of(environ: Mapping[str, str]) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        parse_json(text)
     except ValueError:
         return False
     return True
@@ -96,11 +101,17 @@ def read_tf_config(
         given = {"task_type": task_type, "task_id": task_id}
         arguments = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
         raise InvalidArgumentError(
-            f"{variable} must describe the cluster and this task: {'; '.join(problems)}. "
+            f"{variable} must describe the cluster and this task: {_first_of(problems)}. "
             f"Received: {variable}={shortened(text or '')!r}{arguments}. "
             f"Write, for the first of two workers: export TF_CONFIG='{_EXAMPLE}'"
         )
     return TFConfig(cluster, own_type, own_id, **strings)
+
+
+def _first_of(problems: list[str]) -> str:
+    """Return problems as one text: the first of them, where there are many or they are long."""
+    more = f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else ""
+    return "; ".join(shortened(problem) for problem in problems[:_MOST]) + more
 
 
 def _load(text: str | None) -> tuple[dict[str, Any], list[str]]:
@@ -108,10 +119,12 @@ def _load(text: str | None) -> tuple[dict[str, Any], list[str]]:
     if text is None or not text.strip():
         return {}, []
     try:
-        config = json.loads(text)
+        config = parse_json(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         return {}, [f"it must be JSON, but cannot be read at {where} ({error.msg})"]
+    except ValueError as error:
+        return {}, [f"it must be JSON, but cannot be read ({error})"]
     if not isinstance(config, dict):
         return {}, [f"it must be a JSON object, not {_kind(config)}"]
     return config, [hint for key in config if (hint := _misspelt(key))]
@@ -119,6 +132,8 @@ def _load(text: str | None) -> tuple[dict[str, Any], list[str]]:
 
 def _misspelt(key: str) -> str | None:
     """Launchers add keys of their own; one that looks like a known one is a slip."""
+    if len(key) > _LONGEST_KEY:
+        return None
     known = {k.lower(): k for k in _KEYS}
     close = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
     return f"{key!r} must be written {known[close[0]]!r}" if close and key not in _KEYS else None
@@ -144,7 +159,9 @@ def _read_cluster(config: dict[str, Any]) -> tuple[ClusterSpec, list[str]]:
 
 def _own_name(job: Any, jobs: Mapping[Any, Any]) -> Any:
     """The name that a job has here, unless there is another one of this name."""
-    name = _OTHER_NAMES.get(job, job) if isinstance(job, str) else job
+    if not isinstance(job, str):
+        return job
+    name = _OTHER_NAMES.get(job, job)
     return job if name in jobs else name
 
 

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._json import MALFORMED
 from unisono.data._dataset import Dataset
 from unisono.data._pipeline import _structure
 from unisono.data._pipeline._cardinality import UNKNOWN
 from unisono.data._pipeline._indexed import Slices, Source
 from unisono.data._pipeline._interleave import Interleave
-from unisono.data._pipeline._plan import Node, Pass
+from unisono.data._pipeline._plan import Node, Pass, StateIterator
 from unisono.data._pipeline._streams import Generator
 from unisono.data._pipeline._structure import Element, TensorSpec
 from unisono.data._transforms import node_of
@@ -115,7 +116,33 @@ class TFRecords(Node):
         return _TEXT
 
     def iterate(self, run: Pass) -> grain.DatasetIterator:
-        return iter(grain.experimental.TFRecordIterDataset(self.name))
+        return _RecordIterator(iter(grain.experimental.TFRecordIterDataset(self.name)), self.name)
+
+
+class _RecordIterator(StateIterator):
+    """Grain's iterator over a file; what is cut or is no such file is an error that names it."""
+
+    def __init__(self, source: grain.DatasetIterator, name: str) -> None:
+        super().__init__(source)
+        self._source, self._name = source, name
+
+    def __next__(self) -> Element:
+        try:
+            return next(self._source)
+        # Of a length that no memory holds, too.
+        except MALFORMED as error:
+            raise InvalidArgumentError(
+                "A TFRecord file must hold whole records, without compression. Received: "
+                f"{self._name!r}, where a record cannot be read ({type(error).__name__}: {error!s:.80}). "
+                "Write the file again."
+            ) from error
+
+    def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._source.get_state()
+        return state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._source.set_state(state)
 
 
 #: The length of a record and the checksum of that length; another checksum follows the record.
@@ -188,17 +215,19 @@ def interleaved(counts: Sequence[int], cycle_length: int, block_length: int) -> 
 def _offsets(part: FilePart) -> npt.NDArray[np.int64]:
     offsets: list[int] = []
     with open(part.name, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         while len(offsets) < part.skip + part.take:
             offset = file.tell()
             header = file.read(_HEADER.size)
-            if len(header) < _HEADER.size:
+            length = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else size
+            if offset + _HEADER.size + length + _CHECKSUM_BYTES > size:
                 raise InvalidArgumentError(
                     "A TFRecord file must hold the records that the description of its data set counts. "
                     f"Received: {part.name!r} with {len(offsets)} of at least {part.skip + part.take}. "
                     "Write the file again."
                 )
             offsets.append(offset)
-            file.seek(_HEADER.unpack(header)[0] + _CHECKSUM_BYTES, os.SEEK_CUR)
+            file.seek(length + _CHECKSUM_BYTES, os.SEEK_CUR)
     return np.array(offsets[part.skip :], np.int64)
 
 

@@ -181,8 +181,11 @@ class RunConfig:
         own = json.loads(text).get("model_dir") if text and text.strip() else None
         if own is None:
             return
-        if not own:
-            raise InvalidArgumentError("model_dir in TF_CONFIG should be non-empty. Received: an empty one.")
+        if not own or not isinstance(own, str):
+            raise InvalidArgumentError(
+                f"model_dir in TF_CONFIG should be non-empty, and a text. Received: {repr(own)[:200]}. Write "
+                '`"model_dir": "/shared/run"`.'
+            )
         if self.model_dir is not None and self.model_dir != own:
             raise InvalidArgumentError(
                 "`model_dir` provided in RunConfig construct, if set, must have the same value as the "

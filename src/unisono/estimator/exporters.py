@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from unisono._checks import digits
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._system._object_store import StorePath, given_place
 from unisono.estimator._docstrings import Texts
@@ -256,7 +257,8 @@ def _remove_old(directory: str, number: int | None) -> None:
         names = [name for name, stat in folder.children().items() if stat is None]
     else:
         names = [path.name for path in folder.glob("*") if path.is_dir()]
-    for name in sorted(filter(str.isdigit, names), key=int)[: -number if number else 0]:
+    times = {name: time for name in names if (time := digits(name)) is not None}
+    for name in sorted(times, key=lambda name: times[name])[: -number if number else 0]:
         path = folder / name
         try:
             path.rmtree() if isinstance(path, StorePath) else shutil.rmtree(path)

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from unisono._system._files import replace_file
+from unisono._system._json import UNREADABLE, parse_json
 from unisono._system._object_store import Place
+from unisono._types import Json
 
 _LOG = logging.getLogger("unisono")
 
@@ -68,20 +70,33 @@ def read_record(path: Place, goes_on: bool = False) -> EvaluationHistory:
         The record; without evaluations where those were of an earlier run.
     """
     try:
-        fields = json.loads(path.read_text())
-        record = EvaluationHistory(
-            **{**fields, "evaluations": [Evaluation(**e) for e in fields["evaluations"]]}
-        )
+        record = _record_of(parse_json(path.read_text()))
     except FileNotFoundError:
         return EvaluationHistory()
     # A damaged record costs repeated evaluations at most, so it does not end the evaluator.
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except UNREADABLE as error:
         _LOG.warning("%s cannot be read (%s): a new one is started.", path, error)
         return EvaluationHistory()
     # That run had ended. `known` stays, so that its checkpoints are not evaluated again.
     if not (record.watching or goes_on):
         record.evaluations = []
     record.watching = True
+    return record
+
+
+def _record_of(fields: Json) -> EvaluationHistory:
+    """Return the record of a file.
+
+    Raises:
+        TypeError: a field has another type than `write_record` writes.
+    """
+    evaluations = [Evaluation(**each) for each in fields["evaluations"]]
+    record = EvaluationHistory(**{**fields, "evaluations": evaluations})
+    kinds = [(record.known, dict), (record.mark, str), (record.watching, bool)]
+    for each in evaluations:
+        kinds += [(each.step, int), (each.results, dict), (each.name, str), (each.digest, str)]
+    if not all(isinstance(value, kind) for value, kind in kinds):
+        raise TypeError("a field has another type")
     return record
 
 

@@ -223,9 +223,8 @@ def _iterations(arrays: Mapping[str, Any], part: str) -> int:
 def _copy_weights(path: Place, copy: Path) -> None:
     """Copy a file's weights; of a file that is changed meanwhile the copy is of no use."""
     if isinstance(path, StorePath):
-        whole = copy.with_name(path.name)
-        path.download(whole)
-        path = whole
+        path.parent.download_below(copy.parent, [path.name])
+        path = copy.with_name(path.name)
     before = os.stat(path)
     if path.name.endswith(_KERAS):
         with (

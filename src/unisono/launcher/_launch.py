@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from unisono._checks import digits
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 from unisono.cluster_resolver._tf_config import read_tf_config
@@ -141,7 +142,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tu
     # Device files instead of JAX or nvidia-smi: to import JAX takes seconds and would start CUDA in the
     # launcher.
     files = (path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))
-    return tuple(sorted((name for name in files if name.isdigit()), key=int))
+    return tuple(sorted((name for name in files if digits(name) is not None), key=int))
 
 
 def cores() -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._json import parse_json
 from unisono.cluster_resolver._spec import Task
 
 #: The most bytes of a log that are read at once: a task may print faster than a terminal shows.
@@ -165,7 +166,7 @@ def read_error(path: Path) -> ErrorRecord | None:
 def error_record(data: bytes) -> ErrorRecord | None:
     """Return the record that a task has written of its exception, None where it is incomplete."""
     try:
-        record = json.loads(data)
+        record = parse_json(data)
     except ValueError:  # a full disk or a crash of the machine leaves a part of the file
         return None
     kinds = {"at": float, "code": int, "summary": str, "traceback": str}

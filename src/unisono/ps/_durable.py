@@ -31,13 +31,14 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import CheckpointError, ClusterError, UnisonoError
+from unisono._system._json import MALFORMED, UNREADABLE
 from unisono.ps._programs import digest_of
 from unisono.ps._store import VariableStore, new_lineage
 from unisono.ps.state._acknowledged import LogPosition, describe_loss, position_of
 from unisono.ps.state._container import Container, SnapshotWriter, read_container
 from unisono.ps.state._journal import LOG_BYTES, FileJournal
 from unisono.ps.state._records import Record
-from unisono.ps.state._variables import Table
+from unisono.ps.state._variables import TABLE, StoredSpec, Table
 
 _LOG = logging.getLogger("unisono")
 
@@ -231,7 +232,11 @@ class DurableStore:
         if image is None:
             return Recovery("nothing")
         changes, why = self._journal.changes(image.number)
-        found = position_of(image.number, image.meta, changes)
+        try:
+            found = position_of(image.number, image.meta, changes)
+        except MALFORMED as error:
+            problem = f"an image or a change is of another form ({type(error).__name__}: {error})"
+            return self._damaged(acknowledged, LogPosition(), problem)
         if found.number < acknowledged.number:
             return self._damaged(acknowledged, found, why)
         if problem := self._replayed(image, changes):
@@ -252,6 +257,8 @@ class DurableStore:
                 self.store.replay(kind, meta, arrays)
         except UnisonoError as error:
             return str(error)
+        except MALFORMED as error:
+            return f"an image or a change is of another form ({type(error).__name__}: {error})"
         finally:
             self._journal.is_replaying = False
         for table in self.store.variables.values():
@@ -279,11 +286,13 @@ class DurableStore:
         for path in self._snapshots():
             try:
                 container = read_container(path)
-            except CheckpointError as error:
+                self._load_snapshot(container)
+            except UNREADABLE as error:
                 damaged.append(path.name)
-                _LOG.warning("%s The one before it is tried.", error)
+                self.store.clear()
+                what = error if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+                _LOG.warning("The snapshot %s cannot be used: %s The one before it is tried.", path, what)
                 continue
-            self._load_snapshot(container)
             _LOG.warning(
                 "Server state recovered from the snapshot %s: changes after number %d are lost.",
                 path.name,
@@ -297,6 +306,14 @@ class DurableStore:
         numbers, arrays = container.meta["tables"], list(container.arrays)
         tables, touched = arrays[: len(numbers)], arrays[len(arrays) - 2 * len(numbers) :]
         dense = arrays[len(numbers) : len(arrays) - 2 * len(numbers)]
+        # Before files of this size are made.
+        specs = {entry["number"]: StoredSpec.decode(entry) for entry in container.meta["state"]["variables"]}
+        shapes = {n: (a.shape, a.dtype.name) for n, a in zip(numbers, tables, strict=True)}
+        for number, spec in specs.items():
+            if spec.kind == TABLE and shapes.get(number) != (spec.shape, spec.dtype):
+                raise CheckpointError(
+                    f"A snapshot must hold the rows of its tables. Received: {shapes.get(number)} for {spec}."
+                )
         # Changes were lost, so that the versions of clients' copies mean nothing.
         self.store.load(container.meta["state"] | {"lineage": new_lineage()}, dense)
         for i, number in enumerate(numbers):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from unisono._checks import digits
 from unisono._errors import ClusterError
 from unisono._system._files import replace_file
 from unisono.cluster_resolver._spec import split_address
@@ -51,11 +52,12 @@ def end_marker_of(address: str, since: float) -> int | None:
         path = _path(address)
         if path is None or path.stat().st_mtime < since:
             return None
-        text = path.read_text().strip()
+        text = path.read_text(errors="replace").strip()
         path.unlink(missing_ok=True)
     except (ClusterError, OSError):
         return None
-    return int(text) if text.isdigit() else 1
+    code = digits(text)
+    return 1 if code is None or code > 255 else code
 
 
 def started_at() -> float:

@@ -6,6 +6,7 @@ All of it is called with plain objects and arrays; sockets and messages are else
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from unisono.ps.state._push import Array, Push
 from unisono.ps.state._request_dedup import RequestDedup
 from unisono.ps.state._update import StateLostError, check_push, check_rows, check_value, find, run_push
 from unisono.ps.state._variables import TABLE, DenseVariable, StoredSpec, Table, rounded
+from unisono.rpc._fields import ints, listed, mapping, text, whole
 
 
 class VariableStore:
@@ -403,21 +405,23 @@ class VariableStore:
         with self.lock:
             self.clear()
             left = list(arrays)
-            self.lineage, self.generation = meta["lineage"], meta["generation"]
-            for entry in meta["variables"]:
-                spec, number, version = StoredSpec.decode(entry), entry["number"], entry["version"]
+            self.lineage, self.generation = checked_lineage(meta), whole(meta, "generation")
+            for entry in listed(meta, "variables"):
+                spec = StoredSpec.decode(entry)
+                number, version = whole(entry, "number"), whole(entry, "version")
                 if spec.kind == TABLE:
                     memory = self.journal.table(self._key(number), spec)
                     variable: DenseVariable | Table = Table(spec, memory.rows, version, memory.checksums)
                 else:
                     variable = DenseVariable(spec, np.array(left.pop(0)), version)
+                    check_value(variable, np.broadcast_to(np.zeros((), spec.dtype), spec.shape), "value")
                 self.variables[number] = variable
                 self._numbers[spec.name] = number
-            self._next, self.applied_count = meta["next"], meta["applied_count"]
-            self.dropped_count = meta["dropped_count"]
-            self.watermark, self._applied = meta["watermark"], set(meta["applied"])
-            self._request_dedup = RequestDedup(*meta["answered"])
-            self.used = dict(meta["used"])
+            self._next, self.applied_count = whole(meta, "next"), whole(meta, "applied_count")
+            self.dropped_count = whole(meta, "dropped_count")
+            self.watermark, self._applied = whole(meta, "watermark"), set(ints(meta, "applied"))
+            self._request_dedup = RequestDedup(*listed(meta, "answered"))
+            self.used = {name: whole(mapping(meta, "used"), name) for name in mapping(meta, "used")}
 
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
         """Apply a change from a log again."""
@@ -431,9 +435,23 @@ class VariableStore:
         elif kind == "drop":
             self.drop(meta["numbers"], meta["request"])
         elif kind == "generation":
-            self.raise_generation(meta["generation"])
+            self.raise_generation(whole(meta, "generation"))
         else:
-            self.reset(meta["lineage"], meta["request"])
+            self.reset(checked_lineage(meta), meta["request"])
+
+
+def checked_lineage(meta: Mapping[str, Json]) -> str:
+    """Return the lineage that a file names: names of tables' files begin with it.
+
+    >>> checked_lineage({"lineage": "../x"})
+    Traceback (most recent call last):
+        ...
+    unisono.InvalidArgumentError: A lineage must be a hexadecimal number. Received: '../x'.
+    """
+    lineage = text(meta, "lineage", 100)
+    if not re.fullmatch("[0-9a-f]+", lineage):
+        raise InvalidArgumentError(f"A lineage must be a hexadecimal number. Received: {lineage!r}.")
+    return lineage
 
 
 def new_lineage() -> str:

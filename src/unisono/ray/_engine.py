@@ -6,7 +6,6 @@ Tests: tests/cluster/test_ray_cluster.py, tests/unit/ray/test_ray_engine.py.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import shlex
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._json import parse_json
 from unisono._system._packages import require_packages
 from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import split_address
@@ -126,7 +126,7 @@ def _runtime_env(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         found = error
     if not isinstance(found, dict):

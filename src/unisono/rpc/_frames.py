@@ -367,7 +367,9 @@ def _read_meta(view: memoryview) -> dict[str, Any]:
             # Half of a surrogate pair has no bytes, and fails where the text is written.
             json.dumps(meta, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"`meta` must be JSON in UTF-8: {type(error).__name__}: {error}.") from None
+        raise FrameError(
+            f"`meta` must be JSON in UTF-8. Received: {type(error).__name__}: {error}."
+        ) from None
     if not isinstance(meta, dict):
         _fail("`meta` must be an object", type(meta).__name__)
     _check_depth(meta, data)
@@ -391,7 +393,7 @@ def _check_depth(meta: object, data: bytes) -> None:
         level = [inner for each in level for inner in _containers_in(each)]
         if not level:
             return
-    raise FrameError(f"`meta` must be at most {MAX_META_DEPTH} levels deep.")
+    raise FrameError(f"`meta` must be at most {MAX_META_DEPTH} levels deep. Received: more.")
 
 
 def _containers_in(value: Any) -> list[object]:

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._file_names import name_problem
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.rpc._fields import whole
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
@@ -81,11 +81,10 @@ def file_name(text: str) -> str:
     >>> file_name("program/train.py")
     'program/train.py'
     """
-    path = PurePosixPath(text)
-    bad = not text or path.is_absolute() or ".." in path.parts or "\\" in text or "\0" in text
-    if bad or len(text) > 1000 or len(path.parts) > 50 or not path.parts:
+    problem = name_problem(text)
+    if problem is not None:
         raise InvalidArgumentError(
-            f"A file of a job must have a name below its directory. Received: {text[:100]!r}."
+            f"A file of a job must have a name below its directory. Received: {text[:100]!r}: {problem}."
         )
     return text
 

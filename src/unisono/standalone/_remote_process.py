@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from unisono._system._files import replace_file
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher._run_files import error_record
 
 _KILLED = 128 + signal.SIGKILL
 
@@ -91,8 +92,10 @@ class RemoteProcess:
         Args:
             later: by how many seconds this machine's clock is ahead of the server's.
         """
-        record = json.loads(data)
-        record["at"] = float(record["at"]) + later
+        record = error_record(data)
+        if record is None:
+            return
+        record["at"] += later
         replace_file(self.copies.error, json.dumps(record), durable=False)
 
     def end(self, code: int, at: float) -> None:

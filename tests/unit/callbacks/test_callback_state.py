@@ -127,3 +127,16 @@ def test_callbacks_of_keras_can_be_restored_before_their_first_epoch(kind):
     callback = kind("loss")
     resumed(callback, state)
     assert callback.monitor_op is None
+
+
+@pytest.mark.parametrize("name", ["monitor_op", "on_epoch_end"])
+@pytest.mark.parametrize("path", [("os", "system"), ("builtins", "exec"), ("no module", "x"), 7, [[], {}]])
+def test_a_backup_does_not_choose_among_all_functions(name, path, caplog):
+    callback = C.ReduceLROnPlateau("loss")
+    before = getattr(callback, name)
+    state = {"attributes": {"on_train_end": "x"}, "functions": {name: path}, "initial": {}}
+    set_state_of(callback, state, CallbackBaseline.of(callback))
+    assert getattr(callback, name) == before
+    assert callable(callback.on_train_end)
+    # A method is no state, and is passed over without a word.
+    assert ("is what the program gave it" in caplog.text) == (name == "monitor_op")

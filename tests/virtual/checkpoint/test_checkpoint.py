@@ -533,7 +533,9 @@ def test_arrays_in_one_file_and_those_that_it_cannot_hold(tmp_path):
         "c": np.zeros((0, 3), "int8"),
         "d": np.float64(1.5),
     }
-    path = write_snapshot(tmp_path, "one", Snapshot(arrays, {}), read_back=True, in_one_file=True)
+    path = write_snapshot(
+        tmp_path, "one", Snapshot(arrays, {"states": {}, "values": {}}), read_back=True, in_one_file=True
+    )
     assert list(_safetensors.load(path / "arrays.safetensors")) == ["a", "d"]
     found = read_snapshot(path).arrays
     assert found.keys() == arrays.keys()
@@ -572,5 +574,6 @@ def test_a_save_in_which_tensorstore_loses_a_file_is_repeated(tmp_path, monkeypa
 def test_a_backup_needs_no_orbax(tmp_path, monkeypatch):
     """Where all types are common ones; Orbax takes 40 ms for a small model."""
     monkeypatch.setattr(_arrays, "_save", None)
-    write_snapshot(tmp_path, "one", Snapshot({"a": np.ones(3)}, {}), read_back=True, in_one_file=True)
+    snapshot = Snapshot({"a": np.ones(3)}, {"states": {}, "values": {}})
+    write_snapshot(tmp_path, "one", snapshot, read_back=True, in_one_file=True)
     assert not (tmp_path / "one" / "arrays").exists()

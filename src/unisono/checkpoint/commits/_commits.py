@@ -282,7 +282,7 @@ def newest_good(
     """Read the newest commit that is as it was written; each damaged one that is passed over is logged.
 
     Args:
-        read: gets the folder with its files.
+        read: gets the folder with its files; a `CheckpointError` of it says that the commit is damaged.
 
     Raises:
         CheckpointError: there are commits and all are damaged.
@@ -291,16 +291,16 @@ def newest_good(
     every = commits(directory, prefix)
     first: CheckpointError | None = None
     for _, path in reversed(every):
-        with contextlib.ExitStack() as stack:
-            try:
-                folder = stack.enter_context(opened(path))
-            except CheckpointError as error:
-                first = first or error
-                _LOG.warning("%s Falling back to the one before.", error)
-                continue
-            if first is not None:
-                _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
-            return path, read(folder)
+        try:
+            with opened(path) as folder:
+                content = read(folder)
+        except CheckpointError as error:
+            first = first or error
+            _LOG.warning("%s Falling back to the one before.", error)
+            continue
+        if first is not None:
+            _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
+        return path, content
     if first is not None:
         raise CheckpointError(
             f"One of the checkpoints in {directory} must be as it was written. Received: {len(every)}, all "

@@ -11,7 +11,10 @@ import stat
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
+from unisono._checks import whole_number
 from unisono._errors import CheckpointError
+from unisono._system._file_names import name_problem, names_problem
+from unisono._system._json import parse_json
 from unisono._system._object_store import Place
 from unisono._types import Json
 
@@ -83,20 +86,39 @@ def parse_manifest(path: Place, text: str | bytes) -> Manifest:
         CheckpointError: it is not as it was written.
     """
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         # The manifest's hash of itself: otherwise a flipped bit here would be blamed on another file.
         own = found.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _unreadable(path, error) from None
     if _hash_json(found) != own:
         raise damaged(path, f"{MANIFEST} has other contents than were written")
-    manifest: Manifest = found
-    if manifest["format"] > FORMAT:
+    version = whole_number(found.get("format"), 1)
+    # Before the rest, whose form a newer version may change.
+    if version is not None and version > FORMAT:
         raise CheckpointError(
             f"A checkpoint must have format {FORMAT} or older. Received: {path} with format "
-            f"{manifest['format']}. Install a newer unisono."
+            f"{version}. Install a newer unisono."
         )
+    problem = "its format is no number" if version is None else _problem_of(found)
+    if problem is not None:
+        # A hash says that nothing was changed by accident, and not who has written it.
+        raise damaged(path, f"{MANIFEST} is none: {problem}")
+    manifest: Manifest = found
     return manifest
+
+
+def _problem_of(found: dict[str, Json]) -> str | None:
+    """Return what is wrong with a manifest of this format; None where nothing is."""
+    files, folder = found.get("files"), found.get("folder")
+    if not isinstance(files, dict):
+        return "`files` is no object"
+    for name, entry in files.items():
+        is_entry = isinstance(entry, dict) and isinstance(entry.get("sha256"), str)
+        if not is_entry or whole_number(entry.get("bytes"), 0) is None:
+            return f"the entry of {ascii(name)[:100]} is not a size and a hash"
+    folder_problem = None if folder is None else name_problem(folder)
+    return names_problem(files) or (folder_problem and f"its folder leads nowhere below: {folder_problem}")
 
 
 def check_files(root: Path, manifest: Manifest, path: Place) -> Path:

@@ -210,9 +210,7 @@ def _downloaded(path: StorePath, text: bytes) -> Iterator[Path]:
     """Yield a local copy of a commit whose manifest has this text; what is missing there is missing here."""
     with tempfile.TemporaryDirectory(prefix="unisono-") as aside:
         root = Path(aside)
-        for name in parse_manifest(path, text)["files"]:
-            with contextlib.suppress(FileNotFoundError):
-                (path / name).download(root / name)
+        path.download_below(root, parse_manifest(path, text)["files"], missing_ok=True)
         (root / MANIFEST).write_bytes(text)
         yield root
 

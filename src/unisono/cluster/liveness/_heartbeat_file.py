@@ -98,6 +98,6 @@ def _is_later(current: str, own: str) -> bool:
     >>> _is_later("2", "1"), _is_later("0", "1"), _is_later("", "1")
     (True, False, False)
     """
-    if current.isdecimal() and own.isdecimal() and len(current) < 19:
+    if current.isdecimal() and own.isdecimal() and max(len(current), len(own)) < 19:
         return int(current) > int(own)
     return current not in ("", own)

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from unisono.cluster_resolver._base import process_environ
+from unisono._system._json import parse_json
+from unisono.cluster_resolver._base import process_environ, whole_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -149,16 +150,18 @@ class TaskEvents:
 
 
 def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Give the objects of lines of JSON; one that is half written, where a disk was full, is passed over.
+    """Give the objects of lines of JSON; one that is none, or half written on a full disk, is passed over.
 
     >>> list(read_events(['{"event": "ste{"event": "save"}', '{"event": "save"}']))
     [{'event': 'save'}]
     """
     for line in lines:
         try:
-            yield json.loads(line)
+            event = parse_json(line)
         except ValueError:
             continue
+        if isinstance(event, dict):
+            yield event
 
 
 def step_file(events: Path) -> Path:
@@ -175,7 +178,7 @@ def process_events() -> TaskEvents:
     """Return the events of this process; they begin where the launcher has given it a file for them."""
     environ = process_environ()
     path = environ.get("UNISONO_EVENTS")
-    events = TaskEvents(Path(path) if path else None, int(environ.get("UNISONO_GENERATION", "0")))
+    events = TaskEvents(Path(path) if path else None, whole_of("UNISONO_GENERATION", environ))
     if path:
         import jax  # the launcher uses this module without it
 

@@ -17,6 +17,7 @@ import collections
 import contextlib
 import functools
 import json
+import math
 import os
 import shutil
 import struct
@@ -31,6 +32,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._system._files import rename_durably
+from unisono._system._json import UNREADABLE, parse_json
 from unisono._system._object_store import Place, StorePath, written_locally
 from unisono.data._pipeline._structure import Element, check_no_dataset, frozen, leaves, name_of
 
@@ -204,10 +206,18 @@ class _ElementFile:
 
     def get(self, position: int) -> tuple[Element] | None:
         try:
-            self._file.seek(int(self.offsets[position]))
+            offset = int(self.offsets[position])
         except LookupError:
             return None
-        return (_read(self._file),)
+        try:
+            self._file.seek(offset)
+            return (_read(self._file),)
+        except UNREADABLE as error:
+            raise InvalidArgumentError(
+                "The file of cache(filename), or of save(path), must hold elements as Unisono writes them. "
+                f"Received: {self._file.name!r}, whose element {position} cannot be read "
+                f"({type(error).__name__}: {error}). Delete the file, or pass another name."
+            ) from error
 
 
 class _CompleteFile(_ElementFile):
@@ -281,9 +291,19 @@ def _write(file: IO[bytes], element: Element) -> None:
 
 
 def _read(file: IO[bytes]) -> Element:
-    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-    header = json.loads(file.read(length))
+    (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    header = parse_json(_exactly(file, length))
     return _build(header["tree"], [_read_leaf(file, leaf) for leaf in header["leaves"]])
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    """Return the next bytes of a file; more than it has are not asked for, which would take memory."""
+    if not 0 <= size <= os.fstat(file.fileno()).st_size:
+        raise ValueError(f"a part of {size} bytes, in a file that has fewer")
+    data = file.read(size)
+    if len(data) < size:
+        raise ValueError("the file ends within it")
+    return data
 
 
 def _tree(element: Element) -> Tree:
@@ -302,6 +322,8 @@ def _build(tree: Tree, parts: list[Any]) -> Element:
         return parts.pop(0)
     built = [_build(part, parts) for part in tree["parts"]]
     if "keys" in tree:
+        if len({type(key) for key in tree["keys"]}) > 1:
+            raise TypeError("the keys of a dict are of several types")
         return dict(zip(tree["keys"], built, strict=True))
     name, *fields = tree["tuple"]
     return _named(name, tuple(fields))._make(built) if fields else tuple(built)
@@ -337,10 +359,9 @@ def _read_leaf(file: IO[bytes], header: Mapping[str, Any]) -> np.ndarray | np.ge
     if "strings" in header:
         array = np.empty(len(header["strings"]), object)
         for index, length in enumerate(header["strings"]):
-            array[index] = file.read(length)
+            array[index] = _exactly(file, length)
     else:
         dtype = np.dtype(header["dtype"])
-        # `prod` of an empty shape is a float without the dtype.
-        array = np.frombuffer(file.read(dtype.itemsize * int(np.prod(shape, dtype=np.int64))), dtype)
+        array = np.frombuffer(_exactly(file, dtype.itemsize * math.prod(shape)), dtype)
     # `[()]` makes a scalar of an array of rank 0, and leaves other arrays as they are.
     return array.reshape(shape)[()]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._system._json import MALFORMED, parse_json
 
 #: A structure of components, as it passes through the pipeline.
 Element: TypeAlias = Any
@@ -393,8 +394,14 @@ def spec_from_bytes(data: bytes) -> TensorSpec:
     >>> spec_from_bytes(spec_as_bytes(TensorSpec((None, 3), "int64")))
     TensorSpec(shape=(None, 3), dtype=dtype('int64'))
     """
-    shape, dtype = json.loads(data)
-    return TensorSpec(shape, dtype)
+    try:
+        shape, dtype = parse_json(data)
+        return TensorSpec(shape, dtype)
+    except MALFORMED as error:
+        raise InvalidArgumentError(
+            "The first element of a saved data set must say what the others look like. Received: "
+            f"{repr(data)[:200]} ({type(error).__name__}: {error}). Save it again."
+        ) from error
 
 
 def batched_spec(spec: Element, batch_size: int | None) -> Element:

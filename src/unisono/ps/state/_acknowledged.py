@@ -82,7 +82,9 @@ class AcknowledgedFile:
             if len(raw) == _NOTE.size and raw.startswith(_MAGIC):
                 _, boot, *numbers, own = _NOTE.unpack(raw)
                 if checksum(raw[:-8]) == own:
-                    found.append((numbers[0], LogPosition(*numbers), boot.decode("ascii") == boot_id()))
+                    found.append(
+                        (numbers[0], LogPosition(*numbers), boot.decode("ascii", "replace") == boot_id())
+                    )
         return max(found)[1:] if found else None
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from unisono._errors import CheckpointError
 from unisono._system._files import rename_durably
+from unisono._system._json import MALFORMED, parse_json
 from unisono._types import Json
 from unisono.ps.state._checksums import PIECE, checksum
 from unisono.ps.state._push import Array
@@ -148,9 +149,18 @@ def read_container(path: Path) -> Container:
     body = content[at : at + length].tobytes()
     if zlib.crc32(body) != body_checksum:
         raise _damaged(path, "its description is not complete")
-    described = json.loads(body)
-    arrays = list(_arrays(path, content, described["arrays"]))
-    return Container(int(number), boot.decode("ascii"), described["meta"], arrays)
+    try:
+        described = parse_json(body)
+        meta, arrays = described["meta"], list(_arrays(path, content, described["arrays"]))
+        if not isinstance(meta, dict):
+            raise TypeError("the description is no object")
+    except CheckpointError:
+        raise
+    except MALFORMED as error:
+        raise _damaged(
+            path, f"its description is of another form ({type(error).__name__}: {error})"
+        ) from error
+    return Container(int(number), boot.decode("ascii", "replace"), meta, arrays)
 
 
 def _arrays(path: Path, content: Array, places: Sequence[Json]) -> Iterator[Array]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import mmap
 import os
 import struct
@@ -24,6 +25,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from unisono._system._json import MALFORMED, parse_json
 from unisono._types import Json
 from unisono.ps.state._checksums import checksum
 from unisono.ps.state._push import Array
@@ -212,10 +214,16 @@ def _read_record(
         return "has a description without its checksum"
     if checksum(content[begin + ALIGNMENT : begin + meta_at]) != arrays_checksum:
         return "has arrays without their checksum"
-    kind, meta, staged = json.loads(body)
-    return size, kind, meta, [_array_at(content, begin + s["at"], s["dtype"], s["shape"]) for s in staged]
+    try:
+        kind, meta, staged = parse_json(body)
+        if not isinstance(kind, str) or not isinstance(meta, dict):
+            raise TypeError("its kind is no text, or its meta no object")
+        arrays = [_array_at(content, begin + s["at"], s["dtype"], s["shape"]) for s in staged]
+    except MALFORMED as error:
+        return f"has a description of another form ({type(error).__name__}: {error})"
+    return size, kind, meta, arrays
 
 
 def _array_at(content: Array, at: int, dtype: str, shape: Sequence[int]) -> Array:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     return content[at : at + nbytes].view(dtype).reshape(shape)

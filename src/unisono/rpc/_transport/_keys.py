@@ -101,8 +101,9 @@ def _read_secret(path: str) -> str:
             # Of the open file, not of its name: that may have been replaced meanwhile.
             problem = _file_problem(os.fstat(file.fileno()))
             text = file.read(4096).decode("ascii", "replace").strip()
-    except OSError as error:
-        problem, text = error.strerror or str(error), ""
+    # `ValueError`: Python rejects a path with a null byte.
+    except (OSError, ValueError) as error:
+        problem, text = getattr(error, "strerror", None) or str(error), ""
     if problem:
         raise ClusterError(
             "The key file of a cluster must be readable for its owner alone (mode 0600). "

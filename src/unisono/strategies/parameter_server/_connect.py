@@ -5,7 +5,7 @@ Tests: tests/cluster/test_parameter_server.py.
 
 from __future__ import annotations
 
-from unisono.cluster_resolver._base import process_environ
+from unisono.cluster_resolver._base import process_environ, whole_of
 from unisono.cluster_resolver._spec import Task
 from unisono.ps._open_files import allow_open_files
 from unisono.rpc._calls import RequestClient
@@ -47,4 +47,4 @@ def _clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None)
 
 def _generation() -> int:
     """Return how often this job was started before; `unisono launch` says it."""
-    return int(process_environ().get("UNISONO_GENERATION", "0"))
+    return whole_of("UNISONO_GENERATION")
