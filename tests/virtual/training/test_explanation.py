@@ -48,8 +48,6 @@ def test_each_part_has_a_line():
     assert treatment(lines, "bn/moving_mean").startswith("the mean over the replicas")
     assert "random stream" in "".join(lines)
     assert "added up over the replicas" in treatment(lines, "loss ")
-        lines, "loss"
-    )
     assert treatment(lines, "metrics").startswith("added up over the replicas")
 
 
