@@ -30,8 +30,8 @@ def lines_of(layers, loss="mse", metrics=(), data=None, strategy=None, **options
 
 
 def treatment(lines, part):
-    (line,) = [line for line in lines if line.startswith(part)]
-    return line[len(part) :].strip()
+    (line,) = [line for line in lines if part in line.partition("  ")[0] + " "]
+    return line.partition("  ")[2].strip()
 
 
 def test_each_part_has_a_line():
