@@ -133,6 +133,7 @@ class ErrorRecord(TypedDict):
 
     Args:
         at: when, in seconds since the epoch.
+        code: the exit code; 42 is no failure: the state is saved, and the process is about to end.
         summary: one line for the terminal.
         pickle: the exception, by `cloudpickle` and in base64; None where it cannot be pickled.
         apart: whether the program does not use the parameter servers that were started for it.
