@@ -17,6 +17,7 @@ from typing import NotRequired, TypedDict, cast
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher.terminal._printable import one_line
 
 #: The most bytes of a log that are read at once: a task may print faster than a terminal shows.
 _CHUNK = 1 << 20
@@ -170,8 +171,10 @@ def error_record(data: bytes) -> ErrorRecord | None:
     except ValueError:  # a full disk or a crash of the machine leaves a part of the file
         return None
     kinds = {"at": float, "code": int, "summary": str, "traceback": str}
-    complete = isinstance(record, dict) and all(isinstance(record.get(n), k) for n, k in kinds.items())
-    return cast(ErrorRecord, record) if complete else None
+    if not isinstance(record, dict) or not all(isinstance(record.get(n), k) for n, k in kinds.items()):
+        return None
+    # Part of the launcher's own lines.
+    return cast(ErrorRecord, record | {"summary": one_line(record["summary"])})
 
 
 def read_capacity(path: Path) -> int | None:

@@ -276,7 +276,7 @@ def run(job: dict[str, Any]) -> None:
         if code == 0:
             _warn_alone()
         if code != 0 and os.getpid() == own:
-            # Now, if the state is saved: what follows, such as a barrier of JAX, may outlast the grace period.
+            # Now, where the state is saved: what follows, such as a barrier of JAX, may outlast the grace.
             summary = "has saved" if code == _RESTART_WANTED else f"failed with exit code {code}"
             _write(job["error"], at, {"code": code, "summary": summary, "traceback": ""})
         sys.exit(code)

@@ -29,6 +29,7 @@ from unisono.launcher.engines._engine_task import PRINT_KEY, STOP_SIGNAL, run_co
 from unisono.launcher.engines._settings import LOGS, MpiSettings, rank_hosts
 from unisono.launcher.engines._shared_folder import call_in_folder, failure_report, has_saved
 from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._printable import prefixed
 
 HONOURED = frozenset({"devices_per_worker", "interface"})
 
@@ -186,7 +187,7 @@ def _follow(
         if code not in (0, RESTART_WANTED):
             log = paths.root / _LOG
             text = failure_report(paths, 0, ended_tasks(paths, options))
-            screen.say(text or f"unisono: the end of {log}:\n{last_lines(log, 0)}")
+            screen.say(text or f"unisono: the end of {log}:\n{prefixed(log.name, last_lines(log, 0))}")
         return code
 
 

@@ -34,6 +34,7 @@ from unisono.launcher._run_files import last_lines, read_error
 from unisono.launcher._supervisor import Outcome
 from unisono.launcher.engines._engine import FunctionCall, S, Submission
 from unisono.launcher.engines._settings import LOGS
+from unisono.launcher.terminal._printable import prefixed
 
 _RECORD = re.compile(r"g(\d+)-(\w+)-(\d+)\.json")
 
@@ -78,7 +79,7 @@ def failure_report(paths: RunPaths, generation: int, engine: Iterable[Failure]) 
     record = read_error(paths.error(first.task, generation)) if first.at < math.inf else None
     detail = record["traceback"] if record is not None and record["traceback"] else last_lines(log, 0)
     head = f"unisono: {first.task} {first.detail}, in generation {generation}; its log is {log}"
-    return "\n".join(filter(None, [head, detail.rstrip()]))
+    return "\n".join(filter(None, [head, prefixed(first.task, detail.rstrip())]))
 
 
 def call_in_folder(

@@ -24,6 +24,7 @@ from unisono.launcher._restart_policy import STALLED, Failure
 from unisono.launcher._run_files import Tail, last_lines
 from unisono.launcher.engines._shared_folder import failure_report, has_saved
 from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._printable import prefixed
 
 #: The file in a log directory with the number of the job that writes there.
 HOLDER = "slurm-job"
@@ -246,7 +247,7 @@ class SlurmJob:
             time.sleep(_POLL)
 
     def _code(self, state: JobState) -> int:
-        """Return the exit code for a job that has ended: 42 where its tasks had saved before Slurm ended them."""
+        """Return the exit code of a job that has ended: 42 if its tasks had saved before Slurm ended them."""
         paths = RunPaths(self._paths.root / state.index)
         if state.state not in _TAKEN_AWAY or not paths.fence.exists():
             return state.code
@@ -265,7 +266,7 @@ class SlurmJob:
             text = ""  # the script has ended before its first step, or its folder is not shared
         if text:
             return text
-        end = last_lines(self._log, 0)
+        end = prefixed(self._log.name, last_lines(self._log, 0))
         where = f"the end of {self._log}:\n{end}" if end else f"there is no log of the job at {self._log}"
         return f"unisono: {where}"
 

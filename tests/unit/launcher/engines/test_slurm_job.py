@@ -116,7 +116,9 @@ def test_names_that_sbatch_would_read_otherwise():
         script(sbatch=("--comment=a\ntouch b",))
 
 
-@pytest.mark.parametrize(("number", "end"), [(1, "the end of .*\nmodule: not found"), (2, "there is no log")])
+@pytest.mark.parametrize(
+    ("number", "end"), [(1, r"the end of .*\n\[slurm-1.log\] module: not found"), (2, "there is no log")]
+)
 def test_a_job_that_ended_before_its_first_step(tmp_path, monkeypatch, number, end):
     (tmp_path / "slurm-1.log").write_text("module: not found\n")
     answer = subprocess.CompletedProcess((), 0, f"{number}\n", "")
