@@ -2,8 +2,8 @@
 
 JAX asks no client who it is. One that takes the place of a worker makes JAX abort all processes, in C++. So
 the service listens on a socket in a file, in a folder that this user alone may enter. The other processes
-reach it through the gate, which listens in its place: whoever connects proves by a random number that it has
-the secret of the rendezvous. Both are there while JAX starts, which waits for all processes: then the gate
+reach it through the gate, which listens in its place: a process that connects answers a random number by the
+secret of the rendezvous. Both are there while JAX starts, which waits for all processes: then the gate
 closes and the file is removed, and the connections stay.
 """
 
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import resource
 import secrets
 import socket
 import tempfile
@@ -35,6 +36,8 @@ _PROOF_SECONDS, _SERVICE_SECONDS = 5.0, 30.0
 _UNKNOWN_PEERS = 64
 _BACKLOG = 1024
 _PIECE = 1 << 16
+#: Files in process 0: for each process its connection here and both ends of that to the service; and others.
+_FILES_EACH, _OTHER_FILES = 3, 512
 
 
 def proof_of(secret: str, nonce: bytes) -> bytes:
@@ -48,13 +51,15 @@ class CoordinatorGate:
     Args:
         address: the `"ip:port"` to listen at.
         secret: of the rendezvous.
+        processes: of the cluster.
 
     Raises:
         ClusterError: another process listens at the address.
     """
 
-    def __init__(self, address: str, secret: str) -> None:
+    def __init__(self, address: str, secret: str, processes: int = 2) -> None:
         self._secret = secret
+        _allow_files(_FILES_EACH * processes + _OTHER_FILES)
         self.listens_at = host, port = split_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -125,6 +130,14 @@ class CoordinatorGate:
                 if time.monotonic() >= until:
                     raise
                 await asyncio.sleep(0.02)
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open so many files, as far as the system allows it: often 1,024 are the default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -221,7 +221,7 @@ def _start_jax(
     with contextlib.closing(
         CoordinatorProxy(agreement.coordinator, agreement.secret)
         if process
-        else CoordinatorGate(agreement.bind, agreement.secret)
+        else CoordinatorGate(agreement.bind, agreement.secret, count)
     ) as service:
         jax.distributed.initialize(
             service.address,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import socket
 import stat
 import time
@@ -99,3 +100,13 @@ def test_silent_connections_keep_no_other_out(gate, monkeypatch):
 def test_a_port_that_is_not_free(gate):
     with pytest.raises(ClusterError, match="must be able to listen at its address"):
         CoordinatorGate("{}:{}".format(*gate.listens_at), "secret")
+
+
+def test_many_processes_need_many_files(monkeypatch):
+    limits, said = [(1024, 4096)], []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: said.append(both))
+    for soft, hard in ((1024, 4096), (1024, 2048), (1024, resource.RLIM_INFINITY), (4096, 4096)):
+        limits.append((soft, hard))
+        _coordinator_gate._allow_files(3000)
+    assert said == [(3000, 4096), (2048, 2048), (3000, resource.RLIM_INFINITY)]
