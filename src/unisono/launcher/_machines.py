@@ -136,8 +136,8 @@ class LocalMachine:
         """Kill the processes that the tasks have left, and return their ids; remove the files of sockets."""
         killed = sweep(self._environ[MARK], self._spares.pids())
         if self._options.ps:
-            # A signal ends servers, and the workers beside them, before they remove their own. The ports are not
-            # given to other tasks before that.
+            # A signal ends servers, and the workers beside them, before they remove their own. No other task
+            # has these ports until then.
             remove_sockets(with_port(HOST, port) for port in self._ports)
         return killed
 
