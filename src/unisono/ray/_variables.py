@@ -1,9 +1,9 @@
 """The variables of the shell that travel to tasks on Ray; pure.
 
-On one machine, and under Slurm, a task has the variables of the shell that has launched it. Ray's nodes may be
-other machines with other users, so that what describes this machine, its programs and its sessions stays here,
-and so does what Ray or another cluster has set. The others travel to the actors as their arguments: Ray shows
-a `runtime_env` in its dashboard and its logs.
+On one machine, and under Slurm, a task has the variables of the shell that has launched it. Ray's nodes may
+be other machines with other users, so that what describes this machine, its programs and its sessions stays
+here, and so does what Ray or another cluster has set. The others travel to the actors as their arguments: Ray
+shows a `runtime_env` in its dashboard and its logs.
 
 Tests: tests/unit/ray/test_ray_engine.py, tests/cluster/test_ray_cluster.py.
 """
