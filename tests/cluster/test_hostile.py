@@ -6,8 +6,10 @@ import os
 import random
 import socket
 import struct
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,28 @@ def hostile(rng):
     )
 
 
+#: Any program of this machine, where the test may be another user: it takes the place of a worker.
+IMPOSTOR = """
+import os, sys
+from jaxlib import _jax
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+_jax.get_distributed_runtime_client(sys.argv[1], 1, init_timeout=1).connect()
+"""
+
+
+def pose_as_worker(address):
+    """Connect with JAX's own client; it ends its process where it is not let in."""
+    host, port = address
+    subprocess.run(
+        [sys.executable, "-c", IMPOSTOR, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def send(address, data, *, abort):
     with contextlib.suppress(OSError), socket.create_connection(address, 5) as sock:
         sock.sendall(data)
@@ -61,13 +85,15 @@ def test_no_byte_of_a_stranger_ends_training(tmp_path):
             assert time.monotonic() < until, workers.text()
             time.sleep(0.1)
         found = [json.loads(path.read_text()) for path in begun]
-        # The status port and Gloo's of both; JAX's service on the first, the way to it on the second.
-        assert [len(f["ports"]) >= 3 for f in found] == [True, True], found
+        # The status port and Gloo's of both.
+        assert [len(f["ports"]) >= 2 for f in found] == [True, True], found
         every = {"::": "::1", "0.0.0.0": "127.0.0.1"}
         ports = [(every.get(host, host), port) for f in found for host, port in f["ports"]]
         for _ in range(FRAMES):
             for address in ports:
                 send(address, hostile(rng), abort=rng.random() < 0.3)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(pose_as_worker, ports))
         assert [p.poll() for p in workers.processes] == [None, None], workers.text()
         (tmp_path / "enough").touch()
         assert workers.wait(LIMIT) == [0, 0], workers.text()

@@ -198,6 +198,21 @@ if generation == 0:
         assert run.history("ending")[0]["detail"] == "restart wanted"
 
 
+def test_saved_state_counts_where_python_takes_longer_to_end_than_there_is_time(tmp_path):
+    script = """
+import atexit
+atexit.register(time.sleep, 600)
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(42))
+print("begins", flush=True)
+time.sleep(600)
+"""
+    with launched(tmp_path, script, "-n", "1", "--grace", "1") as run:
+        run.wait_for_log("worker:0", "begins")
+        run.send(signal.SIGTERM)
+        assert run.end() == 42
+        assert [e["exit_code"] for e in run.history("ended")] == [137]
+
+
 def test_a_worker_that_fails_twice_is_dropped(tmp_path):
     script = """
 count = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])

@@ -1,9 +1,11 @@
 """SIGTERM to a cluster with parameter servers: the chief saves, and the others are there until it has."""
 
+import re
 import signal
 
 from tests.cluster.launch_support import LIMIT, launched, until
 from tests.cluster.tasks_by_hand import TasksByHand
+from unisono.rpc._transport._local import socket_directory
 
 #: Stops in a batch until the signal has been sent; prints where it began.
 SCRIPT = """
@@ -61,5 +63,9 @@ def test_the_chief_saves_before_servers_and_workers_end(tmp_path, monkeypatch):
         again = batches_at_the_signal(tmp_path, lambda: run.send(signal.SIGTERM))
         assert run.process.wait(LIMIT) == 42, run.err
     assert again > begun
+    ports = re.findall(r"127\.0\.0\.1:(\d+)", run.err.partition("threads per task")[0])
+    assert len(ports) == 3
+    # Nor those of tasks that SIGTERM has ended.
+    assert [path for path in socket_directory().iterdir() if any(port in path.name for port in ports)] == []
     ended = [event["task"] for event in run.history("ended")]
     assert ended[0] == "chief:0"

@@ -130,11 +130,19 @@ def test_errors_before_anything_starts(cluster, tmp_path, script, flags, message
     assert not (tmp_path / "logs").exists()
 
 
-def test_launch_on_ray_returns_what_each_worker_has_returned(cluster):
-    def task(letter):
-        return letter + str(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+def test_launch_on_ray_returns_what_each_worker_has_returned(cluster, monkeypatch):
+    def task(*names):
+        here = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        return [here, *map(os.environ.get, names)]
 
-    assert unisono.launch(task, 2, ("a",), on="ray", resource="slot=1") == ["a0", "a1"]
+    # After Ray's nodes were started: as from a shell on another machine.
+    for name in ("OF_THE_SHELL", "NAMED", "SSH_AUTH_SOCK"):
+        monkeypatch.setenv(name, "shell")
+    found = unisono.launch(
+        task, 2, ("OF_THE_SHELL", "NAMED", "SSH_AUTH_SOCK"), on="ray", resource="slot=1",
+        runtime_env_json='{"env_vars": {"NAMED": "runtime_env"}}',
+    )  # fmt: skip
+    assert found == [[0, "shell", "runtime_env", None], [1, "shell", "runtime_env", None]]
 
 
 def test_a_chief_that_does_not_return_is_named(cluster):

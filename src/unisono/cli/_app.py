@@ -426,5 +426,8 @@ def main() -> None:
     try:
         app()
     except UnisonoError as error:
-        print(f"unisono: {error}", file=sys.stderr)
+        from unisono.launcher.terminal._printable import as_message
+
+        # It may hold what a task has printed.
+        print(f"unisono: {as_message(str(error))}", file=sys.stderr)
         sys.exit(_USAGE_ERROR)

@@ -25,6 +25,7 @@ from typing import Any
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono._system._files import replace_file
 from unisono.cli import _machine_checks as checks
+from unisono.launcher.terminal._printable import as_message
 
 #: The packages that must be installed.
 _PACKAGES = ("unisono", "jax", "jaxlib", "keras", "numpy", "grain", "orbax-checkpoint")
@@ -245,5 +246,5 @@ def main(
         findings = between(workers, hosts, model_mb) if is_link else examine(directory)
     except UnisonoError as error:
         findings = [Finding("link", str(error), ok=False)]
-    sys.stdout.write((as_json(findings) if machine else as_text(findings)) + "\n")
+    sys.stdout.write((as_json(findings) if machine else as_message(as_text(findings))) + "\n")
     return 0 if all(f.ok for f in findings) else 1

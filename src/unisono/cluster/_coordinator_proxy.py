@@ -3,17 +3,22 @@
 The service runs in process 0. When a connection to it breaks, JAX aborts the process in C++, without an
 exception. Behind the proxy the connection never breaks: the next collective fails instead, with an exception
 from which the lost process can be found. It copies bytes and does not read them: gRPC is JAX's affair.
+
+It serves this process alone, and opens the service's gate with the secret of the cluster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
 
+from unisono.cluster._coordinator_gate import NONCE_BYTES, proof_of
 from unisono.cluster_resolver._spec import split_address
 
 _LOG = logging.getLogger("unisono")
@@ -28,10 +33,15 @@ _PAUSE = 0.1
 
 
 class CoordinatorProxy:
-    """A port of the loopback interface whose connections are forwarded to an address."""
+    """A port of the loopback interface; the connections of this process are forwarded to a gate.
 
-    def __init__(self, address: str) -> None:
-        self._target = split_address(address)
+    Args:
+        address: the `"host:port"` of a `CoordinatorGate`.
+        secret: of the rendezvous.
+    """
+
+    def __init__(self, address: str, secret: str) -> None:
+        self._target, self._secret = split_address(address), secret
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._is_closed = False
@@ -59,7 +69,8 @@ class CoordinatorProxy:
                     _LOG.debug("A connection could not be accepted: %s", error)
                     time.sleep(_PAUSE)
                 continue
-            if not self._free.acquire(blocking=False):
+            # In this order: programs of others take no connection of this process' own.
+            if not is_own(near) or not self._free.acquire(blocking=False):
                 near.close()
                 continue
             try:
@@ -71,16 +82,59 @@ class CoordinatorProxy:
 
     def _serve(self, near: socket.socket) -> None:
         try:
-            far = _connect(self._target)
-            for sock in (near, far):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _start(_forward_answers, far, near)
-            _forward_requests(near, far)
+            with _connect(self._target) as far:
+                for sock in (near, far):
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._prove(far)
+                _start(_forward_answers, far, near)
+                _forward_requests(near, far)
         except (OSError, RuntimeError) as error:
             _LOG.warning("JAX's coordination service at %s:%d cannot be reached: %s", *self._target, error)
         finally:
             near.close()
             self._free.release()
+
+    def _prove(self, far: socket.socket) -> None:
+        """Answer the gate's random number."""
+        nonce = b""
+        while len(nonce) < NONCE_BYTES:
+            data = far.recv(NONCE_BYTES - len(nonce))
+            if not data:
+                raise ConnectionError("the connection was closed at its beginning")
+            nonce += data
+        far.sendall(proof_of(self._secret, nonce))
+        far.settimeout(None)
+
+
+def is_own(near: socket.socket) -> bool:
+    """Return whether the other end of a connection on this machine is a socket of this process, too.
+
+    A connection has one pair of addresses on a machine, which no other process can have at the same time.
+    """
+    try:
+        here, there = _ends_of(near)
+    except OSError:  # it has ended
+        return False
+    return any(_ends_of_descriptor(int(name)) == (there, here) for name in os.listdir("/dev/fd"))
+
+
+def _ends_of(connected: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Return the addresses of both ends of a connection, its own first."""
+    own, other = connected.getsockname(), connected.getpeername()
+    # gRPC connects from sockets that are for both versions of IP.
+    return (own[0].removeprefix("::ffff:"), own[1]), (other[0].removeprefix("::ffff:"), other[1])
+
+
+def _ends_of_descriptor(descriptor: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """Return the addresses of a connection over IP; None where it is none, or is closed."""
+    try:
+        # Sockets alone: to close a second descriptor of a file drops the locks that this process has on it.
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            return _ends_of(sock) if sock.family in (socket.AF_INET, socket.AF_INET6) else None
+    except OSError:
+        return None
 
 
 def _start(target: Callable[..., None], *args: object) -> None:
@@ -97,7 +151,6 @@ def _connect(target: tuple[str, int]) -> socket.socket:
                 raise
             time.sleep(0.02)
         else:
-            sock.settimeout(None)
             return sock
 
 

@@ -9,6 +9,7 @@ Tests: tests/cluster/test_rendezvous.py.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import jax
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
 from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
+from unisono.cluster._coordinator_gate import CoordinatorGate
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._host_collectives import HostCollectives
 from unisono.cluster._introduction import how_to_connect, introduce
@@ -215,17 +217,23 @@ def _start_jax(
     # It swallows SIGTERM, which belongs to the library and its users.
     jax.config.update("jax_enable_preemption_service", False)
     _connect_directly()
-    jax.distributed.initialize(
-        CoordinatorProxy(agreement.coordinator).address if process else agreement.coordinator,
-        num_processes=count,
-        process_id=process,
-        cluster_detection_method="deactivate",
-        initialization_timeout=int(timeouts.start_up),
-        # JAX ends processes in C++: only where nothing else has ended them. It looks at half the time.
-        heartbeat_timeout_seconds=int(2 * (max(limit, timeouts.heartbeat) + _MARGIN)),
-        shutdown_timeout_seconds=int(timeouts.shutdown),
-        coordinator_bind_address=agreement.bind or None,
-    )
+    # JAX returns when all processes have connected: no further connection is needed.
+    with contextlib.closing(
+        CoordinatorProxy(agreement.coordinator, agreement.secret)
+        if process
+        else CoordinatorGate(agreement.bind, agreement.secret, count)
+    ) as service:
+        jax.distributed.initialize(
+            service.address,
+            num_processes=count,
+            process_id=process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(timeouts.start_up),
+            # JAX ends processes in C++: only where nothing else has ended them. It looks at half the time.
+            heartbeat_timeout_seconds=int(2 * (max(limit, timeouts.heartbeat) + _MARGIN)),
+            shutdown_timeout_seconds=int(timeouts.shutdown),
+            coordinator_bind_address=None if process else service.address,
+        )
 
 
 def _connect_directly() -> None:

@@ -29,6 +29,7 @@ from unisono.launcher._options import UserProgram
 from unisono.launcher._plan import LaunchPlan, RunPaths
 from unisono.launcher._run_files import read_error
 from unisono.launcher._supervisor import Outcome
+from unisono.launcher.terminal._printable import as_message
 
 _LOG = logging.getLogger("unisono")
 #: How the name of a call's folder begins.
@@ -168,11 +169,11 @@ def raise_failure(outcome: Outcome, paths: RunPaths) -> NoReturn:
     error = _unpickled(text) if text else None
     if record is not None and error is not None:
         error.add_note(f"Raised in {failure.task} of unisono.launch.")
-        raise error from _WorkerTracebackError(record["traceback"])
+        raise error from _WorkerTracebackError(as_message(record["traceback"]))
     detail = f" ({outcome.detail})" if outcome.detail else ""
     raise ClusterError(
         f"The function must return in every worker. Received: {failure.task} {failure.detail}{detail}. "
-        f"The end of its output:\n{outcome.report}"
+        f"The end of its output:\n{as_message(outcome.report)}"
     )
 
 

@@ -66,6 +66,8 @@ class TaskGroup:
         self._raised: set[Task] = set()
         #: Of these, those whose program does not use the parameter servers.
         self._apart: set[Task] = set()
+        #: The tasks that have said that their state is saved; their processes may still run.
+        self._saved: set[Task] = set()
         #: A failure up to this time, in seconds since the epoch, is a possible root cause; a later one is the
         #: consequence of the SIGTERM that the launcher sent.
         self._until = math.inf
@@ -104,6 +106,7 @@ class TaskGroup:
                 self._failures.pop(task, None)
                 self._codes.pop(task, None)
                 self._raised.discard(task)
+                self._saved.discard(task)
                 self._starts[task] = self._open_log(task)
                 self._monitor.begin_again(task)
                 self._start(task, self._starter)
@@ -175,10 +178,13 @@ class TaskGroup:
 
     def _note_error(self, task: Task, process: TaskProcess, is_written: bool) -> None:
         """Count a task as failed from the time of its exception: it may take long to end after that."""
-        if task in self._raised:
+        if task in self._raised or task in self._saved:
             return
         record = self._error(task, process, is_written)
         if record is None:
+            return
+        if record["code"] == RESTART_WANTED:
+            self._saved.add(task)
             return
         self._raised.add(task)
         if record.get("apart"):
@@ -194,8 +200,11 @@ class TaskGroup:
         return kept.error if record is None and kept is not None else record
 
     def _note_end(self, task: Task, process: TaskProcess, code: int) -> None:
+        has_saved = task in self._saved
+        self._history.write("ended", task, process.pid, code, "its state was saved" if has_saved else "")
+        # However its process has ended after that: killed while Python ends, or by a barrier of JAX.
+        code = RESTART_WANTED if has_saved else code
         self._codes[task] = code
-        self._history.write("ended", task, process.pid, code)
         at = process.ended_at or time.time()
         # Within a cluster only the launcher sends SIGKILL. If it did not, the kill came from outside (the
         # kernel's OOM killer, an operator): a root cause, even when it is noticed after the others were asked
@@ -212,9 +221,9 @@ class TaskGroup:
 
     @property
     def codes(self) -> tuple[int, ...]:
-        """The exit codes of the tasks that have ended, without those that serve a chief."""
-        serving = decide.serving_tasks(self.plan.tasks)
-        return tuple(code for task, code in self._codes.items() if task not in serving)
+        """The exit codes of the tasks that have ended, without those that have no state of their own."""
+        training = decide.saving_tasks(self.plan.tasks)
+        return tuple(code for task, code in self._codes.items() if task in training)
 
     def pids(self) -> dict[Task, int]:
         """Return the ids of the running processes."""

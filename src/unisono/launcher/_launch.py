@@ -33,6 +33,7 @@ from unisono.launcher._processes import free_ports
 from unisono.launcher._supervisor import Launch, Outcome, Supervisor
 from unisono.launcher.terminal._console import BackgroundConsole, Console
 from unisono.launcher.terminal._live_console import live_console
+from unisono.launcher.terminal._printable import plain, prefixed
 
 
 def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | None) -> int:
@@ -203,15 +204,16 @@ def report(outcome: Outcome) -> str:
 
 
 def report_parts(outcome: Outcome) -> list[tuple[str, str]]:
-    """Return the parts of a report, and of each what a terminal that has it shows already."""
+    """Return the parts of a report, and of each how a line begins on a terminal that has it already."""
     parts = []
     if outcome.detail:
         parts.append((f"unisono: {outcome.detail}",) * 2)
     if outcome.failure is not None:
         task = outcome.failure.task
-        said = f"{task} {outcome.failure.detail}"
+        said = f"unisono: {task} {outcome.failure.detail}"
         log = outcome.plan.paths.log(task)
-        parts.append((f"unisono: {said}, in generation {outcome.plan.generation}; its log is {log}", said))
-    if outcome.report:
-        parts.append((outcome.report, outcome.report.rstrip().splitlines()[-1]))
+        parts.append((f"{said}, in generation {outcome.plan.generation}; its log is {log}", said))
+        if outcome.report.strip():
+            text = prefixed(task, outcome.report.rstrip())
+            parts.append((text, plain(text.splitlines()[-1])))
     return parts

@@ -10,15 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from unisono.cluster_resolver._spec import Task
+from unisono.cluster_resolver._spec import Task, with_port
 from unisono.launcher._generation import ProcessSource
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._orphan_reaper import sweep
-from unisono.launcher._plan import MARK, LaunchPlan, RunPaths, make_plan, tasks_of
+from unisono.launcher._plan import HOST, MARK, LaunchPlan, RunPaths, make_plan, tasks_of
 from unisono.launcher._processes import OrphanReaper, Process, SparePool, free_ports
 from unisono.launcher._restart_policy import Failure
 from unisono.launcher._run_files import BestEffort, read_capacity, write_secret
 from unisono.rpc._transport._keys import new_secret
+from unisono.rpc._transport._local import remove_sockets
 
 #: Returns the job that is sent to a task's process.
 JobOf = Callable[[LaunchPlan, Task], dict[str, Any]]
@@ -132,8 +133,13 @@ class LocalMachine:
         """Do nothing: the evaluator sees the launcher's file."""
 
     def sweep(self) -> set[int]:
-        """Kill what the tasks have left behind, and return the processes' ids."""
-        return sweep(self._environ[MARK], self._spares.pids())
+        """Kill the processes that the tasks have left, and return their ids; remove the files of sockets."""
+        killed = sweep(self._environ[MARK], self._spares.pids())
+        if self._options.ps:
+            # A signal ends servers, and the workers beside them, before they remove their own. No other task
+            # has these ports until then.
+            remove_sockets(with_port(HOST, port) for port in self._ports)
+        return killed
 
     def fill_spares(self, now: float) -> int | None:
         """Start a spare process if one is missing, and return its id."""

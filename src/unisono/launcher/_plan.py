@@ -31,7 +31,7 @@ CLUSTER_VARIABLES = (
 MARK = "UNISONO_LAUNCH"
 
 #: What the launcher gives its tasks: those of another launch around this one are not theirs.
-_OF_A_LAUNCH = (
+OF_A_LAUNCH = (
     MARK,
     "UNISONO_CLUSTER_KEY",
     "UNISONO_CLUSTER_KEY_FILE",
@@ -246,7 +246,7 @@ def base_environment(
         gpus: how many the tasks divide among themselves.
     """
     share = thread_share(cores, tasks)
-    kept = {name: value for name, value in environ.items() if name not in (*CLUSTER_VARIABLES, *_OF_A_LAUNCH)}
+    kept = {name: value for name, value in environ.items() if name not in (*CLUSTER_VARIABLES, *OF_A_LAUNCH)}
     ours = dict.fromkeys(POOLS, str(share))
     # A collective blocks a thread of XLA's CPU pool while it waits for its peers, and the pool runs the
     # programs, too: with fewer than two threads per device, processes with two devices each hang (measured,

@@ -245,6 +245,17 @@ def serving_tasks(tasks: Iterable[Task]) -> list[Task]:
     return [t for t in known if chief is not None and t != chief and t.type in ("worker", "ps")]
 
 
+def saving_tasks(tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks that save the state of the training: an evaluator has none of its own.
+
+    >>> [str(task) for task in saving_tasks([Task("worker", 0), Task("worker", 1), Task("evaluator", 0)])]
+    ['worker:0', 'worker:1']
+    """
+    known = list(tasks)
+    serving = serving_tasks(known)
+    return [task for task in known if task.type != "evaluator" and task not in serving]
+
+
 def waits_for_evaluator(state: Generation) -> bool:
     """Return whether all training tasks have succeeded and an evaluator still runs.
 

@@ -18,6 +18,7 @@ from typing import NotRequired, TypedDict, cast
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._json import parse_json
 from unisono.cluster_resolver._spec import Task
+from unisono.launcher.terminal._printable import one_line
 
 #: The most bytes of a log that are read at once: a task may print faster than a terminal shows.
 _CHUNK = 1 << 20
@@ -134,6 +135,7 @@ class ErrorRecord(TypedDict):
 
     Args:
         at: when, in seconds since the epoch.
+        code: the exit code; 42 is no failure: the state is saved, and the process is about to end.
         summary: one line for the terminal.
         pickle: the exception, by `cloudpickle` and in base64; None where it cannot be pickled.
         apart: whether the program does not use the parameter servers that were started for it.
@@ -170,8 +172,10 @@ def error_record(data: bytes) -> ErrorRecord | None:
     except ValueError:  # a full disk or a crash of the machine leaves a part of the file
         return None
     kinds = {"at": float, "code": int, "summary": str, "traceback": str}
-    complete = isinstance(record, dict) and all(isinstance(record.get(n), k) for n, k in kinds.items())
-    return cast(ErrorRecord, record) if complete else None
+    if not isinstance(record, dict) or not all(isinstance(record.get(n), k) for n, k in kinds.items()):
+        return None
+    # Part of the launcher's own lines.
+    return cast(ErrorRecord, record | {"summary": one_line(record["summary"])})
 
 
 def read_capacity(path: Path) -> int | None:

@@ -275,8 +275,9 @@ def run(job: dict[str, Any]) -> None:
             print(error.code, file=sys.stderr, flush=True)
         if code == 0:
             _warn_alone()
-        if code not in (0, _RESTART_WANTED) and os.getpid() == own:
-            summary = f"failed with exit code {code}"
+        if code != 0 and os.getpid() == own:
+            # Now, where the state is saved: what follows, such as a barrier of JAX, may outlast the grace.
+            summary = "has saved" if code == _RESTART_WANTED else f"failed with exit code {code}"
             _write(job["error"], at, {"code": code, "summary": summary, "traceback": ""})
         sys.exit(code)
     except Exception as error:
@@ -428,7 +429,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _write(path: str | None, at: float, record: dict[str, Any]) -> None:
-    """Write the report of a failure at the time `at`, by which the launcher finds the first one."""
+    """Write how the program has ended at the time `at`, by which the launcher finds the first failure."""
     if path is None:
         return
     aside = Path(path).with_suffix(".part")

@@ -30,12 +30,14 @@ class ServerActor:
     Args:
         spares: processes that have JAX and Keras imported, and wait for a task.
         threads: the size of XLA's thread pool in each task; None for that of the whole machine.
+        variables: of the shell that has launched the tasks.
     """
 
-    def __init__(self, key: str, spares: int, threads: int | None) -> None:
+    def __init__(self, key: str, spares: int, threads: int | None, variables: Mapping[str, str]) -> None:
         import ray
 
         environ = process_environ()
+        environ.update(variables)
         environ[VARIABLE] = key
         if threads is not None:
             environ.setdefault("PJRT_NPROC", str(threads))

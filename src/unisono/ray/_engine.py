@@ -24,6 +24,7 @@ from unisono.launcher._options import LaunchOptions
 from unisono.launcher.engines._engine import FunctionCall, Submission
 from unisono.launcher.engines._settings import RaySettings
 from unisono.ray._reservation import Reservation, Resources, checked_resources
+from unisono.ray._variables import travelling
 
 HONOURED = frozenset({"devices_per_worker", "interface", "stall_timeout", "cool_down"})
 
@@ -93,13 +94,19 @@ def run(submission: Submission[RaySettings]) -> int:
 
 
 def _reservation(options: LaunchOptions, settings: RaySettings) -> Reservation:
-    """Return what Ray reserves; parameter servers get CPUs and memory of what `--resource` names."""
+    """Return what Ray reserves; parameter servers get CPUs and memory of what `--resource` names.
+
+    The tasks get the variables of this process, as those of other engines do.
+    """
     worker = _resources(settings.resource)
     ps = {name: amount for name, amount in worker.items() if name in ("CPU", "memory")}
-    return Reservation(
-        options, worker, checked_resources("resource", ps or None), settings.placement or "PACK",
-        _runtime_env(settings.runtime_env_json),
-    )  # fmt: skip
+    runtime_env = _runtime_env(settings.runtime_env_json)
+    reservation = Reservation(
+        options, worker, checked_resources("resource", ps or None), settings.placement or "PACK", runtime_env
+    )
+    # Once it is known that `runtime_env` is as Ray describes it.
+    given = (runtime_env or {}).get("env_vars") or {}
+    return dataclasses.replace(reservation, variables=travelling(process_environ(), given))
 
 
 def _resources(texts: Sequence[str]) -> Resources:

@@ -191,6 +191,7 @@ class Reservation:
         placement: of the group, one of `PLACEMENTS`.
         runtime_env: Ray's description of the actors' environment.
         start_timeout: seconds until Ray must have placed and started all actors.
+        variables: of the environment of the tasks, besides those of Ray's nodes and of `runtime_env`.
 
     Raises:
         InvalidArgumentError: when `placement` or `runtime_env` cannot be used.
@@ -202,6 +203,7 @@ class Reservation:
     placement: str = "PACK"
     runtime_env: Mapping[str, Any] | None = None
     start_timeout: float = 60.0
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -298,7 +300,12 @@ class Reservation:
                     group, placement_group_bundle_index=index
                 ),
             )
-            .remote(key, int(bool(self.options.max_restarts or self.options.elastic)), threads)
+            .remote(
+                key,
+                int(bool(self.options.max_restarts or self.options.elastic)),
+                threads,
+                dict(self.variables),
+            )
         )
 
 

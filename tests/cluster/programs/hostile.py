@@ -28,7 +28,8 @@ def listening():
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:
             with socket.socket(fileno=os.dup(fd)) as sock:
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if is_tcp and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     found.add((sock.getsockname()[0], sock.getsockname()[1]))
         except OSError:
             continue  # not a socket

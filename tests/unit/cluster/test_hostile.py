@@ -243,7 +243,7 @@ def test_process_0_goes_on_waiting(data):
 def test_a_relay_holds_few_connections(monkeypatch):
     monkeypatch.setattr("unisono.cluster._coordinator_proxy._CONNECTIONS", 4)
     with socket.create_server(("127.0.0.1", 0)) as service, contextlib.ExitStack() as stack:
-        relay = CoordinatorProxy(f"127.0.0.1:{service.getsockname()[1]}")
+        relay = CoordinatorProxy(f"127.0.0.1:{service.getsockname()[1]}", "secret")
         host, _, port = relay.address.rpartition(":")
         before = threading.active_count()
         crowd = [stack.enter_context(socket.create_connection((host, int(port)), 60)) for _ in range(20)]

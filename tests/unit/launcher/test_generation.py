@@ -59,8 +59,8 @@ class Launch:
         files = BestEffort(pytest.fail, root)
         self.tasks = TaskGroup(plan, starter, History(self.paths.history, files), files)
 
-    def raises(self, task, summary):
-        record = {"at": time.time(), "code": 1, "summary": summary, "traceback": "Traceback"}
+    def raises(self, task, summary, code=1):
+        record = {"at": time.time(), "code": code, "summary": summary, "traceback": "Traceback"}
         self.paths.error(task, 0).write_text(json.dumps(record))
 
     def failures(self):
@@ -99,6 +99,36 @@ def test_what_we_killed_did_not_fail(launch):
     launch.tasks.kill()
     assert launch.failures() == {W0: "failed: ValueError"}
     assert launch.tasks.codes == (137, 137)
+
+
+def test_who_has_said_that_it_has_saved_ends_with_42_however_it_ends(launch):
+    launch.tasks.terminate(decide.Ending(decide.FailureReason.STOPPED, 0.0, 30.0, signal=15))
+    for task in (W0, W1):
+        launch.raises(task, "has saved", 42)
+    assert launch.failures() == {}
+    # One is aborted at a barrier of JAX, the other one is still at it when the grace period is over.
+    launch.processes[W0].end(134)
+    launch.tasks.observe((), False)
+    launch.tasks.kill()
+    assert launch.failures() == {}
+    assert launch.tasks.codes == (42, 42)
+    assert decide.stopped_code(signal.SIGTERM, launch.tasks.codes) == 42
+    ends = [
+        e for e in map(json.loads, launch.paths.history.read_text().splitlines()) if e["event"] == "ended"
+    ]
+    assert [(e["exit_code"], e["detail"]) for e in ends] == [
+        (134, "its state was saved"),
+        (137, "its state was saved"),
+    ]
+
+
+def test_an_evaluator_says_nothing_about_whether_all_is_saved(tmp_path):
+    launch = Launch(tmp_path, LaunchOptions(workers=2, evaluator=True))
+    launch.tasks.terminate(decide.Ending(decide.FailureReason.STOPPED, 0.0, 3.0))
+    for task, process in launch.processes.items():
+        process.end(137 if task.type == "evaluator" else 42)
+    launch.tasks.observe((), False)
+    assert launch.tasks.codes == (42, 42)
 
 
 def test_what_ends_because_it_was_asked_to_did_not_fail(launch):

@@ -49,11 +49,15 @@ def test_nobody_waits_for_the_other_end(kept):
     assert len(kept.last_lines()) == written
 
 
-def run(folder, kept, program, log, **variables):
+def run(folder, kept, program, log, error=None):
     """Run a task as the launcher does; return its exit code."""
     (folder / "train.py").write_text(program)
-    job = {"log": str(log), "environ": variables, "sys_path": None, "kind": "script", "args": []}
-    job |= {"target": str(folder / "train.py"), "error": str(log) + "/error", "kept": kept.descriptor}
+    job = {"log": str(log), "environ": {}, "sys_path": None, "kind": "script", "args": []}
+    job |= {
+        "target": str(folder / "train.py"),
+        "error": str(error or f"{log}/error"),
+        "kept": kept.descriptor,
+    }
     command = [sys.executable, _task.__file__, str(os.getpid())]
     task = subprocess.run(
         command, input=json.dumps(job).encode(), pass_fds=(kept.descriptor,), timeout=60, check=False
@@ -80,6 +84,16 @@ def test_a_task_without_a_log_tells_the_launcher_why_it_ended(tmp_path, kept, lo
         assert error["traceback"].splitlines()[-1] == "OSError: [Errno 28] the disk is full"
     else:
         assert (code, error["code"], error["summary"]) == (3, 3, "failed with exit code 3")
+
+
+def test_a_task_says_that_it_has_saved_before_python_ends(tmp_path, kept):
+    program = """
+import atexit, pathlib, sys
+atexit.register(lambda: print(pathlib.Path(__file__).with_name("error").read_text()))
+sys.exit(42)
+"""
+    assert run(tmp_path, kept, program, tmp_path / "log", tmp_path / "error") == 42
+    assert json.loads((tmp_path / "log").read_text())["code"] == 42
 
 
 def test_a_task_with_a_log_keeps_nothing(tmp_path, kept):

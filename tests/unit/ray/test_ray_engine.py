@@ -74,6 +74,27 @@ def test_parameter_servers_get_no_accelerators():
     assert (reservation.worker, reservation.ps) == ({"GPU": 1, "CPU": 3}, {"CPU": 3})
 
 
+def test_variables_of_the_shell_travel_but_for_those_of_this_machine(monkeypatch):
+    travel = {"KERAS_BACKEND": "jax", "XLA_FLAGS": "--a", "AWS_REGION": "eu", "UNISONO_PORTS": "1-9"}
+    stay = [
+        "PATH",
+        "HOME",
+        "LD_PRELOAD",
+        "SSH_AUTH_SOCK",
+        "TF_CONFIG",
+        "UNISONO_CLUSTER_KEY",
+        "UNISONO_LAUNCH",
+    ]
+    stay += ["SLURM_JOB_ID", "PMIX_RANK", "RAY_ADDRESS", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES", "GIVEN"]
+    environ = travel | dict.fromkeys(stay, "here")
+    monkeypatch.setattr(_engine, "process_environ", lambda: environ)
+    settings = RaySettings(runtime_env_json='{"env_vars": {"GIVEN": "there"}}')
+    reservation = _engine._reservation(LaunchOptions(), settings)
+    assert reservation.variables == travel
+    # Messages do not show values.
+    assert "AWS_REGION" not in repr(reservation)
+
+
 def test_a_function_has_no_log_directory():
     with pytest.raises(InvalidArgumentError, match="`log_dir` is for engines whose nodes share a folder"):
         _engine.call(submission(log_dir=Path("logs")), FunctionCall(print))

@@ -624,6 +624,19 @@ except RuntimeError as error:
     assert cluster.rpc_client(first.address).call(Frame(Op.PULL, 1), LONG).op is Op.OK
 
 
+def test_the_files_of_tasks_that_were_killed_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_local, "socket_directory", lambda: tmp_path)
+    ends = ("", ".lock", ".channel", ".ended")
+    for port in ("222", "2222"):
+        for host in ("127.0.0.1", "..1"):
+            for end in ends:
+                (tmp_path / f"{host}-{port}{end}").touch()
+    _local.remove_sockets(["127.0.0.1:222", "[::1]:222", "127.0.0.1:9"])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{host}-2222{end}" for host in ("127.0.0.1", "..1") for end in ends
+    }
+
+
 def test_an_address_of_another_machine_cannot_be_listened_at(cluster, only_tcp, monkeypatch):
     monkeypatch.setattr("unisono.rpc._transport._server._BIND_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -3,8 +3,8 @@
 A failed start of JAX ends the program without an exception, so misconfigurations are found here.
 
 Process 0 listens at its address. The others connect to it and send a hello: who they are, and what must be
-equal everywhere. When all are connected, each gets the same answer. The network is trusted, as JAX's own
-service on it must be: a message can end the rendezvous, but nothing in it is executed.
+equal everywhere. When all are connected, each gets the same answer. The network is trusted, as it is by Gloo:
+a message can end the rendezvous, but nothing in it is executed.
 
 Tests: tests/cluster/test_rendezvous.py.
 """

@@ -33,6 +33,7 @@ from unisono.launcher.engines._kubernetes_manifests import (
 from unisono.launcher.engines._kubernetes_pods import Start, cause_of, newest, starts_of
 from unisono.launcher.engines._settings import KubernetesSettings
 from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._printable import prefixed
 
 HONOURED = frozenset({"devices_per_worker", "interface"})
 
@@ -146,7 +147,8 @@ def _created(
 def _report(cause: Start | None) -> str:
     if cause is None:
         return ""
-    return f"unisono: {cause.task} {cause.detail}; its pod was {cause.pod}\n{cause.message}".rstrip()
+    head = f"unisono: {cause.task} {cause.detail}; its pod was {cause.pod}"
+    return f"{head}\n{prefixed(cause.task, cause.message)}".rstrip()
 
 
 class Follower:

@@ -27,8 +27,9 @@ from unisono.launcher._run_files import BestEffort, Tail, last_lines, locked
 from unisono.launcher.engines._engine import FunctionCall, Submission
 from unisono.launcher.engines._engine_task import PRINT_KEY, STOP_SIGNAL, run_command
 from unisono.launcher.engines._settings import LOGS, MpiSettings, rank_hosts
-from unisono.launcher.engines._shared_folder import call_in_folder, failure_report
+from unisono.launcher.engines._shared_folder import call_in_folder, failure_report, has_saved
 from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._printable import prefixed
 
 HONOURED = frozenset({"devices_per_worker", "interface"})
 
@@ -180,12 +181,13 @@ def _follow(
         screen.finish()
         code = process.wait()
         if stop_requests:
-            saved = code == RESTART_WANTED and stop_requests[0] != signal.SIGINT
+            saved = code == RESTART_WANTED or has_saved(paths, options, 0)
+            saved = saved and stop_requests[0] != signal.SIGINT
             return RESTART_WANTED if saved else 128 + stop_requests[0]
         if code not in (0, RESTART_WANTED):
             log = paths.root / _LOG
             text = failure_report(paths, 0, ended_tasks(paths, options))
-            screen.say(text or f"unisono: the end of {log}:\n{last_lines(log, 0)}")
+            screen.say(text or f"unisono: the end of {log}:\n{prefixed(log.name, last_lines(log, 0))}")
         return code
 
 

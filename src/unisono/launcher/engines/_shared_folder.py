@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._spec import Task, read_index
 from unisono.launcher._function_call import (
     call_folder,
@@ -28,11 +29,12 @@ from unisono.launcher._function_call import (
 from unisono.launcher._launch import make_run_paths
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths, tasks_of
-from unisono.launcher._restart_policy import Failure, root_cause
+from unisono.launcher._restart_policy import Failure, root_cause, saving_tasks
 from unisono.launcher._run_files import last_lines, read_error
 from unisono.launcher._supervisor import Outcome
 from unisono.launcher.engines._engine import FunctionCall, S, Submission
 from unisono.launcher.engines._settings import LOGS
+from unisono.launcher.terminal._printable import prefixed
 
 _RECORD = re.compile(r"g(\d+)-(\w+)-(\d+)\.json")
 
@@ -42,10 +44,19 @@ def recorded_failures(paths: RunPaths, generation: int) -> list[Failure]:
     found = []
     for path in sorted((paths.root / "errors").glob(f"g{generation}-*.json")):
         match, record = _RECORD.fullmatch(path.name), read_error(path)
-        if match is not None and record is not None:
+        if match is not None and record is not None and record["code"] != RESTART_WANTED:
             task = Task(match[2], int(match[3]))
             found.append(Failure(task, record["at"], record["code"], record["summary"]))
     return found
+
+
+def has_saved(paths: RunPaths, options: LaunchOptions, generation: int) -> bool:
+    """Return whether all tasks that save have said that the state is saved, however they have ended then."""
+    # Of workers whose number may change, the fewest must have said it: how many there were is not known here.
+    fewest, most = (saving_tasks(tasks_of(options, workers)) for workers in options.worker_range)
+    records = [read_error(paths.error(task, generation)) for task in fewest]
+    said = all(record is not None and record["code"] == RESTART_WANTED for record in records)
+    return said and not any(failure.task in most for failure in recorded_failures(paths, generation))
 
 
 def first_failure(paths: RunPaths, generation: int, engine: Iterable[Failure]) -> Failure | None:
@@ -68,7 +79,7 @@ def failure_report(paths: RunPaths, generation: int, engine: Iterable[Failure]) 
     record = read_error(paths.error(first.task, generation)) if first.at < math.inf else None
     detail = record["traceback"] if record is not None and record["traceback"] else last_lines(log, 0)
     head = f"unisono: {first.task} {first.detail}, in generation {generation}; its log is {log}"
-    return "\n".join(filter(None, [head, detail.rstrip()]))
+    return "\n".join(filter(None, [head, prefixed(first.task, detail.rstrip())]))
 
 
 def call_in_folder(

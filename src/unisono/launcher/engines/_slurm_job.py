@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._slurm_hostlist import expand_hosts
 from unisono.cluster_resolver._spec import Task, read_index
 from unisono.launcher._launch import stop_signals
@@ -21,8 +22,9 @@ from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import RunPaths, tasks_of
 from unisono.launcher._restart_policy import STALLED, Failure
 from unisono.launcher._run_files import Tail, last_lines
-from unisono.launcher.engines._shared_folder import failure_report
+from unisono.launcher.engines._shared_folder import failure_report, has_saved
 from unisono.launcher.terminal._console import BackgroundConsole, Console
+from unisono.launcher.terminal._printable import prefixed
 
 #: The file in a log directory with the number of the job that writes there.
 HOLDER = "slurm-job"
@@ -37,19 +39,26 @@ _ENDED = {
     "COMPLETED": 0, "FAILED": 1, "CANCELLED": 128 + signal.SIGTERM, "TIMEOUT": STALLED, "DEADLINE": STALLED,
     "NODE_FAIL": 1, "BOOT_FAIL": 1, "OUT_OF_MEMORY": 128 + signal.SIGKILL, "PREEMPTED": 128 + signal.SIGTERM,
 }  # fmt: skip
-_FIELD = re.compile(r"(?<!\S)(JobId|JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)")
+#: Of these, those in which Slurm has sent the tasks SIGTERM first, so that they could save.
+_TAKEN_AWAY = ("CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED")
+_FIELD = re.compile(r"(?<!\S)(JobId|ArrayTaskId|JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)")
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? ([0-9,\[\]-]+): (.+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job."""
+    """What Slurm says of a job.
+
+    Args:
+        index: its index in an array of jobs; empty outside of one.
+    """
 
     job: str
     state: str
     reason: str
     nodes: str
     exit_code: int
+    index: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -74,7 +83,7 @@ def read_states(text: str) -> list[JobState]:
     """Return the states that `scontrol show job -o` prints: several for an array of jobs.
 
     >>> read_states("JobId=7 JobState=FAILED Reason=NonZeroExitCode Restarts=1 ExitCode=0:9 NodeList=n[1-2]")
-    [JobState(job='7', state='FAILED', reason='NonZeroExitCode', nodes='n[1-2]', exit_code=137)]
+    [JobState(job='7', state='FAILED', reason='NonZeroExitCode', nodes='n[1-2]', exit_code=137, index='')]
     """
     states = []
     for line in text.splitlines():
@@ -89,6 +98,7 @@ def read_states(text: str) -> list[JobState]:
                     fields.get("Reason", ""),
                     fields.get("NodeList", ""),
                     128 + killed if killed else int(code),
+                    fields.get("ArrayTaskId", ""),
                 )
             )
     return states
@@ -195,7 +205,7 @@ class SlurmJob:
                 return 128 + stop_requests[0]
             if stop_requests:
                 return 128 + (signal.SIGINT if signal.SIGINT in stop_requests else stop_requests[0])
-            code = max(state.code for state in states)
+            code = max(map(self._code, states))
             if code:
                 screen.say(self._report(states))
             return code
@@ -236,6 +246,14 @@ class SlurmJob:
                 )
             time.sleep(_POLL)
 
+    def _code(self, state: JobState) -> int:
+        """Return the exit code of a job that has ended: 42 if its tasks had saved before Slurm ended them."""
+        paths = RunPaths(self._paths.root / state.index)
+        if state.state not in _TAKEN_AWAY or not paths.fence.exists():
+            return state.code
+        generation = read_index(paths.fence.read_text().strip()) or 0
+        return RESTART_WANTED if has_saved(paths, self._options, generation) else state.code
+
     def _report(self, states: list[JobState]) -> str:
         """Return why the job failed."""
         if self._is_array:
@@ -248,7 +266,7 @@ class SlurmJob:
             text = ""  # the script has ended before its first step, or its folder is not shared
         if text:
             return text
-        end = last_lines(self._log, 0)
+        end = prefixed(self._log.name, last_lines(self._log, 0))
         where = f"the end of {self._log}:\n{end}" if end else f"there is no log of the job at {self._log}"
         return f"unisono: {where}"
 

@@ -13,7 +13,8 @@ from typing import TextIO
 
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._run_files import Tail
-from unisono.launcher.terminal._lines import Lines, plain, truncate, width_of
+from unisono.launcher.terminal._lines import Lines, truncate, width_of
+from unisono.launcher.terminal._printable import as_message, plain
 
 #: Seconds between two reads of the chief's log: 20 a second are as smooth as a progress bar's own updates.
 _POLL = 0.05
@@ -50,8 +51,8 @@ class Console:
         self._rewrites = can_rewrite(output) if rewrites is None else rewrites
         #: The tasks that are shown; the row that is rewritten is the first one's.
         self._followed: list[TaskOutput] = []
-        #: The incomplete line that is on the terminal now, and its columns.
-        self._drawn, self._width = "", 0
+        #: The incomplete rows that are on the terminal now.
+        self._drawn: list[str] = []
 
     def follow(self, task: Task, tail: Tail) -> None:
         """Show the output of this task, too, from now on."""
@@ -92,7 +93,7 @@ class Console:
         for each in self._followed[:1]:
             self._put(each, each.lines.end())
         if self._messages is not None:
-            self._write(self._messages, text + "\n")
+            self._write(self._messages, as_message(text) + "\n")
 
     def _put(self, task: TaskOutput, lines: list[str]) -> None:
         """Write complete lines of a task; the first overwrites the row that is drawn."""
@@ -101,23 +102,32 @@ class Console:
         task.shown_at = time.monotonic()
         texts = [task.prefix + (line if self._rewrites else plain(line)) for line in lines]
         text = "\n".join(texts) + "\n"
-        if self._width:
-            text = "\r" + texts[0] + self._rest(texts[0]) + text[len(texts[0]) :]
-        self._drawn, self._width = "", 0
+        text = self._home() + texts[0] + self._rest(texts[0]) + text[len(texts[0]) :]
+        self._drawn = []
         self._write(self._output, text)
 
-    def _draw(self, prefix: str, pending: str) -> None:
-        """Show the incomplete line, cut to one row: a carriage return does not reach the row above."""
-        row = truncate(prefix + pending, terminal_size(self._output).columns - 1) if pending else ""
-        if row == self._drawn:
+    def _draw(self, prefix: str, pending: list[str]) -> None:
+        """Show the incomplete lines, each cut to one row: a carriage return does not reach the row above."""
+        size = terminal_size(self._output)
+        # A notebook's cell does not go up.
+        most = size.lines - 1 if self._output is not None and self._output.isatty() else 1
+        rows = [truncate(prefix + line, size.columns - 1) for line in pending[-most:]]
+        if rows == self._drawn:
             return
-        text = ("\r" if self._width else "") + row + self._rest(row)
-        self._drawn, self._width = row, width_of(plain(row))
+        first = rows[0] if rows else ""
+        text = self._home() + "\n".join([first + self._rest(first), *rows[1:]])
+        self._drawn = rows
         self._write(self._output, text)
+
+    def _home(self) -> str:
+        """Return the moves to the first row that is drawn; of several rows all are erased."""
+        above = len(self._drawn) - 1
+        return ("\r" if self._drawn else "") + (f"\x1b[{above}A\x1b[J" if above > 0 else "")
 
     def _rest(self, row: str) -> str:
-        """Return the spaces that erase the end of a longer row."""
-        return " " * (self._width - width_of(plain(row)))
+        """Return the spaces that erase the end of a longer row, where one is drawn."""
+        drawn = self._drawn[0] if len(self._drawn) == 1 else ""
+        return " " * (width_of(plain(drawn)) - width_of(plain(row)))
 
     def _write(self, stream: TextIO | None, text: str) -> None:
         if stream is None:

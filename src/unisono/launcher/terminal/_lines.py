@@ -6,14 +6,23 @@ import dataclasses
 import re
 import unicodedata
 
+from unisono.launcher.terminal._printable import (
+    COLOUR,
+    COLOURS_OFF,
+    CUT_ESCAPE,
+    UP,
+    closed,
+    open_colours,
+    plain,
+    with_moves,
+)
+
 #: The most characters that are buffered of one line; a longer one is shown in pieces, so that a task that
 #: never prints a line break does not fill the launcher's memory.
 _LONGEST = 1 << 16
-#: ANSI escape sequences: CSI (colours, cursor) and OSC (titles, links), which ends with BEL or ST.
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?")
-#: An escape sequence whose end has not been read yet.
-_CUT_ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*)?$")
-_COLOURS_OFF = "\x1b[0m"
+#: The most rows of a task that it may write anew: bars below each other.
+_MOST_HELD = 16
+_STEPS = re.compile(f"(\n|{re.escape(UP)})")
 #: Messages that libraries print on standard output for their developers: left out on the terminal, kept in
 #: the log.
 _CHATTER = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number .*")
@@ -24,37 +33,86 @@ class Lines:
     r"""Divides a task's output into lines.
 
     A carriage return starts the line over, as progress bars do many times a second: only its final content is
-    returned as a line.
+    returned as a line. Bars below each other go up to the first one again: from then on so many rows are not
+    returned before the task prints below them.
 
     >>> lines = Lines()
     >>> lines.feed("Epoch 1\n\r1/9 loss 2\b\b\r9/9 lo"), lines.feed("ss 1\nEpoch"), lines.pending
-    (['Epoch 1'], ['9/9 loss 1'], 'Epoch')
+    (['Epoch 1'], ['9/9 loss 1'], ['Epoch'])
+    >>> lines.feed("\rall 1\n\reach 1\x1b[A"), lines.feed("\rall 2\n\reach 2\x1b[A"), lines.pending
+    ([], [], ['all 2', 'each 2'])
     """
 
-    _text: str = ""
+    _rows: list[str] = dataclasses.field(default_factory=lambda: [""])
+    #: The row in which the task prints.
+    _row: int = 0
+    #: Rows above it that the task may go up to.
+    _held: int = 0
+    _cut: str = ""
 
     @property
-    def pending(self) -> str:
-        """The current content of the incomplete line."""
-        return _CUT_ESCAPE.sub("", render_line(self._text))
+    def pending(self) -> list[str]:
+        """The current content of the rows that are not complete."""
+        rows = list(map(render_line, self._rows))
+        while rows and not plain(rows[-1]):
+            del rows[-1]
+        return rows
 
     def feed(self, text: str) -> list[str]:
         """Append `text` and return the lines that it completes, without their line breaks."""
-        *ended, self._text = (self._text + text).split("\n")
-        lines = [line for line in map(render_line, ended) if not _CHATTER.fullmatch(line)]
+        text = self._cut + text
+        cut = CUT_ESCAPE.search(text)
+        self._cut = cut[0] if cut else ""
+        return self._write(with_moves(text[: cut.start()] if cut else text))
+
+    def _write(self, text: str) -> list[str]:
+        lines = []
+        for piece in _STEPS.split(text):
+            if piece == "\n":
+                self._go_down()
+            elif piece == UP:
+                self._go_up()
+            elif piece:
+                lines += self._append(piece)
+        done = max(0, self._row - self._held)
+        lines += map(render_line, self._rows[:done])
+        del self._rows[:done]
+        self._row -= done
+        return [line for line in lines if not _CHATTER.fullmatch(line)]
+
+    def _go_down(self) -> None:
+        self._row += 1
+        if self._row < len(self._rows):
+            self._rows[self._row] += "\r"
+        else:
+            self._rows.append(open_colours(self._rows[-1]))
+
+    def _go_up(self) -> None:
+        below = len(self._rows) - self._row
+        if self._row and below <= _MOST_HELD:
+            self._row -= 1
+            self._held = max(self._held, below)
+            # Bars write a row anew.
+            self._rows[self._row] += "\r"
+
+    def _append(self, piece: str) -> list[str]:
+        """Append to the row; return the lines that this ends because the row is too long."""
+        row = self._rows[self._row] + piece
         # What precedes the last carriage return was overwritten; drop it, or a long epoch's bar grows without
         # limit.
-        begin = self._text.rstrip("\r").rfind("\r")
-        self._text = self._text[max(begin, 0) :]
-        while len(self._text) > _LONGEST:
-            lines.append(render_line(self._text[:_LONGEST]))
-            self._text = self._text[_LONGEST:]
+        row = row[max(row.rstrip("\r").rfind("\r"), 0) :]
+        lines = []
+        while len(row) > _LONGEST:
+            lines.append(render_line(row[:_LONGEST]))
+            row = row[_LONGEST:]
+        self._rows[self._row] = row
         return lines
 
     def end(self) -> list[str]:
-        """Return the incomplete line as a line, if there is one."""
-        left, self._text = render_line(self._text), ""
-        return [left] if left else []
+        """Return the incomplete rows as lines, but for empty ones."""
+        lines = self._write(with_moves(self._cut)) + [row for row in self.pending if plain(row)]
+        self._rows, self._row, self._held, self._cut = [""], 0, 0, ""
+        return lines
 
 
 def render_line(line: str) -> str:
@@ -67,7 +125,7 @@ def render_line(line: str) -> str:
     begin = line.rfind("\r")
     # A program that overwrites a longer line pads the new one with spaces.
     line = line[begin + 1 :].rstrip(" ") if begin >= 0 else line
-    return _apply_backspaces(plain(line)) if "\b" in line else line
+    return _apply_backspaces(plain(line)) if "\b" in line else closed(line)
 
 
 def _apply_backspaces(line: str) -> str:
@@ -99,15 +157,6 @@ def _columns(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def plain(text: str) -> str:
-    r"""Return a text without escape sequences.
-
-    >>> plain("\x1b[1m1/9\x1b[0m loss")
-    '1/9 loss'
-    """
-    return _ESCAPE.sub("", text)
-
-
 def fit_row(text: str, columns: int) -> str:
     r"""Return a progress bar in one row: without its line where room is short, and cut where it still is.
 
@@ -115,11 +164,9 @@ def fit_row(text: str, columns: int) -> str:
     ('2/2 1s - loss: 0.5', '2/2 1s - lo…\x1b[0m', 'a…\x1b[0m')
     """
     if width_of(plain(text)) > columns:
-        text = re.sub("━+ ?", "", re.sub(rf"{_ESCAPE.pattern}(?=━)", "", text))
+        text = re.sub("━+ ?", "", plain(text))
     cut = truncate(text, columns)
-    return (
-        text if cut == text else truncate(text, columns - 1).removesuffix(_COLOURS_OFF) + "…" + _COLOURS_OFF
-    )
+    return text if cut == text else truncate(text, columns - 1).removesuffix(COLOURS_OFF) + "…" + COLOURS_OFF
 
 
 def truncate(text: str, columns: int) -> str:
@@ -132,13 +179,13 @@ def truncate(text: str, columns: int) -> str:
     if width_of(plain(text)) <= columns:
         return text
     kept, used = [], 0
-    for piece in re.split(f"({_ESCAPE.pattern})", text):
-        if _ESCAPE.fullmatch(piece):
+    for piece in re.split(f"({COLOUR})", text):
+        if re.fullmatch(COLOUR, piece):
             kept.append(piece)
             continue
         for character in piece:
             used += _columns(character)
             if used > columns:
-                return "".join([*kept, _COLOURS_OFF])
+                return "".join([*kept, COLOURS_OFF])
             kept.append(character)
     return "".join(kept)

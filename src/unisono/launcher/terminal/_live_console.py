@@ -20,7 +20,8 @@ from unisono.launcher._plan import RunPaths
 from unisono.launcher._run_files import Tail
 from unisono.launcher._stall_detector import read_step
 from unisono.launcher.terminal._console import Console, TaskOutput, can_rewrite, terminal_size
-from unisono.launcher.terminal._lines import fit_row, plain, width_of
+from unisono.launcher.terminal._lines import fit_row, width_of
+from unisono.launcher.terminal._printable import as_message, plain
 
 #: Lines that are kept, so that a failure is not shown twice.
 _KEPT_LINES = 200
@@ -207,7 +208,7 @@ class LiveConsole(Console):
         self._table: LiveTable | None = table
         #: The rows of the table, for the size of the terminal that they were made for.
         self._made: tuple[os.terminal_size, list[str]] | None = None
-        self._bar = ""
+        self._bars: list[str] = []
         #: The rows that are on the terminal below the output now.
         self._painted: list[str] = []
         self._said: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
@@ -225,7 +226,7 @@ class LiveConsole(Console):
         """Show the next part of each task's new output; return whether there was any."""
         found = super().flush()
         if not self._followed:
-            self._bar = ""
+            self._bars = []
         self._paint()
         return found
 
@@ -235,18 +236,18 @@ class LiveConsole(Console):
         self._said.append(text)
         if self._messages is not None:
             self._erase()
-            self._write(self._messages, text + "\n")
+            self._write(self._messages, as_message(text) + "\n")
         self._paint()
 
     def end(self, report: Sequence[tuple[str, str]]) -> None:
         """Remove the table, and say how the launch ended, but for what is there already.
 
         Args:
-            report: texts, and of each what shows that it is there.
+            report: texts, and of each the beginning of a line that shows that it is there.
         """
         table, self._table = self._table, None
         for text, mark in report:
-            if not any(mark in said for said in self._said):
+            if not any(said.startswith(mark) for said in self._said):
                 self.say(text)
         if table is not None:
             self.say(table.closing())
@@ -256,12 +257,12 @@ class LiveConsole(Console):
         if not lines:
             return
         self._erase()
-        self._said.extend(map(plain, lines))
+        self._said.extend(task.prefix + plain(line) for line in lines)
         room = terminal_size(self._output).columns - width_of(task.prefix)
         super()._put(task, [fit_row(line, room) if "━" in line else line for line in lines])
 
-    def _draw(self, prefix: str, pending: str) -> None:
-        self._bar = prefix + pending if pending else ""
+    def _draw(self, prefix: str, pending: list[str]) -> None:
+        self._bars = [prefix + line for line in pending]
 
     def _paint(self) -> None:
         rows = self._rows_now()
@@ -275,7 +276,9 @@ class LiveConsole(Console):
         if self._table is not None and (self._made is None or self._made[0] != size):
             self._made = size, self._table.render(size.columns - 1, size.lines)
         table = [] if self._table is None or self._made is None else self._made[1]
-        return [*table, *([fit_row(self._bar, size.columns - 1)] if self._bar else [])]
+        # With the table, which takes a half, fewer rows than there are: the cursor goes up to the first one.
+        bars = self._bars[-max(1, size.lines // 3) :]
+        return [*table, *(fit_row(bar, size.columns - 1) for bar in bars)]
 
     def _erase(self) -> None:
         """Put the cursor where the rows below the output begin, and remove them."""

@@ -8,11 +8,13 @@ Tests: tests/unit/rpc/test_transport.py.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import socket
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -129,6 +131,17 @@ def socket_path(address: str, directory: Path) -> Path:
     host, port = split_address(address)
     host = "127.0.0.1" if host.lower() == "localhost" else host.replace(":", ".")
     return directory / f"{host}-{port}"
+
+
+def remove_sockets(addresses: Iterable[str]) -> None:
+    """Remove the files of loopback addresses whose processes have ended: sockets, locks and markers."""
+    with contextlib.suppress(ClusterError, OSError):  # a directory that is another user's holds none of them
+        directory = socket_directory()
+        names = {socket_path(address, directory).name for address in addresses}
+        for path in directory.iterdir():
+            # A socket's own, or one beside it, such as its `.lock`.
+            if names & {path.name, path.name.rpartition(".")[0]}:
+                path.unlink(missing_ok=True)
 
 
 class AddressLock:

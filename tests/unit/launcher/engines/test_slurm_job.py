@@ -1,6 +1,7 @@
 """The batch script for Slurm, and what Slurm says of its job."""
 
 import dataclasses
+import json
 import re
 import shutil
 import subprocess
@@ -115,13 +116,42 @@ def test_names_that_sbatch_would_read_otherwise():
         script(sbatch=("--comment=a\ntouch b",))
 
 
-@pytest.mark.parametrize(("number", "end"), [(1, "the end of .*\nmodule: not found"), (2, "there is no log")])
+@pytest.mark.parametrize(
+    ("number", "end"), [(1, r"the end of .*\n\[slurm-1.log\] module: not found"), (2, "there is no log")]
+)
 def test_a_job_that_ended_before_its_first_step(tmp_path, monkeypatch, number, end):
     (tmp_path / "slurm-1.log").write_text("module: not found\n")
     answer = subprocess.CompletedProcess((), 0, f"{number}\n", "")
     monkeypatch.setattr(_slurm_job, "_slurm", lambda *words, text: answer)
     job = SlurmJob("", LaunchOptions(), tmp_path, tmp_path / "a{b}", is_array=False)
     assert re.search(end, job._report([]))
+
+
+@pytest.mark.parametrize("index", ["", "3"])
+def test_a_job_that_was_ended_after_its_tasks_had_saved(tmp_path, monkeypatch, index):
+    answer = subprocess.CompletedProcess((), 0, "1\n", "")
+    monkeypatch.setattr(_slurm_job, "_slurm", lambda *words, text: answer)
+    job = SlurmJob("", LaunchOptions(workers=2, ps=1), tmp_path, tmp_path, is_array=bool(index))
+    errors = tmp_path / "1" / index / "errors"
+    errors.mkdir(parents=True)
+    array = f" ArrayTaskId={index}" if index else ""
+
+    def code(state="CANCELLED"):
+        line = f"JobId=1{array} JobState={state} Reason=None Restarts=0 ExitCode=0:15 NodeList=n1"
+        return job._code(*read_states(line))
+
+    record = {"at": 1.0, "code": 42, "summary": "has saved", "traceback": ""}
+    assert code() == 143
+    (errors.parent / "fence").write_text("2\n")
+    # With parameter servers the chief saves, here worker 0, and the others serve it.
+    (errors / "g1-worker-0.json").write_text(json.dumps(record))
+    assert code() == 143
+    (errors / "g2-worker-0.json").write_text(json.dumps(record))
+    assert (code(), code("TIMEOUT"), code("NODE_FAIL")) == (42, 42, 143)
+    (errors / "g2-worker-1.json").write_text(json.dumps(record | {"code": 1}))
+    assert code() == 42
+    (errors / "g2-worker-0.json").write_text(json.dumps(record | {"code": 1}))
+    assert code() == 143
 
 
 class TestScript:

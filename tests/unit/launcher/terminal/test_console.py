@@ -6,7 +6,7 @@ import time
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._run_files import Tail
 from unisono.launcher.terminal._console import Console
-from unisono.launcher.terminal._lines import plain
+from unisono.launcher.terminal._printable import plain
 
 W0 = Task("worker", 0)
 

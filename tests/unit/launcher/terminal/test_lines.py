@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.launcher.terminal._lines import Lines, plain, render_line, truncate, width_of
+from unisono.launcher.terminal._lines import Lines, render_line, truncate, width_of
+from unisono.launcher.terminal._printable import plain
 
 GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
 
@@ -25,7 +26,7 @@ def lines_of(*pieces):
         (["1/2\r", "2/2\n"], ["2/2"]),
         (["\r1/2\b\b", "\b\r2/2\n"], ["2/2"]),
         (["  5%\b\b\b\b", " 10%\n"], [" 10%"]),
-        (["a\x0cb\x85c\u2028d\n"], ["a\x0cb\x85c\u2028d"]),
+        (["a\x0cb\x85c\u2028d\n"], ["a\\x0cb\\x85c\u2028d"]),
         ([GLOO + "\n", "Epoch 1\n"], ["Epoch 1"]),
         (["\n\n"], ["", ""]),
     ],
@@ -58,8 +59,8 @@ def test_what_is_cut_fits(text, columns):
 def test_an_escape_that_is_cut_is_not_drawn():
     lines = Lines()
     lines.feed("bar\x1b[1")
-    assert lines.pending == "bar"
-    assert lines.feed("m!\n") == ["bar\x1b[1m!"]
+    assert lines.pending == ["bar"]
+    assert lines.feed("m!\n") == ["bar\x1b[1m!\x1b[0m"]
 
 
 def test_backspaces_beyond_the_beginning():

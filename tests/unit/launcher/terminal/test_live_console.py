@@ -97,7 +97,7 @@ def test_the_table_and_the_bar_are_below_the_output_and_nothing_wraps(terminal, 
         file.write(BAR.format(60) + "\nEpoch 2/2\n")
     console.flush()
     console.finish()
-    console.end([("unisono: worker:1 failed: no", "worker:1 failed: no")])
+    console.end([("unisono: worker:1 failed: no",) * 2])
     rows = terminal.rows
     assert rows[1].startswith("[worker:0] 60/60 1s 2ms/step")
     assert rows[2:4] == ["[worker:0] Epoch 2/2", "unisono: worker:1 failed: no"]
@@ -134,9 +134,9 @@ def test_a_failure_is_shown_once(terminal, tmp_path):
     console.follow(W0, Tail(log, 0))
     console.say("unisono: worker:0 failed: ValueError: wrong (log: …); stopping the others")
     console.finish()
-    trace = "Traceback (most recent call last):\nValueError: wrong"
-    console.end([("unisono: worker:0 failed: ValueError: wrong, in", "worker:0 failed: ValueError: wrong"),
-                 (trace, "ValueError: wrong")])  # fmt: skip
+    trace = "[worker:0] Traceback (most recent call last):\n[worker:0] ValueError: wrong"
+    failed = "unisono: worker:0 failed: ValueError: wrong"
+    console.end([(f"{failed}, in", failed), (trace, "[worker:0] ValueError: wrong")])
     assert sum("ValueError: wrong" in row for row in terminal.rows) == 2
     assert sum("Traceback" in row for row in terminal.rows) == 1
 
