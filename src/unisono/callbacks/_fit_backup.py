@@ -177,10 +177,11 @@ class FitBackup:
         """Return the newest backup; the first of several workers reads it and sends it to the others."""
         strategy = strategy_of(self._model)
         if strategy is None:
-            return self._backups.newest()
+            return self._backups.begin()
         group = strategy.process_group
+        # Also the directory is made ready there: if that fails on the first worker, the others end with it.
         found = group.value_of_chief(
-            self._backups.newest,
+            self._backups.begin,
             lambda found: b"" if found is None else found[1].to_bytes(),
             lambda data: (self._backups.directory, Snapshot.from_bytes(data, group)) if data else None,
         )
@@ -364,12 +365,20 @@ class FitBackup:
 
     def _save(self, progress: Progress, values: dict[int, jax.Array]) -> None:
         # Also on workers that do not write: `is_saved` must be alike on all.
-        self._saved_at = self._watching.batches
-        if self._backups.read_only:
-            read_along(Parts({"model": self._model}).shared(values))
-            return
+        batches = self._saved_at = self._watching.batches
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():
-            self._backups.write(self._snapshot(progress, values))
+            snapshot = None if self._backups.read_only else self._snapshot_or_none(progress, values)
+            if snapshot is not None:
+                self._backups.write(snapshot, batches)
+            else:
+                # With the first worker, or with the others where the first one fails.
+                read_along(Parts({"model": self._model}).shared(values))
+
+    def _snapshot_or_none(self, progress: Progress, values: dict[int, jax.Array]) -> Snapshot | None:
+        """Copy everything; return None where that fails, as in `get_state` of a callback."""
+        with self._backups.writing(self._saved_at):
+            return self._snapshot(progress, values)
+        return None
 
     def _snapshot(self, progress: Progress, values: dict[int, jax.Array]) -> Snapshot:
         """Copy everything; does not wait for the devices."""
