@@ -194,7 +194,7 @@ class BackupAndRestore(FitExtension):
             if self._agree_on_preemption():
                 self._backups.wait()
                 self._wanted = True
-            self._run.begin_batch(ends_phase=self._preempted)
+            self._run.begin_batch(at_once=self._preempted)
             if self._run.is_saved:
                 self._end_if_preempted()
 
