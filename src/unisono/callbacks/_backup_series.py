@@ -9,10 +9,9 @@ tests/cluster/test_backup.py.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from types import TracebackType
 
 from unisono._errors import CheckpointError, ClusterError, UnisonoError
 from unisono._system._object_store import Place
@@ -27,24 +26,30 @@ _LOG = logging.getLogger("unisono")
 _NAME = "backup"
 
 
-@contextlib.contextmanager
-def warning_of(consequence: str) -> Iterator[None]:
-    """Log what fails in a block as a warning, and continue behind it.
+class FailureWarning:
+    """A context that logs an error of its block as a warning, and continues behind the block.
+
+    A `ClusterError` is raised: training itself cannot continue then.
 
     Args:
         consequence: of the failure, as a sentence.
-
-    Raises:
-        ClusterError: where training itself cannot continue.
     """
-    try:
-        yield
-    except ClusterError:
-        raise
-    # Everything: clients of stores, and `get_state` of a user's callback, raise errors of their own.
-    except Exception as error:
-        kind = "" if isinstance(error, UnisonoError) else f"{type(error).__name__}: "
-        _LOG.warning("%s %s%s", consequence, kind, error)
+
+    def __init__(self, consequence: str) -> None:
+        self._consequence = consequence
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # Everything else: clients of stores, and `get_state` of a user's callback, raise errors of their own.
+        if not isinstance(error, Exception) or isinstance(error, ClusterError):
+            return False
+        name = "" if isinstance(error, UnisonoError) else f"{type(error).__name__}: "
+        _LOG.warning("%s %s%s", self._consequence, name, error)
+        return True
 
 
 class Backups:
@@ -101,7 +106,7 @@ class Backups:
     @property
     def is_watched(self) -> bool:
         """Whether an evaluator reads them; True where that cannot be found out."""
-        with warning_of(f"It is not known whether an evaluator reads {self.directory}: its last is kept."):
+        with FailureWarning(f"Whether an evaluator reads {self.directory} is not known: its last is kept."):
             return _markers.is_watched(self.directory)
         return True
 
@@ -118,13 +123,13 @@ class Backups:
             self._writer.wait()
 
     @staticmethod
-    def writing(batches: int) -> contextlib.AbstractContextManager[None]:
+    def writing(batches: int) -> FailureWarning:
         """Surround the making of a backup: a failure is logged.
 
         Args:
             batches: how many were trained in all.
         """
-        return warning_of(
+        return FailureWarning(
             f"The backup after {batches} batches could not be written, and training continues without it."
         )
 
@@ -133,7 +138,9 @@ class Backups:
         with self.writing(batches):
             self._series.write(_commits.newest_number(self.directory, _NAME) + 1, snapshot)
             self.written += 1
-            with warning_of(f"Older backups in {self.directory} could not be deleted, and take its room."):
+            with FailureWarning(
+                f"Older backups in {self.directory} could not be deleted, and take its room."
+            ):
                 self._series.trim()
         self.last = WriteRecord(time.perf_counter() - began, size)
 
@@ -148,7 +155,7 @@ class Backups:
         """
         if self.read_only:
             return
-        with warning_of(
+        with FailureWarning(
             f"Backups in {self.directory} could not be deleted: the next `fit` with it continues from them."
         ):
             if self.directory.is_dir() and not _commits.is_taken(self.directory):
@@ -157,7 +164,9 @@ class Backups:
     def _finish(self, delete: bool) -> None:
         watched = self.is_watched
         if watched or not delete:
-            with warning_of(f"The end of training could not be noted in {self.directory}, for evaluators."):
+            with FailureWarning(
+                f"The end of training could not be noted in {self.directory}, for evaluators."
+            ):
                 _markers.mark_finished(str(self.directory), discard=delete)
         if delete:
             every = self._series.paths()

@@ -85,7 +85,13 @@ CASES = {
 }
 
 #: With which words warnings begin.
-SAID = ("The backup after ", "Backups in ", "Older backups in ", "It is not known ", "The end of training ")
+SAID = (
+    "The backup after ",
+    "Backups in ",
+    "Older backups in ",
+    "Whether an evaluator ",
+    "The end of training ",
+)
 
 
 def exhaustive(*values):

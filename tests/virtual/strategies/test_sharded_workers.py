@@ -4,8 +4,10 @@
 """
 
 import os
+import signal
 import weakref
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -275,3 +277,28 @@ def test_spread_backups_that_fail(tmp_path):
         error = unisono.CheckpointError if is_chief else unisono.ClusterError
         with pytest.raises(error, match="the token has expired"):
             fitted("sharded", [backup()])
+
+
+def test_spread_local_phase(tmp_path):
+    """Each worker has the rows of its own replicas, and all of them are in the backup."""
+    folder, replicas = tmp_path.parent.parent / "local", 4 * jax.device_count()
+    sync = unisono.LocalUpdates(5, lambda: keras.optimizers.SGD(0.7, momentum=0.9), fragments=2)
+    x, y = data(9 * replicas)
+
+    def trained(*callbacks):
+        strategy = unisono.MultiWorkerMirroredStrategy(sync=sync)
+        model = compiled(strategy, keras.optimizers.Adam(0.01))
+        model.fit(x, y, batch_size=replicas, epochs=2, verbose=0, shuffle=False, callbacks=[*callbacks])
+        return model
+
+    wanted = values(trained())
+    backup = lambda: BackupAndRestore(folder, save_before_preemption=True)  # noqa: E731
+    with pytest.raises(SystemExit):
+        trained(backup(), keras.callbacks.LambdaCallback(on_train_batch_end=_preempt))
+    for ours, theirs in zip(values(trained(backup())), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def _preempt(batch, logs=None):
+    if batch == 2:
+        signal.raise_signal(signal.SIGTERM)

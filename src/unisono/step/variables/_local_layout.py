@@ -80,7 +80,8 @@ def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
     if hasattr(variable, _STEPS):
         return np.zeros(shape, saved.dtype)
     if hasattr(variable, _LONE) and saved.shape[1:] == shape and saved.shape != shape:
-        return saved[0]
+        first: np.ndarray = saved[0]
+        return first
     if not hasattr(variable, _ROWS) or saved.shape == shape:
         return saved
     if saved.shape == shape[1:]:

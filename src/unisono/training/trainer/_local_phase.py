@@ -235,7 +235,9 @@ class PhaseEnd:
             begun = jnp.broadcast_to(shared, (self._phase.replicas, *shared.shape))
             if rules.get(place) is Merge.SUM:
                 begun = begun.at[1:].set(0)
-            _, self._rows[place] = with_changes((shared, begun), self._rows[place], np.asarray(sent))
+            _, self._rows[place] = with_changes(
+                (shared, begun), self._rows[place], jnp.asarray(np.asarray(sent))
+            )
 
     def _join(self, turn: Turn, totals: tuple[list[jax.Array], list[jax.Array]]) -> None:
         """Put what all continue from into the variables."""

@@ -60,7 +60,7 @@ from unisono.training.trainer._local_phase import (
 )
 from unisono.training.trainer._protocol import State, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
-from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, in_lists, localized, variables_of
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
@@ -293,9 +293,9 @@ class LocalState(FitState):
 
     def rows_of(self, state: State) -> dict[Place, jax.Array]:
         """Return the replicas' rows of what a state has as the last step left it."""
-        last = in_lists(self._last(state), state)
-        pairs = [(p, i, x) for p, part in enumerate(last) for i, x in enumerate(part)]
-        return {(p, i): x[1] for p, i, x in pairs if isinstance(x, tuple)}
+        last: Iterator[Any] = iter(self._last(state))
+        held = {(p, i): next(last) for p, part in enumerate(state) for i in range(len(part))}
+        return {place: x[1] for place, x in held.items() if isinstance(x, tuple)}
 
     def resume(self, phase: LocalPhase) -> None:
         """Let the next step begin with the rows of a phase, as if a step had left them."""
