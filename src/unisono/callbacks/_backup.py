@@ -46,7 +46,8 @@ class BackupAndRestore(FitExtension):
     After a kill at any moment, even while saving, the same command continues at the exact next batch
     after the last backup; on the same devices the final weights are bit for bit those of a run that
     nothing disturbed. A backup is written beside training, flushed and checked; a damaged one is
-    passed over with a warning, and the one before it is used.
+    passed over with a warning, and the one before it is used. A backup that fails never ends training: a
+    warning says what was not saved.
 
     The data must be the same: arrays, a `unisono.data.Dataset` (whose position is restored without
     reading what was used), a `PyDataset`, or a new generator (which is read up to the position).
@@ -75,6 +76,8 @@ class BackupAndRestore(FitExtension):
 
     Raises:
         InvalidArgumentError: when an argument cannot be used.
+        CheckpointError: by `fit` before its first step, when the directory cannot be used, or its backups
+            cannot be read.
 
     >>> import tempfile, keras, numpy as np
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -143,7 +146,8 @@ class BackupAndRestore(FitExtension):
         replicated = None if strategy is None else strategy.replicated
         is_shared = replicated is not None and replicated.state_layout.needs_all
         self._wishes = consensus_of(replicated.process_group) if replicated and is_shared else None
-        _commits.check_place(self.backup_dir, writes=writes)
+        if not writes:
+            _commits.check_place(self.backup_dir, writes=False)
         self._backups = Backups(self.backup_dir, self._keep, self._asynchronous, read_only=not writes)
         self._interval = self._interval_of(call) if writes and self.save_freq == "auto" else None
         every = self.save_freq if isinstance(self.save_freq, int) else 0
@@ -190,7 +194,7 @@ class BackupAndRestore(FitExtension):
             if self._agree_on_preemption():
                 self._backups.wait()
                 self._wanted = True
-            self._run.begin_batch(ends_phase=self._preempted)
+            self._run.begin_batch(at_once=self._preempted)
             if self._run.is_saved:
                 self._end_if_preempted()
 

@@ -33,7 +33,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -46,7 +47,13 @@ from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._callback_state import CallbackBaseline, names_of, set_state_of, state_of
 from unisono.callbacks._counting_train_function import CountingTrainFunction, mute
-from unisono.callbacks._fit_progress import Progress, progress_in, restore_model, snapshot_of
+from unisono.callbacks._fit_progress import (
+    Progress,
+    local_phase_in,
+    progress_in,
+    restore_model,
+    snapshot_of,
+)
 from unisono.callbacks._interval import BackupInterval
 from unisono.callbacks._resumable_data import ResumableData, check_facts
 from unisono.checkpoint._arrays import read_along
@@ -55,10 +62,17 @@ from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
 from unisono.cluster.liveness._task_events import process_events
 from unisono.step._keras_internals import is_synced
+from unisono.step._value_handle import ValueHandle
 from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
 from unisono.training._binding import strategy_of
 from unisono.training._fit_extension import FitCall
-from unisono.training.trainer._local_training import end_local_phase, is_in_phase
+from unisono.training.trainer._local_phase import LocalPhase
+from unisono.training.trainer._local_training import (
+    begin_local_phase,
+    is_in_phase,
+    local_phase_of,
+    resume_local_phase,
+)
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -113,6 +127,8 @@ class FitBackup:
         self._progress = Progress()
         self._watched: CountingTrainFunction | None = None
         self._metrics: list[np.ndarray] = []
+        #: That of replicas that train apart, until it is resumed.
+        self._local: LocalPhase | None = None
         self._unmute: Callable[[], None] | None = None
         #: Keras' progress bar, where epochs are passed over in which it is to show nothing.
         self._bars: list[keras.callbacks.Callback] = []
@@ -177,10 +193,11 @@ class FitBackup:
         """Return the newest backup; the first of several workers reads it and sends it to the others."""
         strategy = strategy_of(self._model)
         if strategy is None:
-            return self._backups.newest()
+            return self._backups.begin()
         group = strategy.process_group
+        # Also the directory is made ready there: if that fails on the first worker, the others end with it.
         found = group.value_of_chief(
-            self._backups.newest,
+            self._backups.begin,
             lambda found: b"" if found is None else found[1].to_bytes(),
             lambda data: (self._backups.directory, Snapshot.from_bytes(data, group)) if data else None,
         )
@@ -239,6 +256,8 @@ class FitBackup:
             return
         snapshot, progress = self._restored
         self._metrics, logs = restore_model(self._model, snapshot, self._backups.directory)
+        begin_local_phase(self._model)
+        self._local = local_phase_in(snapshot)
         for callback, state, made in zip(self._remembering, progress.callbacks, self._made, strict=True):
             for text in () if state is None else set_state_of(callback, state, made):
                 name = type(callback).__name__
@@ -282,6 +301,14 @@ class FitBackup:
         self._unmute = mute(self._others)
         for variable, value in zip(self._model.metrics_variables, self._metrics, strict=True):
             variable.assign(value)
+        # After the last of these values: it belongs to them.
+        if self._local is not None and not resume_local_phase(self._model, self._local):
+            _LOG.warning(
+                "This backup was made between two exchanges of replicas that trained apart, with another "
+                "number of fragments than `LocalUpdates` has now. Training continues from the values of the "
+                "last exchange: up to %d steps of each replica are lost.", self._local.most_steps,
+            )  # fmt: skip
+        self._local = None
 
     def unmute(self) -> None:
         """Call the other callbacks' hooks again."""
@@ -296,11 +323,11 @@ class FitBackup:
             self._progress.first_epoch = self._progress.epoch
             self._progress.epoch_random = self._random.get_state()
 
-    def begin_batch(self, *, ends_phase: bool = False) -> None:
+    def begin_batch(self, *, at_once: bool = False) -> None:
         """Save the state after the batch before if a backup is due; the first call of its hook.
 
         Args:
-            ends_phase: whether replicas that train apart end their phase for it, and not at its last step.
+            at_once: whether it is saved also within a phase of replicas that train apart.
         """
         watched = self._watching
         if self._unmute is not None and not watched.to_pass and self._restored is None:
@@ -312,12 +339,10 @@ class FitBackup:
         done = watched.batches - self._saved_at
         if watched.state is None or not done:
             return
-        if (is_in_phase(self._model) and not ends_phase) or not self._is_due(done, False, False):
+        if (is_in_phase(self._model) and not at_once) or not self._is_due(done, False, False):
             return
         # One at a time, also where all workers must save now.
         self._backups.wait()
-        if ends_phase:
-            end_local_phase(self._model)
         variables = variables_of(self._model, TrainerTask.TRAIN)
         # While Keras trains, the model's variables are empty, and the running state has their values; but a
         # callback that has read or changed them since has filled them.
@@ -330,7 +355,10 @@ class FitBackup:
                 for v, x in zip(vs, xs, strict=True)
             }
         )
-        self._save(dataclasses.replace(self._progress, batch=watched.batches_in_epoch), values)
+        phase = local_phase_of(self._model)
+        local, arrays = (None, {}) if phase is None else phase.to_parts()
+        progress = dataclasses.replace(self._progress, batch=watched.batches_in_epoch, local=local)
+        self._save(progress, values, arrays)
 
     @property
     def is_saved(self) -> bool:
@@ -362,16 +390,34 @@ class FitBackup:
         self._save(dataclasses.replace(self._progress, epoch=epoch + 1, batch=0, stopped=stopped), {})
         self._on_epoch_saved()
 
-    def _save(self, progress: Progress, values: dict[int, jax.Array]) -> None:
+    def _save(
+        self,
+        progress: Progress,
+        values: dict[int, jax.Array],
+        local: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         # Also on workers that do not write: `is_saved` must be alike on all.
-        self._saved_at = self._watching.batches
-        if self._backups.read_only:
-            read_along(Parts({"model": self._model}).shared(values))
-            return
+        batches = self._saved_at = self._watching.batches
         with contextlib.nullcontext() if self._interval is None else self._interval.saving():
-            self._backups.write(self._snapshot(progress, values))
+            snapshot = None if self._backups.read_only else self._snapshot_or_none(progress, values, local)
+            if snapshot is not None:
+                self._backups.write(snapshot, batches)
+            else:
+                # With the first worker, or with the others where the first one fails.
+                apart = {name: x for name, x in local.items() if isinstance(x, ValueHandle) and x.needs_all}
+                read_along(Parts({"model": self._model}).shared(values) | apart)
 
-    def _snapshot(self, progress: Progress, values: dict[int, jax.Array]) -> Snapshot:
+    def _snapshot_or_none(
+        self, progress: Progress, values: dict[int, jax.Array], local: Mapping[str, Any]
+    ) -> Snapshot | None:
+        """Copy everything; return None where that fails, as in `get_state` of a callback."""
+        with self._backups.writing(self._saved_at):
+            return self._snapshot(progress, values, local)
+        return None
+
+    def _snapshot(
+        self, progress: Progress, values: dict[int, jax.Array], local: Mapping[str, Any]
+    ) -> Snapshot:
         """Copy everything; does not wait for the devices."""
         progress = dataclasses.replace(
             progress,
@@ -385,4 +431,5 @@ class FitBackup:
             callbacks=[state_of(c, m) for c, m in zip(self._remembering, self._made, strict=True)],
             callback_names=names_of(self._remembering),
         )
-        return snapshot_of(self._model, progress, values, self._watching.logs if progress.batch else None)
+        logs = self._watching.logs if progress.batch else None
+        return snapshot_of(self._model, progress, values, logs, local)

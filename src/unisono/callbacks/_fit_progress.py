@@ -16,11 +16,16 @@ import numpy as np
 
 from unisono._checks import whole_number
 from unisono._errors import CheckpointError, CheckpointMismatchError
-from unisono._types import PyTree, State
+from unisono._types import ArrayLike, PyTree, State
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._json_state import decode, encode, stand_ins
 from unisono.checkpoint._snapshot import Snapshot, copy_of
 from unisono.step._call_signature import LazyArray
+from unisono.step._value_handle import ValueHandle
+from unisono.training.trainer._local_phase import LocalPhase
+
+#: With what the names of arrays begin that replicas have of their own.
+_LOCAL = "local/"
 
 
 @dataclasses.dataclass
@@ -43,6 +48,7 @@ class Progress:
         first_of_epoch: the fingerprint of the first batch of the running epoch, or of the one just ended; of
             the running iteration, where several epochs share it.
         usual_rows: how many rows the batches have, but for a ragged last one; None where no size is usual.
+        local: where replicas that train apart stand in their phase.
     """
 
     epoch: int = 0
@@ -60,14 +66,20 @@ class Progress:
     first_of_run: list[str] = dataclasses.field(default_factory=list)
     first_of_epoch: list[str] = dataclasses.field(default_factory=list)
     usual_rows: int | None = None
+    local: State = None
 
 
 def snapshot_of(
-    model: keras.Model, progress: Progress, values: Mapping[int, jax.Array], logs: PyTree
+    model: keras.Model,
+    progress: Progress,
+    values: Mapping[int, jax.Array],
+    logs: PyTree,
+    local: Mapping[str, ArrayLike | ValueHandle],
 ) -> Snapshot:
     """Copy a model and where its training stands; does not wait for the devices.
 
     Args:
+        local: what replicas that train apart have of their own, by name.
         values: `id` of a variable -> its array, where the variables are empty.
         logs: what the last batch returned to Keras' loop, inside an epoch; else None.
     """
@@ -79,6 +91,7 @@ def snapshot_of(
     if isinstance(logs, dict):
         found = {n: v.value if isinstance(v, LazyArray) else v for n, v in logs.items()}
         arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}
+    arrays |= {f"{_LOCAL}{name}": copy_of(x) for name, x in local.items()}
     # Not `asdict`, which would copy all that callbacks remember, such as the best weights.
     fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
     facts = {**snapshot.facts, "progress": encode(fields, arrays, "progress")}
@@ -178,7 +191,18 @@ def restore_model(
             f"or delete {directory} to start from scratch."
         )
     logs = {n: a for n, a in arrays.items() if n.startswith("logs/")}
-    weights = {n: a for n, a in arrays.items() if n not in metrics and n not in logs}
+    weights = {
+        n: a for n, a in arrays.items() if n not in metrics and n not in logs and not n.startswith(_LOCAL)
+    }
     Parts({"model": model}).restore(Snapshot(weights, snapshot.facts))
     found = {n.removeprefix("logs/"): np.asarray(a) for n, a in logs.items()}
     return [np.asarray(metrics[n]) for n in names], found
+
+
+def local_phase_in(snapshot: Snapshot) -> LocalPhase | None:
+    """Return the phase in which replicas trained apart when a backup was made; None where they did not."""
+    facts = progress_in(snapshot).local
+    if facts is None:
+        return None
+    arrays = {n.removeprefix(_LOCAL): a for n, a in snapshot.on_host().items() if n.startswith(_LOCAL)}
+    return LocalPhase.from_parts(facts, arrays)

@@ -22,6 +22,7 @@ from unisono._system._json import parse_json
 from unisono._system._object_store import Place, place_of
 from unisono.checkpoint._checkpoint import Checkpoint
 from unisono.checkpoint._series import CommitSeries
+from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint._writer import BackgroundWriter, settle
 from unisono.checkpoint.commits import _commits
 from unisono.checkpoint.commits._manifests import MANIFEST
@@ -142,13 +143,17 @@ class CheckpointManager:
         path = self._unshared = str(self.directory / f"{self._name}-{number}")
         if self._checkpoint.is_written_here():
             snapshot = self._series.staged(self._checkpoint.snapshot())
-            self._writer.submit(lambda: self._series.write(number, snapshot))
+            self._writer.submit(lambda: self._write(number, snapshot))
         else:
             self._checkpoint.read_along()
         if not self._asynchronous:
             self.wait()
             self._writer.close()
         return path
+
+    def _write(self, number: int, snapshot: Snapshot) -> None:
+        self._series.write(number, snapshot)
+        self._series.trim()
 
     def _is_preserved(self, path: Place) -> bool:
         """Return whether a checkpoint stays which `max_to_keep` leaves out; remember it if so."""

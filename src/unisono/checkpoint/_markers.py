@@ -8,6 +8,7 @@ Tests: tests/unit/checkpoint/test_markers.py, tests/virtual/estimator/test_train
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -71,7 +72,18 @@ def mark_finished(directory: str | os.PathLike[str], *, discard: bool = False) -
 
 
 def read_mark(directory: Place) -> Mark | None:
-    """Return the mark of a directory; None where training may continue."""
+    """Return the mark of a directory; None where training may continue, or where it cannot be read now."""
+    with contextlib.suppress(OSError):
+        return mark_of(directory)
+    return None
+
+
+def mark_of(directory: Place) -> Mark | None:
+    """Return the mark of a directory; None where training may continue.
+
+    Raises:
+        OSError: the file cannot be read, or the object store does not answer.
+    """
     found = _read(directory / FINISHED)
     if found is None or not isinstance(found[0].get("name"), str):
         return None
@@ -89,17 +101,21 @@ def record_path(directory: Place, name: str) -> Place:
 
 
 def is_watched(directory: Place) -> bool:
-    """Return whether an evaluator watches a directory, or is to resume when it starts again."""
+    """Return whether an evaluator watches a directory, or is to resume when it starts again.
+
+    Raises:
+        OSError: the files cannot be read, or the object store does not answer.
+    """
     records = (_read(path) for path in directory.glob(_RECORD.format("*")))
     return any(record is not None and record[0].get("watching") is True for record in records)
 
 
 def _read(path: Place) -> tuple[dict[str, Any], int] | None:
-    """A JSON object and when its file was written; None where there is none that can be read."""
+    """A JSON object and when its file was written; None where there is none, or it is something else."""
     try:
         # The file system's clock, which also dates the checkpoints; those of machines may differ.
         content, time_ns = parse_json(path.read_text()), path.stat().st_mtime_ns
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return (content, time_ns) if isinstance(content, dict) else None
 

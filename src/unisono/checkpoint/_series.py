@@ -178,14 +178,19 @@ class CommitSeries:
         return staged(self._directory / self._name, snapshot, read_back=not self._was_read)
 
     def write(self, number: int, snapshot: Snapshot) -> None:
-        """Write one, as `write_snapshot`, and delete what `keep` leaves out."""
+        """Write one, as `write_snapshot`."""
         name = f"{self._name}-{number}"
         # The first is read back: a directory that gives back other bytes is noticed now, not when it matters.
         write_snapshot(
             self._directory, name, snapshot, read_back=not self._was_read, in_one_file=self._in_one_file
         )
         self._was_read = True
-        # Only after the new one is complete: a crash in between leaves one too many, and never one too few.
+
+    def trim(self) -> None:
+        """Delete what `keep` leaves out.
+
+        Only after a new one is complete: a crash in between leaves one too many, and never one too few.
+        """
         if self._keep is not None:
             self.delete([path for path in self.paths()[: -self._keep] if not self._is_preserved(path)])
 

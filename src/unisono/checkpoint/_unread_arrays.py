@@ -108,5 +108,11 @@ class SentArray(UnreadArray):
         self._group, self._own = group, own
 
     def piece(self, begin: int, end: int) -> bytes:
-        """Send or receive some of the array's bytes: a collective."""
-        return self._group.broadcast(b"" if self._own is None else self._own.piece(begin, end))
+        """Send or receive some of the array's bytes: a collective.
+
+        Raises:
+            CheckpointError: on the first worker, which cannot read them.
+            ClusterError: then on the others.
+        """
+        own = self._own
+        return self._group.from_chief(lambda: b"" if own is None else own.piece(begin, end))

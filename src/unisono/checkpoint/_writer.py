@@ -36,16 +36,21 @@ class BackgroundWriter:
             return self._unfinished > 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run `job` after those before it; an error of it is raised by the next `wait`."""
+        """Run `job` after those before it; an error of it is raised by the next `wait`.
+
+        Raises:
+            RuntimeError: the system starts no more threads.
+        """
         # Interrupted in between, `wait` would wait for ever, and `close` for a thread that has not started.
         with INTERRUPTS.put_off():
-            with self._idle:
-                self._unfinished += 1
             if self._thread is None:
                 # Not a daemon: what is being written becomes complete.
-                self._thread = threading.Thread(target=self._work, name=self._name)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name=self._name)
+                thread.start()
+                self._thread = thread
                 _WORKING.add(self)
+            with self._idle:
+                self._unfinished += 1
             self._jobs.put(job)
 
     def wait(self, timeout: float | None = None) -> None:

@@ -16,7 +16,7 @@ from unisono.step._layout import StateLayout
 from unisono.step._sharded_layout import ShardedLayout
 from unisono.step.variables._compressed_layout import CompressedLayout
 from unisono.step.variables._fully_sharded_layout import FullyShardedLayout
-from unisono.step.variables._local_layout import LocalLayout
+from unisono.step.variables._local_layout import LocalLayout, LoneLayout
 from unisono.training.replica._elementwise import why_whole
 
 _IN_PARTS = {layout.name: layout for layout in (ShardedLayout, FullyShardedLayout)}
@@ -51,12 +51,12 @@ def layout_of(
     layout = _IN_PARTS[name](mesh, why_whole, group) if name in _IN_PARTS else StateLayout(mesh)
     if isinstance(ops, CompressedAllReduce):
         layout = CompressedLayout(layout, ops, mesh, group)
-    # A replica that is alone averages with none.
-    if sync is None or sync.is_synchronous or mesh.num_replicas == 1:
+    if sync is None or sync.is_synchronous:
         return layout
     if type(layout) is not StateLayout:
         raise InvalidArgumentError(
             "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
             f"Received: {sync!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
         )
-    return LocalLayout(mesh, group, sync)
+    # A replica that is alone averages with none.
+    return LoneLayout(mesh, sync) if mesh.num_replicas == 1 else LocalLayout(mesh, group, sync)

@@ -57,10 +57,11 @@ class Line(SingleProcessGroup):
         super().__init__()
         self.line, self.sends = line, sends
 
-    def broadcast(self, data):
+    def from_chief(self, make):
         if self.sends:
-            self.line.append(data)
-        return data if self.sends else self.line.pop(0)
+            self.line.append(make())
+            return self.line[-1]
+        return self.line.pop(0)
 
 
 def test_a_snapshot_is_sent_array_by_array(found):

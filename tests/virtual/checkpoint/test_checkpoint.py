@@ -488,7 +488,7 @@ def test_checkpoints_that_lack_their_root_file_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["unreadable", "other values"])
-def test_a_first_save_that_cannot_be_read_back_fails(tmp_path, monkeypatch, broken):
+def test_a_first_save_that_cannot_be_read_back_fails(tmp_path, monkeypatch, caplog, broken):
     def load(folder):
         if broken == "unreadable":
             raise CheckpointError("no such array")
@@ -505,9 +505,11 @@ def test_a_first_save_that_cannot_be_read_back_fails(tmp_path, monkeypatch, brok
     assert list(tmp_path.iterdir()) == []
     model = made(None, 1)
     backup = unisono.callbacks.BackupAndRestore(tmp_path)
-    with pytest.raises(CheckpointUnreadableError):
-        fit(model, epochs=2, callbacks=[backup])
+    fit(model, epochs=2, callbacks=[backup])
     assert backup.saved == 0
+    # Training is worth more than a backup: each is read back, and said to be of no use.
+    said = "could not be written, and training continues without it. A checkpoint must be readable after it"
+    assert sum(said in text for text in caplog.messages) == 2
 
 
 @pytest.mark.parametrize(("level", "is_told"), [("INFO", False), ("DEBUG", True)])

@@ -4,13 +4,16 @@
 """
 
 import os
+import signal
 import weakref
 
+import jax
 import keras
 import numpy as np
 import pytest
 
 import unisono
+from tests.failing_files import failing_calls
 from tests.virtual.strategies import test_fully_sharded_state as fully_sharded
 from tests.virtual.strategies.test_sharded_state import (
     CLOSE,
@@ -232,3 +235,70 @@ def test_spread_backup(tmp_path, wholes):
     assert wholes.most <= most
     for ours, theirs in zip(values(model), values(wanted), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+class Fails(keras.callbacks.Callback):
+    """Calls a function when training begins, and another one when it is saved."""
+
+    def __init__(self, begin, save=dict):
+        super().__init__()
+        self._begin, self._save = begin, save
+
+    def on_train_begin(self, logs=None):
+        self._begin()
+
+    def get_state(self):
+        return self._save()
+
+    def set_state(self, state):
+        """Nothing was saved."""
+
+
+def test_spread_backups_that_fail(tmp_path):
+    """The others do not wait for a first worker that cannot save, and end with one that cannot begin."""
+    folder = tmp_path.parent.parent / "failing"
+    is_chief = unisono.MultiWorkerMirroredStrategy().process_group.is_chief
+    backup = lambda: BackupAndRestore(folder, save_freq=2, delete_checkpoint=False)  # noqa: E731
+    wanted = values(fitted("sharded")[1])
+
+    def forget():
+        if is_chief:
+            raise LookupError("no such state")
+        return {}
+
+    with failing_calls(folder) as calls:
+        begin = lambda: is_chief and calls.begin(1, once=False)  # noqa: E731
+        for fails in (Fails(begin), Fails(dict, forget)):
+            _, model = fitted("sharded", [backup(), fails])
+            calls.end()
+            for ours, theirs in zip(values(model), wanted, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        begin()
+        error = unisono.CheckpointError if is_chief else unisono.ClusterError
+        with pytest.raises(error, match="the token has expired"):
+            fitted("sharded", [backup()])
+
+
+def test_spread_local_phase(tmp_path):
+    """Each worker has the rows of its own replicas, and all of them are in the backup."""
+    folder, replicas = tmp_path.parent.parent / "local", 4 * jax.device_count()
+    sync = unisono.LocalUpdates(5, lambda: keras.optimizers.SGD(0.7, momentum=0.9), fragments=2)
+    x, y = data(9 * replicas)
+
+    def trained(*callbacks):
+        strategy = unisono.MultiWorkerMirroredStrategy(sync=sync)
+        model = compiled(strategy, keras.optimizers.Adam(0.01))
+        model.fit(x, y, batch_size=replicas, epochs=2, verbose=0, shuffle=False, callbacks=[*callbacks])
+        return model
+
+    wanted = values(trained())
+    backup = lambda: BackupAndRestore(folder, save_before_preemption=True)  # noqa: E731
+    with pytest.raises(SystemExit):
+        trained(backup(), keras.callbacks.LambdaCallback(on_train_batch_end=_preempt))
+    for ours, theirs in zip(values(trained(backup())), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def _preempt(batch, logs=None):
+    if batch == 2:
+        signal.raise_signal(signal.SIGTERM)

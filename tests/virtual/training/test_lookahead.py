@@ -203,9 +203,9 @@ def test_who_needs_the_state_of_batches_gets_them_one_by_one(tmp_path):
 def test_backups_come_after_the_steps_that_they_were_asked_for(together, monkeypatch, tmp_path):
     saved, save = [], FitBackup._save
 
-    def noted(self, progress, values):
+    def noted(self, progress, values, *local):
         saved.append((progress.epoch, progress.batch))
-        save(self, progress, values)
+        save(self, progress, values, *local)
 
     monkeypatch.setattr(FitBackup, "_save", noted)
     x, y = digits()

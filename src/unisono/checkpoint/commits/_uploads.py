@@ -149,8 +149,10 @@ def _write_manifest(path: StorePath, text: bytes, *, is_new: bool) -> None:
     except OSError:
         # The request may have been carried out, and its answer lost: the client repeats it then, and is told
         # that there is such an object. If not, the next process that writes here deletes what was uploaded.
-        if path.read_bytes() != text:
-            raise
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_bytes() == text:
+                return
+        raise
 
 
 def _delete(root: StorePath, names: Iterable[str]) -> None:

@@ -42,6 +42,7 @@ from unisono.step._layout import (
     GradientReducer,
     Gradients,
     PureUpdate,
+    StateLayout,
     VariableLayout,
     is_added,
     mark_added,
@@ -55,8 +56,9 @@ from unisono.step._sharded_layout import (
 )
 from unisono.step.variables._merge_rules import Merge, localize
 
-#: The attribute of an inner optimizer's variable that has a row for each replica, and of the number of steps.
-_ROWS, _STEPS = "_unisono_rows", "_unisono_local_steps"
+#: The attribute of an inner optimizer's variable that has a row for each replica, of one of a replica that is
+#: alone, and of the number of steps.
+_ROWS, _LONE, _STEPS = "_unisono_rows", "_unisono_lone", "_unisono_local_steps"
 
 #: A variable in a program: its shared value, and rows, of which a replica has its own.
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -77,6 +79,9 @@ def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
     shape = tuple(variable.shape)
     if hasattr(variable, _STEPS):
         return np.zeros(shape, saved.dtype)
+    if hasattr(variable, _LONE) and saved.shape[1:] == shape and saved.shape != shape:
+        first: np.ndarray = saved[0]
+        return first
     if not hasattr(variable, _ROWS) or saved.shape == shape:
         return saved
     if saved.shape == shape[1:]:
@@ -258,36 +263,12 @@ class LocalLayout(PartsLayout):
             ContextError: in a function given to `run`.
         """
         _check(optimizer, weights)
-        fragments = self.sync.fragments
-        if fragments > len(weights):
+        if self.sync.fragments > len(weights):
             raise InvalidArgumentError(
                 "`fragments` must be at most the number of weights that are trained. Received: "
                 f"{self.sync!r} for {len(weights)} weights. Write fewer fragments."
             )
-        steps = len(optimizer.variables)
-        # Outside of the scope, where variables stay as they are made.
-        with entered(None):
-            shape = () if fragments == 1 else (fragments,)
-            variable = optimizer.add_variable(shape, "zeros", "int32", name="local_steps")
-            sizes = [math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights]
-            parts = [self._fragment(optimizer, places, weights, steps) for places in self.sync.split(sizes)]
-        object.__setattr__(variable, _STEPS, True)
-        for variable in optimizer.variables[steps:]:
-            mark_added(variable)
-        self._added[optimizer] = _OuterState(steps, parts)
-
-    def _fragment(
-        self, optimizer: keras.Optimizer, places: list[int], weights: Sequence[keras.Variable], steps: int
-    ) -> Fragment:
-        """Return a fragment, whose outer optimizer's variables are now the inner one's, too."""
-        outer, first = self.sync.new_outer(), len(optimizer.variables)
-        if outer is not None:
-            outer.build([weights[i] for i in places])
-        for number, variable in enumerate([] if outer is None else outer.variables, first - steps - 1):
-            initial = functools.partial(_value_of, variable)
-            # Not by a name in which Keras counts the models of the program.
-            optimizer.add_variable(variable.shape, initial, variable.dtype, name=f"outer_{number}")
-        return Fragment(places, outer, list(range(first, len(optimizer.variables))))
+        self._added[optimizer] = _with_outer(self.sync, optimizer, weights)
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Give a variable of the inner optimizer a row for each replica."""
@@ -393,13 +374,83 @@ def _check_in_fit(optimizer: keras.Optimizer) -> None:
 def _check(optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
     """Raise for an optimizer that cannot train apart, or not here."""
     _check_in_fit(optimizer)
-    reason = None
-    if getattr(optimizer, "use_ema", False):
-        reason = "`use_ema=True`, whose averages `fit` would store as weights: use `outer_optimizer`"
-    elif any(getattr(v, "overwrite_with_gradient", False) for v in weights):
-        reason = "float8, whose histories of largest values belong to all replicas: use bfloat16"
+    reason = _why_not_apart(optimizer, weights)
     if reason is not None:
         raise InvalidArgumentError(
             f"With `LocalUpdates` a replica must be able to train alone. Received: {optimizer.name!r} with "
             f"{reason}."
         )
+
+
+def _why_not_apart(optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> str | None:
+    """Return why replicas with such an optimizer cannot train apart; None where they can."""
+    if getattr(optimizer, "use_ema", False):
+        return "`use_ema=True`, whose averages `fit` would store as weights: use `outer_optimizer`"
+    if any(getattr(v, "overwrite_with_gradient", False) for v in weights):
+        return "float8, whose histories of largest values belong to all replicas: use bfloat16"
+    return None
+
+
+def _with_outer(
+    sync: LocalUpdates, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]
+) -> _OuterState:
+    """Give an optimizer that is being built the number of steps and the outer optimizers' variables."""
+    steps = len(optimizer.variables)
+    # Outside of the scope, where variables stay as they are made.
+    with entered(None):
+        shape = () if sync.fragments == 1 else (sync.fragments,)
+        variable = optimizer.add_variable(shape, "zeros", "int32", name="local_steps")
+        sizes = [math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights]
+        parts = [_fragment(sync, optimizer, places, weights, steps) for places in sync.split(sizes)]
+    object.__setattr__(variable, _STEPS, True)
+    for variable in optimizer.variables[steps:]:
+        mark_added(variable)
+    return _OuterState(steps, parts)
+
+
+def _fragment(
+    sync: LocalUpdates,
+    optimizer: keras.Optimizer,
+    places: list[int],
+    weights: Sequence[keras.Variable],
+    steps: int,
+) -> Fragment:
+    """Return a fragment, whose outer optimizer's variables are now the inner one's, too."""
+    outer, first = sync.new_outer(), len(optimizer.variables)
+    if outer is not None:
+        outer.build([weights[i] for i in places])
+    for number, variable in enumerate([] if outer is None else outer.variables, first - steps - 1):
+        initial = functools.partial(_value_of, variable)
+        # Not by a name in which Keras counts the models of the program.
+        optimizer.add_variable(variable.shape, initial, variable.dtype, name=f"outer_{number}")
+    return Fragment(places, outer, list(range(first, len(optimizer.variables))))
+
+
+class LoneLayout(StateLayout):
+    """One replica that trains as without `LocalUpdates`, and holds what several need to continue from it.
+
+    Their outer optimizers' variables stay as they are, so that a checkpoint has the same names whatever the
+    number of replicas is.
+
+    Args:
+        sync: what the strategy was given.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, sync: LocalUpdates) -> None:
+        super().__init__(mesh)
+        self._sync = sync
+        self._added: weakref.WeakKeyDictionary[keras.Optimizer, _OuterState] = weakref.WeakKeyDictionary()
+
+    def added(self, optimizer: keras.Optimizer) -> _OuterState:
+        """Return what `extend` has added to an optimizer."""
+        return self._added[optimizer]
+
+    def extend(self, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
+        """Give an optimizer the variables that it has with several replicas; see `LocalLayout.extend`."""
+        # An optimizer of which several replicas have none is used as it is.
+        if _why_not_apart(optimizer, weights) is None and self._sync.fragments <= len(weights):
+            self._added[optimizer] = _with_outer(self._sync, optimizer, weights)
+
+    def note_slot(self, variable: keras.Variable) -> None:
+        """Note that the variable has a row for each of several replicas."""
+        object.__setattr__(variable, _LONE, True)

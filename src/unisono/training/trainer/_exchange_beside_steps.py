@@ -23,10 +23,11 @@ from unisono._context import OneReplica, ReplicaEngine
 from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono._values import ReduceOp
-from unisono.collectives._packing import PackingPlan, pack, plan, unpack
+from unisono.collectives._packing import pack, unpack
 from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step.variables._local_layout import LocalLayout, with_changes
+from unisono.training.trainer._local_phase import SentMessage, rows_on_replicas, sending_plan
 from unisono.training.trainer._protocol import State
 
 if TYPE_CHECKING:
@@ -118,6 +119,25 @@ class ExchangeBesideSteps:
         self._trained = [0] * len(self._trained)
         return state, mesh.put(due, mesh.replicated)
 
+    def sent(self) -> tuple[list[SentMessage], list[int]]:
+        """Return what is not applied, and how many steps each fragment was trained since it was sent."""
+        sent = [
+            SentMessage(each.number, each.trained, self._steps - each.at, each.sums, each.rows)
+            for each in self._running
+        ]
+        return sent, list(self._trained)
+
+    def resume(self, sent: Sequence[SentMessage], trained: Sequence[int]) -> None:
+        """Continue from what `sent` has returned in another process."""
+        device, mesh = self._mesh.local_devices[0], self._strategy.mesh
+        self._steps, self._trained = 0, list(trained)
+        self._running.clear()
+        for each in sent:
+            sums = [jax.device_put(np.asarray(x), device) for x in each.sums]
+            rows = [rows_on_replicas(mesh, x) for x in each.rows]
+            agreed = jax.device_put(np.int32(1), device)
+            self._running.append(_SentFragment(each.number, each.trained, -each.ago, sums, agreed, rows))
+
     def drop(self) -> None:
         """Forget what was sent, where weights have changed since. The next exchange has all of it."""
         for sent in self._running:
@@ -174,7 +194,7 @@ class ExchangeBesideSteps:
             turn = carried.turn(number)
             weights, others, _ = taken = turn.of(state)
             own = turn.to_send(taken, carried.engine)
-            flat = pack([*own[0], *own[1]], _plan(own))
+            flat = pack([*own[0], *own[1]], sending_plan(own))
             return ([x[None] for x in flat], [rows for _, rows in (*weights, *others)]), ()
 
         return CompiledStep(
@@ -213,7 +233,7 @@ class ExchangeBesideSteps:
             sums, sent = given
             turn, parts = carried.turn(number), [list(part) for part in state]
             weights, others, _ = taken = turn.of(parts)
-            flat = unpack(sums, _plan(turn.to_send(taken, carried.engine)))
+            flat = unpack(sums, sending_plan(turn.to_send(taken, carried.engine)))
             totals = flat[: len(weights)], flat[len(weights) :]
             found = turn.joined(taken, totals, carried.engine)
             found = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), taken, found)
@@ -226,8 +246,3 @@ class ExchangeBesideSteps:
             return (), tuple(parts)
 
         return carried.compiled(program, (UNSHARDED, SHARDED))
-
-
-def _plan(own: tuple[list[jax.Array], list[jax.Array]]) -> PackingPlan:
-    """Return how what is sent becomes one array for each type."""
-    return plan([(x.shape, x.dtype) for x in (*own[0], *own[1])], num_packs=1)

@@ -87,6 +87,10 @@ class StatePart(Sequence[jax.Array]):
         """Return the places of the variables of a layout."""
         return [i for i, layout in enumerate(self._layouts) if isinstance(layout, kind)]
 
+    def see(self, number: int, seen: jax.Array) -> None:
+        """Note what Keras and callbacks have got for an array."""
+        self._seen[number] = seen
+
     def behind(self, number: int, seen: jax.Array) -> jax.Array | None:
         """Return the array of which `seen` was given to Keras and callbacks; None for any other."""
         return self.values[number] if self._seen.get(number) is seen else None
@@ -209,13 +213,17 @@ class FitState:
                 own.agreed(np.asarray(found[i])) if isinstance(own, AgreedHandle) else last[i]
                 for i, own in enumerate(given)
             ]
-        sizes = tuple(map(len, state))
-        if self.sizes != (*sizes, self._layout.version):
-            # Also after a layer was frozen: its weights move to another part of the state.
-            self._layouts = self._layouts_of_state()
-            self.sizes = *sizes, self._layout.version
+        self._lay_out(state)
         flat = self._layout.place([one for part in self._layouts for one in part], last)
         return tuple(list(self._layout.fetch(part)) for part in in_lists(flat, state))
+
+    def _lay_out(self, state: Sequence[Sequence[object]]) -> None:
+        """Decide how the variables of a state lie, where it is the first one, or others are in it."""
+        sizes = *map(len, state), self._layout.version
+        if self.sizes != sizes:
+            # Also after a layer was frozen: its weights move to another part of the state.
+            self._layouts = self._layouts_of_state()
+            self.sizes = sizes
 
     def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program."""

@@ -2,13 +2,13 @@
 
 A replica runs Keras' own step on its rows, as one device would, and no message is sent. The program counts
 the steps of a phase, and ends it after the last. `end_local_phase` ends one that has fewer: where an epoch
-ends, and where a preempted task saves. Between two phases all replicas hold the same weights, moving
+ends. Between two phases all replicas hold the same weights, moving
 statistics and metrics; during one, everything outside of the steps sees those of the last end. Backups are
-written between two phases, so that they do not change what is trained.
+written between two phases, where there is the least to write; that of a preempted task in one.
 
 With several fragments a phase exchanges one after another, the last one and all but the weights at its end:
 there, too, replicas differ in the others. `end_local_phase` exchanges all that were trained since. A backup
-within an epoch has the shared values, with which all replicas continue when it is restored.
+within an epoch has the rows of all replicas, and what is being sent: `_local_phase`.
 
 With `overlap` the programs of steps exchange nothing: `_exchange_beside_steps` sends fragments in programs of
 its own, and groups of steps end where one is sent or applied.
@@ -18,6 +18,7 @@ Tests: tests/virtual/strategies/test_local_updates.py.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,11 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import UNSHARDED
-from unisono.step._keras_internals import store_value, stored_value, trained_variables
+from unisono.step._keras_internals import is_synced, store_value, stored_value
 from unisono.step._layout import VariableLayout
-from unisono.step.variables._local_layout import LocalLayout, PairLayout, Turn
+from unisono.step.variables._local_layout import LocalLayout, LoneLayout, PairLayout, Turn
 from unisono.step.variables._merge_rules import Merge, merge_all
+from unisono.training._binding import strategy_of
 from unisono.training._model_state import release_state
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
@@ -43,7 +45,20 @@ from unisono.training.groups._batch_source import BatchSource
 from unisono.training.replica._step_reading import StepReading
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._exchange_beside_steps import ExchangeBesideSteps
-from unisono.training.trainer._fit_state import FitState, PureStep
+from unisono.training.trainer._fit_state import FitState, PureStep, StatePart
+from unisono.training.trainer._local_phase import (
+    METRICS,
+    NON_TRAINABLE,
+    OPTIMIZER,
+    TRAINABLE,
+    LocalPhase,
+    PhaseEnd,
+    Place,
+    rows_in_parts,
+    rows_on_replicas,
+    turn_of,
+    when_exchanged,
+)
 from unisono.training.trainer._protocol import State, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of
@@ -53,9 +68,6 @@ if TYPE_CHECKING:
 
 #: Which copies of a variable differ within a phase, and are made one at its end.
 _MERGED = (Merge.MEAN, Merge.SUM, Merge.FIRST)
-
-#: The lists of a training step's state: their places.
-_TRAINABLE, _NON_TRAINABLE, _OPTIMIZER, _METRICS = range(4)
 
 
 def is_in_phase(model: keras.Model) -> bool:
@@ -78,6 +90,48 @@ def end_local_phase(model: keras.Model) -> None:
         function.end_phase()
 
 
+def local_phase_of(model: keras.Model) -> LocalPhase | None:
+    """Return what replicas hold apart between two steps, if anything; all workers call it.
+
+    Its arrays last until the next step, and all workers must read them.
+    """
+    function = plain_function_of(getattr(model, "train_function", None))
+    return function.phase() if isinstance(function, LocalTrainFunction) else None
+
+
+def begin_local_phase(model: keras.Model) -> None:
+    """Let the next step begin a phase, whatever an earlier `fit` of the model was at; all workers call it."""
+    function = plain_function_of(getattr(model, "train_function", None))
+    if isinstance(function, LocalTrainFunction):
+        function.begin_phase()
+
+
+def resume_local_phase(model: keras.Model, phase: LocalPhase) -> bool:
+    """Let the next step continue from a phase; all workers call it.
+
+    On another number of replicas than those of the phase, it ends here.
+
+    Args:
+        model: its variables have what the replicas of the phase shared.
+
+    Returns:
+        False with another number of fragments: then training continues from what was shared.
+    """
+    function = plain_function_of(getattr(model, "train_function", None))
+    if isinstance(function, LocalTrainFunction) and function.resume(phase):
+        return True
+    strategy = strategy_of(model)
+    layout = None if strategy is None or strategy.replicated is None else strategy.replicated.state_layout
+    if not isinstance(layout, (LocalLayout, LoneLayout)):
+        return False
+    fragments = layout.added(model.optimizer).fragments
+    if len(fragments) != phase.fragments:
+        return False
+    turns = [turn_of(model, f, phase.others if f is fragments[-1] else []) for f in fragments]
+    PhaseEnd(phase, turns, variables_of(model, TrainerTask.TRAIN)).run()
+    return True
+
+
 class LocalStep(TrainerStep):
     """A training step of a replica that does not ask the others."""
 
@@ -95,9 +149,9 @@ class LocalStep(TrainerStep):
         is_first = jnp.equal(self.engine().replica_id, 0)
         metrics = [
             jnp.where(is_first, x, old) if rule is Merge.SUM else x
-            for rule, old, x in zip(self.rules()[_METRICS], state[_METRICS], new[_METRICS], strict=True)
+            for rule, old, x in zip(self.rules()[METRICS], state[METRICS], new[METRICS], strict=True)
         ]
-        return logs, (*new[:_METRICS], metrics)
+        return logs, (*new[:METRICS], metrics)
 
 
 class LocalState(FitState):
@@ -107,9 +161,15 @@ class LocalState(FitState):
     _changed: Sequence[int] = ()
 
     @property
-    def _local(self) -> LocalLayout:
-        # What this class is made for.
+    def local(self) -> LocalLayout:
+        """The layout, which is the one that this class is made for."""
         return self._layout  # type: ignore[return-value]
+
+    def newest(self) -> State:
+        """Return the state between two steps, as Keras carries it or as its variables hold it."""
+        if self._returned is not None and not is_synced(self._model):
+            return self._returned
+        return tuple([stored_value(v) for v in part] for part in variables_of(self._model, self._task))
 
     def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
         super()._layouts_of_state()
@@ -120,7 +180,7 @@ class LocalState(FitState):
             layouts.append(
                 [
                     PairLayout(mesh, rule)
-                    if number == _TRAINABLE or (rule in _MERGED and number != _OPTIMIZER)
+                    if number == TRAINABLE or (rule in _MERGED and number != OPTIMIZER)
                     else self._layout.of(variable)
                     for variable, rule in zip(part, rules[number], strict=True)
                 ]
@@ -129,7 +189,7 @@ class LocalState(FitState):
 
     def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program, which exchanges the fragments that are due."""
-        layouts, ends = self._layouts, np.array(self._local.sync.ends)
+        layouts, ends = self._layouts, np.array(self.local.sync.ends)
 
         def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
             own = tuple(
@@ -137,14 +197,14 @@ class LocalState(FitState):
                 for part, xs in zip(layouts, state, strict=True)
             )
             logs, new = step(own, batch)
-            before, after = own[_NON_TRAINABLE], new[_NON_TRAINABLE]
+            before, after = own[NON_TRAINABLE], new[NON_TRAINABLE]
             # What a step did not change is the same object.
             self._changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b]
             left = tuple(
                 [_left(one, old, x) for one, old, x in zip(part, olds, xs, strict=True)]
                 for part, olds, xs in zip(layouts, state, new, strict=True)
             )
-            if self._local.sync.overlap:
+            if self.local.sync.overlap:
                 return logs, left
             # The last fragment's steps are those of the phase.
             return logs, self._exchanged_if(left, lambda steps: steps + 1, lambda steps: steps[-1] == ends)
@@ -158,7 +218,7 @@ class LocalState(FitState):
         """
 
         def program(state: State, due: PyTree) -> tuple[PyTree, State]:
-            is_given = self._local.sync.overlap > 0
+            is_given = self.local.sync.overlap > 0
             return (), self._exchanged_if(
                 state, lambda steps: steps, lambda steps: due if is_given else steps > 0
             )
@@ -188,17 +248,9 @@ class LocalState(FitState):
 
     def turn(self, number: int) -> Turn:
         """Return what the exchange of a fragment changes: the last one's that of all but weights, too."""
-        fragments = self._local.added(self._model.optimizer).fragments
-        fragment, others = fragments[number], self._joined() if number == len(fragments) - 1 else []
-        numbers = {id(v): i for i, v in enumerate(self._model.trainable_variables)}
-        trained = trained_variables(self._model.optimizer)
-        return Turn(
-            fragment.outer,
-            [(_TRAINABLE, numbers[id(trained[i])]) for i in fragment.weights],
-            others,
-            [self._layouts[p][i].rule for p, i in others],  # type: ignore[attr-defined]
-            [(_OPTIMIZER, i) for i in fragment.values],
-        )
+        fragments = self.local.added(self._model.optimizer).fragments
+        is_last = number == len(fragments) - 1
+        return turn_of(self._model, fragments[number], self.joined() if is_last else [])
 
     def _exchanged_if(
         self,
@@ -213,20 +265,21 @@ class LocalState(FitState):
             is_due: from the new numbers to which fragments are due.
         """
         parts = [list(part) for part in state]
-        added = self._local.added(self._model.optimizer)
-        held = parts[_OPTIMIZER][added.steps]
+        added = self.local.added(self._model.optimizer)
+        held = parts[OPTIMIZER][added.steps]
         steps = count(jnp.atleast_1d(held))
         due = is_due(steps)
         for number in range(len(added.fragments)):
             self._exchange_if(due[number], parts, self.turn(number))
-        parts[_OPTIMIZER][added.steps] = jnp.where(due, 0, steps).astype(jnp.int32).reshape(held.shape)
+        parts[OPTIMIZER][added.steps] = jnp.where(due, 0, steps).astype(jnp.int32).reshape(held.shape)
         return tuple(parts)
 
-    def _joined(self) -> list[tuple[int, int]]:
-        """Return the places of all but weights that replicas change apart: the end of a phase joins it."""
-        changed = [(_NON_TRAINABLE, i) for i in self._changed]
-        changed += [(_METRICS, i) for i in range(len(self._layouts[_METRICS]))]
-        return [(p, i) for p, i in changed if isinstance(self._layouts[p][i], PairLayout)]
+    def joined(self) -> list[tuple[Place, Merge]]:
+        """Return the places of all but weights that the end of a phase joins, and how each becomes one."""
+        changed = [(NON_TRAINABLE, i) for i in self._changed]
+        changed += [(METRICS, i) for i in range(len(self._layouts[METRICS]))]
+        layouts = [((p, i), self._layouts[p][i]) for p, i in changed]
+        return [(place, one.rule) for place, one in layouts if isinstance(one, PairLayout)]
 
     def _exchange_if(self, is_due: jax.Array, parts: list[list[Any]], turn: Turn) -> None:
         """Exchange a fragment, and what is joined with it, if it is due."""
@@ -238,6 +291,25 @@ class LocalState(FitState):
             return jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), given, found)
 
         turn.put(parts, jax.lax.cond(is_due, exchange, lambda same: same, turn.of(parts)))
+
+    def rows_of(self, state: State) -> dict[Place, jax.Array]:
+        """Return the replicas' rows of what a state has as the last step left it."""
+        last: Iterator[Any] = iter(self._last(state))
+        held = {(p, i): next(last) for p, part in enumerate(state) for i in range(len(part))}
+        return {place: x[1] for place, x in held.items() if isinstance(x, tuple)}
+
+    def resume(self, phase: LocalPhase) -> None:
+        """Let the next step begin with the rows of a phase, as if a step had left them."""
+        mesh, parts = self._strategy.mesh, variables_of(self._model, self._task)
+        self._lay_out(parts)
+        self._changed = [i for (p, i), _ in phase.others if p == NON_TRAINABLE]
+        values: list[list[Any]] = [[None] * len(part) for part in parts]
+        returned = tuple(StatePart(xs, layouts) for xs, layouts in zip(values, self._layouts, strict=True))
+        for (p, i), rows in phase.rows.items():
+            held = stored_value(parts[p][i])
+            values[p][i] = mesh.put(held, mesh.replicated), rows_on_replicas(mesh, rows)
+            returned[p].see(i, held)
+        self._returned = returned
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Return names and arrays of what must be equal on all workers: what the replicas share."""
@@ -336,6 +408,47 @@ class LocalTrainFunction(TrainerFunction):
             )
             agreed = self._beside.agreed
         return results, agreed
+
+    def phase(self) -> LocalPhase | None:
+        """Return what replicas hold apart; None where they hold the same; all workers must call it."""
+        layout, strategy = self.carried.local, self._strategy
+        if layout.sync.fragments == 1 and self._beside is None and not self.steps_in_phase:
+            return None
+        state: Any = self.carried.newest()
+        self._drop_unless_continued(state)
+        rows = self.carried.rows_of(state)
+        sent, trained = ([], []) if self._beside is None else self._beside.sent()
+        all_rows = [*rows.values(), *(x for message in sent for x in message.rows)]
+        spread = iter(rows_in_parts(strategy.mesh, strategy.process_group, all_rows))
+        own = {place: next(spread) for place in rows}
+        sent = [dataclasses.replace(m, rows=[next(spread) for _ in m.rows]) for m in sent]
+        steps = state[OPTIMIZER][layout.added(self._model.optimizer).steps]
+        when = when_exchanged(layout.sync, strategy.num_replicas_in_sync)
+        return LocalPhase(when, self.steps_in_phase, steps, own, self.carried.joined(), trained, sent)
+
+    def begin_phase(self) -> None:
+        """Forget the phase of an earlier call; see `begin_local_phase`."""
+        self.steps_in_phase = 0
+        if self._beside is not None:
+            self._beside.resume([], [0] * self.carried.local.sync.fragments)
+
+    def resume(self, phase: LocalPhase) -> bool:
+        """Let the next step continue from a phase of as many replicas, with the same `LocalUpdates`.
+
+        Returns:
+            Whether it is such a phase.
+        """
+        layout = self.carried.local
+        if when_exchanged(layout.sync, self._strategy.num_replicas_in_sync) != [*phase.sync]:
+            return False
+        steps = self._model.optimizer.variables[layout.added(self._model.optimizer).steps]
+        store_value(steps, jnp.asarray(np.asarray(phase.steps)))
+        self.carried.resume(phase)
+        # Also where no step follows, as at the end of data of unknown size.
+        self.steps_in_phase, self._ended_at = phase.done, -1
+        if self._beside is not None:
+            self._beside.resume(phase.sent, phase.trained)
+        return True
 
     def end_phase(self) -> None:
         """End a phase that has fewer steps than others, between two steps; all workers must call it."""
