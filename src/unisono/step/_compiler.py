@@ -253,10 +253,16 @@ class StepCompiler:
         strategy: whose replicas; gives `mesh`, `num_replicas_in_sync`, `cross_device_ops` and
             `state_layout`.
         explains_many: whether to say, once for each function, that it was compiled for many signatures.
+        examine: called with each new step, before it is compiled.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy, explains_many: bool = True) -> None:
-        self._strategy, self._explains_many = strategy, explains_many
+    def __init__(
+        self,
+        strategy: ReplicatedStrategy,
+        explains_many: bool = True,
+        examine: Callable[[ReplicatedStep], object] = lambda step: None,
+    ) -> None:
+        self._strategy, self._explains_many, self._examine = strategy, explains_many, examine
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Code of functions that change what they close over: each function is a step of its own.
         self._changing: set[CodeType | None] = set()
@@ -303,7 +309,10 @@ class StepCompiler:
 
     def _build(self, fn: Callable[..., object], call: Call) -> Entry:
         plan = self._discover(fn, call, None)
-        return Entry(ReplicatedStep(self._strategy, fn, call, plan), plan, self._strategy)
+        step = ReplicatedStep(self._strategy, fn, call, plan)
+        if self._strategy.num_replicas_in_sync > 1:
+            self._examine(step)
+        return Entry(step, plan, self._strategy)
 
     def _discover(self, fn: Callable[..., object], call: Call, parent: StateScope | None) -> StatePlan:
         step = ReplicatedStep(self._strategy, fn, call, parent=parent)

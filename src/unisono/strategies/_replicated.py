@@ -27,6 +27,7 @@ from unisono.step._layout import StateLayout
 from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
+from unisono.training.replica._replicated_reading import warn_of_guesses
 from unisono.training.stateful._form import is_stateful
 from unisono.training.stateful._stateful_function import StatefulFunction
 from unisono.training.trainer._local_training import LocalTrainFunction
@@ -63,7 +64,7 @@ class ReplicatedStrategy(Strategy):
         # What this strategy's models have begun with values that all processes hold.
         self._begun: set[str] = set()
         self._state_layout = StateLayout(mesh)
-        self._compiler = StepCompiler(self)
+        self._compiler = StepCompiler(self, examine=warn_of_guesses)
 
     # --- what a strategy decides ---------------------------------------------------------
 

@@ -38,7 +38,7 @@ from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
 from unisono.step._value_handle import in_parts
 from unisono.step.variables._compressed_layout import is_of_compression
-from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule
+from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule, note_mean
 from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses
 from unisono.training.replica._findings import note
@@ -412,9 +412,15 @@ def _batch_normalization_moments(
     inputs: jax.Array,
     mask: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
+    note_mean(self.moving_mean)
+    note_mean(self.moving_variance)
+    context = _replica_context()
+    engine = context.replica.engine if context is not None and context.replica is not None else None
+    if isinstance(engine, ReadingEngine):
+        # In a step that is read, statistics are those of one replica by definition.
+        return engine.like(self.moving_mean.value), engine.like(self.moving_variance.value)
     if not self.synchronized:
         return original(self, inputs, mask)
-    context = _replica_context()
     if context is not None and context.replica is not None:
         return synchronized_moments(inputs, reduced_axes(self), mask, context.replica)
     # Keras passes it on to `ops.moments`, which rejects it on JAX.

@@ -207,6 +207,22 @@ def kind_of(variable: keras.Variable) -> VariableKind:
     )
 
 
+#: Marks a variable that holds a mean over rows, as its layer says.
+_IS_MEAN = "_unisono_is_mean"
+
+
+def note_mean(variable: keras.Variable) -> None:
+    """Note that a variable holds a mean over rows: one of BatchNormalization's statistics."""
+    object.__setattr__(variable, _IS_MEAN, True)
+
+
+def is_guess(variable: keras.Variable) -> bool:
+    """Return whether neither Keras nor the user has said how copies of a variable become one."""
+    kind = kind_of(variable)
+    is_declared = kind.is_seed or kind.owns_copies or kind.aggregation is not VariableAggregation.NONE
+    return not is_declared and not hasattr(variable, _IS_MEAN)
+
+
 def _reduce(op: ReduceOp, values: list[jax.Array], engine: ReplicaEngine) -> list[jax.Array]:
     """All-reduce values; truth values travel as integers."""
     sent = [v.astype(jnp.int32) if v.dtype == jnp.bool_ else v for v in values]

@@ -56,10 +56,8 @@ class ReadingEngine:
         #: What was reduced, and how.
         self.reduced: list[tuple[ReduceOp, jax.Array]] = []
 
-    @property
-    def replica_id(self) -> jax.Array:
-        """A number that is not known."""
-        return self._unknown.astype(jnp.int32)
+    #: Not the first one's: what alone the first replica adds, such as the value of a sum, is left out.
+    replica_id = 1
 
     def total(self, size: int) -> int:
         """Return the size in all replicas, which run one program."""
@@ -75,6 +73,10 @@ class ReadingEngine:
 
         result: Tree = jax.tree.map(reduced, tree)
         return result
+
+    def like(self, x: jax.Array) -> jax.Array:
+        """Return an array that is equal on all replicas, without a derivative."""
+        return jax.lax.stop_gradient(jnp.broadcast_to(self._unknown, x.shape).astype(x.dtype))
 
     def all_gather(self, tree: object, axis: int) -> NoReturn:
         """Reject the call: the step needs the rows of all replicas."""
@@ -190,7 +192,7 @@ class _OwnStep:
         logs, rest = states[: len(self._logs)], states[len(self._logs) :]
         after, reduced = rest[: len(self._variables)], rest[len(self._variables) :]
         for op, state in zip(self._ops, reduced, strict=True):
-            if state not in _REDUCIBLE[op]:
+            if state not in REDUCIBLE[op]:
                 return _together(
                     f"what the replicas would reduce is no {op.name.lower()} ({cause_of(state)})"
                 )
@@ -223,7 +225,7 @@ class _OwnStep:
 _UNKNOWN = jax.ShapeDtypeStruct((), jnp.float32)
 
 #: What a mean, and a sum, over replicas must be of one replica's rows to be those of one device.
-_REDUCIBLE = {
+REDUCIBLE = {
     ReduceOp.MEAN: {Constant(), Reduced(-1)},
     ReduceOp.SUM: {Constant(), Constant(1), Reduced(0)},
 }

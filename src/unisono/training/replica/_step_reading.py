@@ -24,7 +24,7 @@ import numpy as np
 from unisono._context import entered
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
-from unisono.step.variables._merge_rules import Merge, VariableAggregation, kind_of, merge_rule
+from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
 from unisono.training.replica._findings import Finding
 from unisono.training.replica._losses import masks_of
 from unisono.training.replica._row_analysis import row_states
@@ -319,13 +319,13 @@ class StateRules:
             self.rules[id(variable)] = Merge.KEEP
         elif kind_of(variable).is_seed:
             self._add_seed(variable, state)
-        elif not _is_guess(variable):
+        elif not is_guess(variable):
             self.changed.append(variable.path)
             self._note(variable, declared, "as it is declared")
-        elif (rule := _rule_of(state, number, variable)) is not None:
+        elif (rule := rule_of(state, number, variable)) is not None:
             self.rules[id(variable)] = rule
             self.changed += [variable.path] * (rule is not Merge.KEEP)
-            self._note(variable, rule, _meaning(state))
+            self._note(variable, rule, meaning_of(state))
         else:
             self.mixes.append(f"{variable.path} relates rows to each other ({cause_of(state)})")
             self.findings.append(Finding(variable.path, TOGETHER, cause_of(state)))
@@ -348,7 +348,7 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
     mixes: list[str] = []
 
     def note(part: str, state: RowState, is_right: bool, treatment: str) -> None:
-        reason = _meaning(state) if is_right else cause_of(state)
+        reason = meaning_of(state) if is_right else cause_of(state)
         findings.append(Finding(part, treatment if is_right else TOGETHER, reason))
         if not is_right:
             mixes.append(f"{part} relates rows to each other ({reason})")
@@ -389,16 +389,10 @@ APART, TOGETHER = "by each replica for its rows", "over all rows together"
 
 def cause_of(state: RowState) -> str:
     """Return which operation relates rows to each other."""
-    return state.cause if isinstance(state, Mixed) and state.cause else _meaning(state)
+    return state.cause if isinstance(state, Mixed) and state.cause else meaning_of(state)
 
 
-def _is_guess(variable: keras.Variable) -> bool:
-    """Return whether neither Keras nor the user has said how copies of a variable become one."""
-    kind = kind_of(variable)
-    return not kind.is_seed and not kind.owns_copies and kind.aggregation is VariableAggregation.NONE
-
-
-def _rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | None:
+def rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | None:
     """Return how copies of a state become one; None where all rows are needed."""
     match state:
         case Constant(power=0):
@@ -414,7 +408,8 @@ def _rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | 
     return None
 
 
-def _meaning(state: RowState) -> str:
+def meaning_of(state: RowState) -> str:
+    """Return what a state is of the rows, in words."""
     match state:
         case RowWise(axis=0, power=0):
             return "each row depends on itself"

@@ -9,6 +9,7 @@ Tests: tests/virtual/training/stateful/test_steps.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -25,15 +26,17 @@ from unisono._values import PerReplica
 from unisono.step._call_signature import Call, CallArray
 from unisono.step._compiler import Entry, StepCompiler
 from unisono.step._explain import explaining
-from unisono.step._functional import discover
+from unisono.step._functional import ReplicatedStep, discover
 from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
+from unisono.step.variables._merge_rules import Merge
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager
 from unisono.training.groups._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
+from unisono.training.replica._replicated_reading import read_replicated
 from unisono.training.replica._step_reading import StepReading, unread_step
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._grouped_program import RepeatedEntry
@@ -120,14 +123,25 @@ class StatefulFunction:
             # Such a step may get arrays that have not the same number of rows.
             return Mode.WHOLE, 0
         rows = rows_in(batch)
-        mode = self.batch_policy.mode(batch, rows)
+        mode = self.batch_policy.mode(as_tensorflow(self._model, self._task, batch), rows)
         return mode if mode is Mode.SPLIT else Mode.WHOLE, rows
 
     def _reading(self, batch: PyTree) -> StepReading:
-        """Return how the step treats rows: each replica computes its own, as in tf.distribute."""
-        return unread_step(
-            self._model, self._task is TrainerTask.TRAIN, f"the model has a `{self._task.step}` of its own"
-        )
+        """Return how the step treats rows: each replica computes its own where the numbers are the same."""
+        reason = f"the model has a `{self._task.step}` of its own"
+        unread = unread_step(self._model, self._task is TrainerTask.TRAIN, reason)
+        replicas = self._strategy.num_replicas_in_sync
+        rows = replicas * max(2, rows_in(batch) // replicas)
+        empty = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (rows, *x.shape[1:])), batch)
+        call = Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), empty),), {})
+        step = ReplicatedStep(self._strategy, self._split, call, self._entry(self._split, call).plan)
+        reading = read_replicated(step)
+        if reading is None:
+            return unread
+        # Copies merge by a guess here: as a mean, or the first replica's.
+        merged = (Merge.KEEP, Merge.MEAN)
+        states = (f"{v.path}: {meaning}" for v, rule, meaning in reading.guessed if rule not in merged)
+        return dataclasses.replace(unread, mixes=reading.mixes or next(states, ""))
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program; see `GroupRunner`."""
