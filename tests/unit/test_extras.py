@@ -42,7 +42,8 @@ def test_every_door_opens_with_one_extra_or_names_another(extra, tmp_path):
     if not few_packages.is_complete(extra):
         pytest.skip("not all packages of the extra are installed")
     folder = few_packages.linked(tmp_path / "site", [extra])
-    assert set(few_packages.run(folder, DOORS).splitlines()) == few_packages.closed_doors([extra])
+    # A package of another extra may be there for the packages of this one.
+    assert set(few_packages.run(folder, DOORS).splitlines()) <= few_packages.closed_doors([extra])
 
 
 def test_programs_of_the_readme_name_the_extra_that_they_need(required):
