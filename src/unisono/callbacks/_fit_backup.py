@@ -208,7 +208,7 @@ class FitBackup:
         if (gone or new) and not self._backups.read_only:
             text = f"The backup in {self._backups.directory} was made by a `fit` with other callbacks."
             if new:
-                text += f" It has no state of these, which begin anew: {', '.join(new)}."
+                text += f" It has no state of these, which start without one: {', '.join(new)}."
             if gone:
                 text += f" It has states of these, which this `fit` lacks: {', '.join(gone)}."
             _LOG.warning(text)
