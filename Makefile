@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions soak recording lint types check docs bench gpu gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions extras soak recording lint types check docs bench gpu gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +70,11 @@ NEWEST ?= python3.13
 
 versions:  ## the core of the tests with the oldest and the newest JAX and Keras, on two versions of Python
 	tools/versions.sh $(OLDEST) $(NEWEST)
+
+EXTRAS ?=
+
+extras: $(VENV)/installed  ## every public name with each extra alone, each in an environment that pip makes; EXTRAS="none hashing": some
+	$(BIN)/python tools/extras.py $(EXTRAS)
 
 recording: $(VENV)/installed  ## docs/kill.svg: a worker is killed, and training goes on
 	$(BIN)/python -m tools.recording

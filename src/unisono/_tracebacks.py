@@ -9,6 +9,8 @@ import contextlib
 import functools
 import importlib.util
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TypeVar
@@ -40,6 +42,27 @@ def is_user_code(filename: str) -> bool:
 def is_program(filename: str) -> bool:
     """Return whether the code of a file is the user's program, and not that of any library."""
     return is_user_code(filename) and "site-packages" not in filename and not filename.startswith(_STANDARD)
+
+
+@contextlib.contextmanager
+def warning_at_program() -> Iterator[None]:
+    """Let warnings in a block name the line of the user's program that led there, and no library's.
+
+    `skip_file_prefixes` of `warnings.warn` does so from Python 3.12 on, and for one's own warnings.
+    """
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        frame = sys._getframe()
+        while not is_program(frame.f_code.co_filename) and frame.f_back is not None:
+            frame = frame.f_back
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        for one in found:
+            warnings.warn_explicit(
+                one.message, one.category, frame.f_code.co_filename, frame.f_lineno, registry=registry
+            )
 
 
 @functools.cache

@@ -6,8 +6,7 @@ Tests: tests/unit/test_tf_names.py.
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unisono import partitioners
 from unisono._names import no_attribute
@@ -20,10 +19,10 @@ from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model
 from unisono.strategies import _multi_worker, _tpu
 from unisono.strategies._central_storage import CentralStorageStrategy
-from unisono.strategies._parameter_server import ParameterServerStrategy
 
 if TYPE_CHECKING:
     from unisono import coordinator
+    from unisono.strategies._parameter_server import ParameterServerStrategy
 
 CollectiveCommunication = CommunicationImplementation
 
@@ -104,7 +103,8 @@ __all__ = [
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> ModuleType:
-        if name == "coordinator":
-            return importlib.import_module("unisono.coordinator")
+    def __getattr__(name: str) -> Any:
+        # Parameter servers need an extra, and the other names do not.
+        if name in ("ParameterServerStrategy", "coordinator"):
+            return getattr(importlib.import_module("unisono"), name)
         raise no_attribute(__name__, name, __all__)

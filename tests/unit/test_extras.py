@@ -1,21 +1,20 @@
-"""What needs an extra says so, and the rest does without."""
+"""What needs an extra says so, and the rest does without: in environments of some packages alone.
 
-import subprocess
+`make extras` does the same in environments that pip makes.
+"""
+
+import re
 import sys
 
 import pytest
+from tests import few_packages
 
 from unisono import _errors
 from unisono._errors import MissingPackageError
 from unisono._system._packages import require_packages
 
-#: Python takes a module of this value as one that is not installed.
-WITHOUT = """
-import sys
-for name in ("cityhash", "flatbuffers", "zmq"):
-    sys.modules[name] = None
-import unisono
-"""
+DOORS = few_packages.ROOT / "tests" / "doors.py"
+README = (few_packages.ROOT / "README.md").read_text()
 
 
 def test_a_missing_package_names_the_line_that_installs_it():
@@ -27,40 +26,40 @@ def test_a_missing_package_names_the_line_that_installs_it():
     assert "json" not in str(caught.value)
 
 
-def run(program):
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT + program], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def required(tmp_path_factory):
+    return few_packages.linked(tmp_path_factory.mktemp("required") / "site")
 
 
-def test_training_on_the_devices_of_a_machine_needs_no_extra():
-    run(
-        """
-import keras, numpy
-for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "CentralStorageStrategy"):
-    with getattr(unisono, name)().scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        model.compile("sgd", "mse")
-model.fit(numpy.ones((8, 4)), numpy.ones((8, 2)), verbose=0)
-from unisono.cli._app import main
-import unisono.estimator, unisono.tf
-"""
-    )
+def test_every_door_opens_with_the_required_packages_or_names_its_extra(required):
+    printed = few_packages.run(required, DOORS).splitlines()
+    assert set(printed) == few_packages.closed_doors()
 
 
-def test_what_needs_the_extra_of_clusters_names_it():
-    texts = run(
-        """
-for use in (
-    lambda: unisono.ParameterServerStrategy(),
-    lambda: unisono.standalone.run_on_cluster,
-):
-    try:
-        use()
-    except unisono.MissingPackageError as error:
-        print(error)
-"""
-    ).splitlines()
-    assert [text.rpartition(" Write: ")[2] for text in texts] == ["pip install 'unisono[cluster]'"] * 2
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("extra", few_packages.features())
+def test_every_door_opens_with_one_extra_or_names_another(extra, tmp_path):
+    if not few_packages.is_complete(extra):
+        pytest.skip("not all packages of the extra are installed")
+    folder = few_packages.linked(tmp_path / "site", [extra])
+    # A package of another extra may be there for the packages of this one.
+    assert set(few_packages.run(folder, DOORS).splitlines()) <= few_packages.closed_doors([extra])
+
+
+def test_programs_of_the_readme_name_the_extra_that_they_need(required):
+    lines = re.findall(r"^(?:from|import) (\w+).*", README, re.MULTILINE)
+    assert "keras" in lines, "the pattern finds imports"
+    for line in re.findall(r"^(?:from|import) \w+.*", README, re.MULTILINE):
+        module = line.split()[1].partition(".")[0]
+        if module in sys.stdlib_module_names or (required / module).exists():
+            continue
+        (extra,) = re.findall(r"# pip install 'unisono\[(\w+)\]'$", line)
+        assert few_packages.owned()[0][module] & few_packages.packages([extra]), line
+
+
+@pytest.mark.exhaustive
+def test_programs_of_the_readme_run_with_that_extra(tmp_path):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+    (tmp_path / "readme.py").write_text(code)
+    printed = few_packages.run(few_packages.linked(tmp_path / "site", ["demo"]), "readme.py")
+    assert "Replicas: 2" in printed

@@ -8,6 +8,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -185,3 +186,15 @@ def test_run_within_jit_is_explained_where_it_ends_the_program(capsys):
     strategy = unisono.OneDeviceStrategy("cpu:0")
     text = shown(capsys, lambda: jax.jit(lambda a: strategy.run(lambda b: b * 2, (a,)))(jnp.ones(3)))
     assert "Write `@unisono.function` in place of `@jax.jit`." in text
+
+
+def test_a_warning_of_keras_below_a_wrapped_method_names_the_line_of_the_program(tmp_path):
+    with unisono.OneDeviceStrategy("cpu:0").scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("adam")
+        model.optimizer.build(model.trainable_variables)
+        model.save_weights(tmp_path / "model.weights.h5")
+        model.compile("sgd")
+    with pytest.warns(UserWarning, match="Skipping variable loading") as caught:
+        model.load_weights(tmp_path / "model.weights.h5")
+    assert [warning.filename for warning in caught] == [__file__]

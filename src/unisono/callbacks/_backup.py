@@ -35,8 +35,7 @@ _LOG = logging.getLogger("unisono")
 #: A variable that tasks of `unisono launch` have.
 _SUPERVISED = "UNISONO_FENCE"
 
-# Also for models of no strategy: the callback takes part in `fit`. And not when one is created, which may be
-# among the arguments of a `fit` that Python has already looked up.
+# Also for models of no strategy: the callback takes part in `fit`.
 wrap_keras()
 
 

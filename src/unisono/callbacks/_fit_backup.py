@@ -223,11 +223,12 @@ class FitBackup:
         new = [name for name, state in zip(names, progress.callbacks, strict=True) if state is None]
         # Of several workers the chief has callbacks of its own.
         if (gone or new) and not self._backups.read_only:
-            _LOG.warning(
-                "This `fit` has other callbacks than the one whose backup is in %s. Without a state that was "
-                "saved begin: %s. Left out is what was saved of: %s.",
-                self._backups.directory, ", ".join(new) or "none", ", ".join(gone) or "none",
-            )  # fmt: skip
+            text = f"The backup in {self._backups.directory} was made by a `fit` with other callbacks."
+            if new:
+                text += f" It has no state of these, which start without one: {', '.join(new)}."
+            if gone:
+                text += f" It has states of these, which this `fit` lacks: {', '.join(gone)}."
+            _LOG.warning(text)
 
     # --- while fit runs ---------------------------------------------------------------------
 

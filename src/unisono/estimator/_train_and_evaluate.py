@@ -25,7 +25,6 @@ from unisono.estimator.hooks._checkpoints import CheckpointSaverListener
 from unisono.estimator.hooks._timer import SecondOrStepTimer
 from unisono.estimator.session._progress import shown_progress
 from unisono.spi import TrainingEnd
-from unisono.standalone._client import run_on_cluster
 from unisono.strategies._base import Strategy
 
 if TYPE_CHECKING:
@@ -202,6 +201,9 @@ def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
             f"{strategy!r}. Write `DistributeConfig(train_distribute="
             "unisono.MultiWorkerMirroredStrategy(), remote_cluster=...)`."
         )
+    # Its packages are an extra.
+    from unisono.standalone._client import run_on_cluster
+
     run_on_cluster(cluster, _as_task, estimator.parts(), (make, strategy.terms), train_spec, eval_spec)
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if TaskType.EVALUATOR not in cluster:

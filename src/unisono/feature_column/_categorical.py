@@ -25,7 +25,13 @@ from unisono.feature_column._column import (
     is_missing,
     raw_values,
 )
-from unisono.preprocessing._fingerprints import CROSS_KEY, crossed_buckets, hash_buckets, on_host
+from unisono.preprocessing._fingerprints import (
+    CROSS_KEY,
+    crossed_buckets,
+    hash_buckets,
+    on_host,
+    require_farmhash,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,10 @@ class VocabularyColumn(KeyColumn, CategoricalColumn):
     vocabulary: tuple[bytes | int, ...]
     default_value: int = -1
     num_oov_buckets: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_oov_buckets > 1:
+            require_farmhash()
 
     @property
     def kind(self) -> str:
@@ -113,6 +123,9 @@ class HashedColumn(KeyColumn, CategoricalColumn):
     """The hash of a value; made by `categorical_column_with_hash_bucket`."""
 
     hash_bucket_size: int
+
+    def __post_init__(self) -> None:
+        require_farmhash()
 
     @property
     def kind(self) -> str:

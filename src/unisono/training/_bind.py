@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import ModuleType
+import types
+from collections.abc import Callable
+from typing import Any
 
 from unisono._lowering._install import install_lowerings
 from unisono._types import Wrapper
@@ -68,7 +70,7 @@ def wrap_keras() -> None:
             _wrap(*wrap)
 
 
-def _wrap(owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
+def _wrap(owner: type | types.ModuleType, name: str, wrapper: Wrapper) -> None:
     """Replace a method, in the class that defines it, or a function, by `wrapper(original, self, ...)`.
 
     Keras compares `Model.compile` with its own to find out whether a user overrides it.
@@ -83,10 +85,12 @@ def _wrap(owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
         setattr(owner, name, property(functools.partial(wrapper, original.fget), doc=original.__doc__))
         return
 
-    if isinstance(owner, ModuleType):
+    if isinstance(owner, types.ModuleType):
         # Its first argument may have been given by name.
         setattr(owner, name, functools.wraps(original)(functools.partial(wrapper, original)))
         return
+
+    original, cell = _apart(original)
 
     @functools.wraps(original)
     def method(self: object, *args: object, **kwargs: object) -> object:
@@ -97,3 +101,28 @@ def _wrap(owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
     if name != "build":
         method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, method)
+    if cell is not None:
+        cell.cell_contents = method
+
+
+def _apart(original: Callable[..., Any]) -> tuple[Callable[..., Any], types.CellType | None]:
+    """Return a copy of a decorated method, and the cell in which the method has what it calls.
+
+    Python looks up `model.fit` before it evaluates the arguments of the call, and one of these may be the
+    first that wraps Keras: `model.fit(x, callbacks=[unisono.callbacks.BackupAndRestore("backup")])`. So what
+    was looked up calls the new method, too.
+
+    Returns:
+        The method itself and None, where it is not a function that a decorator has made.
+    """
+    called, cells = getattr(original, "__wrapped__", None), getattr(original, "__closure__", None) or ()
+    found = next((cell for cell in cells if called is not None and cell.cell_contents is called), None)
+    if found is None:
+        return original, None
+    own = tuple(types.CellType(called) if cell is found else cell for cell in cells)
+    copy = types.FunctionType(
+        original.__code__, original.__globals__, original.__name__, original.__defaults__, own
+    )
+    functools.update_wrapper(copy, original)
+    copy.__wrapped__ = called  # type: ignore[attr-defined]
+    return copy, found

@@ -82,6 +82,15 @@ def holder_by_scope(model: keras.Model) -> Strategy | None:
     return found.pop() if found else None
 
 
+def sole_creator(model: keras.Model) -> Strategy | None:
+    """Return the strategy in whose scope all variables of a model were created, else None.
+
+    Of a model without variables, the one in whose scope it was created.
+    """
+    creators = {creator_of(thing) for thing in model.variables or [model]}
+    return creators.pop() if len(creators) == 1 else None
+
+
 def check_variables(model: keras.Model, strategy: Strategy) -> None:
     """Check that all variables of the model were created in the scope of `strategy`."""
     for variable in model.variables:

@@ -53,13 +53,14 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
         """Check that the context was entered.
 
         Raises:
-            InvalidArgumentError: in a `fit` that was looked up before Unisono had wrapped Keras.
+            InvalidArgumentError: the callback is not one of `fit`.
         """
         if not self.is_entered:
             name = type(self).__name__
             raise InvalidArgumentError(
-                f"`{name}` must be imported before `fit` is called. Received: a call in which the name is "
-                f"looked up for the first time. Write `from unisono.callbacks import {name}` at the top."
+                f"`{name}` must be a callback of `fit`. Received: a call of `on_train_begin` outside of "
+                f"it. Write `model.fit(..., callbacks=[{name}(...)])`; in a loop of your own write "
+                "`unisono.checkpoint.Checkpoint(...)`."
             )
 
     @abc.abstractmethod

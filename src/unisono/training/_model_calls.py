@@ -29,6 +29,7 @@ from unisono.training._binding import (
     check_variables,
     current_strategy,
     holder_by_scope,
+    sole_creator,
     strategy_of,
 )
 from unisono.training._fit_extension import around_fit, flat_callbacks, has_fit_extensions
@@ -90,7 +91,7 @@ def _guarded(name: str) -> Wrapper:
 
     def method(original: Callable[..., Result], self: keras.Model, *args: object, **kwargs: object) -> Result:
         args, kwargs = encoded_arguments(self, args, kwargs)
-        strategy = strategy_of(self)
+        strategy = _strategy_for(self, name)
         _check_not_in_replica(self, name)
         if strategy is None:
             if name in ("fit", "evaluate", "predict"):
@@ -124,6 +125,15 @@ def _guarded(name: str) -> Wrapper:
             return _with_errors(original(self, *args, **kwargs))
 
     return method
+
+
+def _strategy_for(model: keras.Model, name: str) -> Strategy | None:
+    """Return the strategy that runs a method of a model; None for Keras itself."""
+    if not model.compiled:
+        # Keras predicts with such a model, which may return features, and raises an error for all else.
+        predicts = name in ("predict", "predict_on_batch")
+        bind(model, strategy_of(model) or sole_creator(model) if predicts else None)
+    return strategy_of(model)
 
 
 def _with_errors(result: Result) -> Result:
@@ -187,7 +197,8 @@ def _fit(
 ) -> Result:
     """Run Keras' `fit` inside the contexts of the strategy, the extensions and the lookahead."""
     strategy = strategy_of(model)
-    check_fit(model, strategy)
+    if model.compiled:
+        check_fit(model, strategy)
     if strategy is None and not has_fit_extensions(args, kwargs):
         return original(model, *args, **kwargs)
     bound = _bound(original, model, args, kwargs)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from unisono._context import current
+from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import is_added, making_slot
@@ -73,8 +74,11 @@ def _load_own_variables(
 ) -> None:
     """Load what `_save_own_variables` has saved."""
     own = _own_variables(self)
-    # Of another number of variables Keras warns.
-    if len(own) == len(self.variables) or len(store.keys()) != len(own):
+    if len(store.keys()) != len(own):
+        # Keras warns, and names the file of its caller.
+        with warning_at_program():
+            return original(self, store)
+    if len(own) == len(self.variables):
         return original(self, store)
     for i, variable in enumerate(own):
         variable.assign(fitted_rows(variable, np.asarray(store[str(i)])))

@@ -14,19 +14,20 @@ from unisono.callbacks import BackupAndRestore
 
 
 def test_an_extension_whose_context_fit_did_not_enter_says_so(tmp_path):
-    """As for one whose class is looked up within the call, where Keras was not wrapped before."""
-    with pytest.raises(ValueError, match="must be imported before `fit` is called"):
+    with pytest.raises(ValueError, match="must be a callback of `fit`"):
         BackupAndRestore(tmp_path).on_train_begin()
 
 
-def test_the_first_extension_of_a_program_may_be_created_inside_the_call(tmp_path):
-    """Python has looked up `fit` before it evaluates the arguments."""
-    program = """
-import keras, numpy as np
-from unisono.callbacks import BackupAndRestore
+@pytest.mark.parametrize("imports", ["import unisono, keras", "import keras, unisono"])
+def test_the_first_extension_of_a_program_may_be_looked_up_inside_the_call(imports, tmp_path):
+    """Python has looked up `fit` before it evaluates the arguments, and Keras is wrapped in between."""
+    program = f"""
+{imports}, numpy as np
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-model.fit(np.ones((4, 2)), np.ones(4), callbacks=[BackupAndRestore("backup", delete_checkpoint=False)])
+rows = np.ones((4, 2)), np.ones(4)
+backup = "backup"
+model.fit(*rows, callbacks=[unisono.callbacks.BackupAndRestore(backup, delete_checkpoint=False)])
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

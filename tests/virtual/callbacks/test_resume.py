@@ -146,8 +146,15 @@ def test_other_callbacks_begin_anew(tmp_path, caplog):
     interrupted(tmp_path, arrays(ROWS), 12, callbacks=[keras.callbacks.TerminateOnNaN()])
     early = keras.callbacks.EarlyStopping("loss", patience=50)
     assert fit(tmp_path, arrays(ROWS), [early]).epoch == [0, 1, 2]
-    assert "begin: keras.src.callbacks.early_stopping.EarlyStopping. Left out" in caplog.text
-    assert "of: keras.src.callbacks.terminate_on_nan.TerminateOnNaN, " in caplog.text
+    assert "which start without one: keras.src.callbacks.early_stopping.EarlyStopping." in caplog.text
+    assert "which this `fit` lacks: keras.src.callbacks.terminate_on_nan.TerminateOnNaN, " in caplog.text
+
+
+def test_a_callback_that_is_gone_is_named_alone(tmp_path, caplog):
+    interrupted(tmp_path, arrays(ROWS), 12, callbacks=[keras.callbacks.TerminateOnNaN()])
+    fit(tmp_path, arrays(ROWS), [Stop(99)])
+    assert "which this `fit` lacks: keras.src.callbacks.terminate_on_nan.TerminateOnNaN." in caplog.text
+    assert "start without one" not in caplog.text
 
 
 def test_hooks_of_a_lambda_callback_are_called_again_after_it_was_mute():

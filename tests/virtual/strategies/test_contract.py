@@ -335,6 +335,34 @@ def test_fit_equals_plain_keras(strategy):
     np.testing.assert_allclose(predictions, expected[1], rtol=1e-4, atol=1e-5)
 
 
+def test_models_that_are_not_compiled_predict_on_the_replicas(strategy):
+    rows = []
+
+    class Noting(L.Layer):
+        def call(self, x):
+            rows.append(x.shape[0])
+            return x
+
+    keras.utils.set_random_seed(0)
+    n = strategy.num_replicas_in_sync
+    x = np.random.default_rng(0).normal(size=(6 * n + 1, 3)).astype("float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), Noting(), L.Dense(4), L.Dense(2)])
+    features = keras.Model(model.inputs, model.layers[1].output)
+    (kernel, bias), rest = (layer.get_weights() for layer in model.layers[1:])
+    expected = x @ kernel + bias
+    rows.clear()
+    np.testing.assert_allclose(features.predict(x, 3 * n, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    assert 3 in rows
+    assert 3 * n not in rows or n == 1
+    np.testing.assert_allclose(features.predict_on_batch(x), expected, rtol=1e-4, atol=1e-5)
+    expected = expected @ rest[0] + rest[1]
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(ValueError, match="You must call `compile"):
+            method(x, x[:, :2], verbose=0)
+
+
 def test_where_the_state_lives():
     for home, kind in ((devices(4)[3], "device"), ("host", "pinned_host")):
         strategy = unisono.CentralStorageStrategy(devices(2), home)

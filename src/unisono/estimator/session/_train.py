@@ -152,7 +152,7 @@ class Training(DataPass):
 def can_write_summaries(config: RunConfig) -> bool:
     """Return whether the packages for event files are there; a log line says if not."""
     try:
-        require_packages("TensorBoard's files", "tensorboard", "tensorboard")
+        require_packages("A file for TensorBoard", "tensorboard", "tensorboard")
     except MissingPackageError as error:
         if config.save_summary_steps:
             _LOG.info("No summaries are written. %s", error)

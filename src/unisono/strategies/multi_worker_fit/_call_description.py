@@ -78,7 +78,7 @@ def call_fingerprint(model: keras.Model, arguments: Mapping[str, object]) -> dic
         f"{path} {tuple(v.shape)} {v.dtype}{'' if v.trainable else ' not trainable'}" for path, v in rows
     )
     # What was built in another way differs above.
-    fingerprint |= {"layers": layers_of(model), "optimizer": optimizer_of(model.optimizer)}
+    fingerprint |= {"layers": layers_of(model), "optimizer": optimizer_of(getattr(model, "optimizer", None))}
     fingerprint |= {name: optimizer_of(optimizer) for name, optimizer in held_optimizers(model).items()}
     compiled = compile_arguments(model)
     # Outputs have names that Keras counts up, by which a user may give losses.
