@@ -263,3 +263,59 @@ def test_a_train_step_of_ones_own_with_state_in_parts(layout):
     found, modes = trained(lambda: own_step("plain", "dense"), *given, mirrored(2, state_layout=layout))
     assert_equal(found, expected)
     assert modes == {Mode.SPLIT}
+
+
+class TapeStep(OwnStep):
+    """The same in TensorFlow's form."""
+
+    def train_step(self, given):
+        x, y = given
+        with unisono.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        grads = tape.gradient(loss, self.trainable_variables)
+        if self.kind == "clipped":
+            norm = jnp.sqrt(sum(jnp.sum(g**2) for g in grads))
+            grads = [g * jnp.minimum(1.0, 0.1 / norm) for g in grads]
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        self.metrics[0].update_state(loss)
+        return {"loss": self.metrics[0].result()}
+
+
+def largest():
+    return State(lambda s, x: ops.maximum(s, ops.max(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "together"),
+    [
+        ("plain", L.LayerNormalization, False),
+        ("clipped", L.LayerNormalization, True),
+        ("plain", largest, True),
+        ("plain", lambda: L.Lambda(lambda t: t - ops.mean(t, axis=0)), True),
+    ],
+    ids=["plain", "clipped", "maximum", "centered"],
+)
+def test_a_train_step_in_tensorflows_form(kind, layer, together, caplog):
+    def make():
+        model = TapeStep(kind, keras.Sequential([L.Dense(16, "relu"), layer(), L.Dense(3)]))
+        model.compile("adam", CROSSENTROPY)
+        return model
+
+    given = data(24)
+    expected, _ = trained(make, *given, mirrored(1))
+    found, _ = trained(make, *given, mirrored(2))
+    assert_equal(found, expected)
+    assert caplog.text.count("cannot be computed apart") == together
+
+
+@pytest.mark.parametrize(("layer", "warns"), [(largest, True), (L.BatchNormalization, False)])
+def test_a_state_that_run_merges_by_a_guess_is_named(layer, warns, caplog):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), L.Dense(4), layer(), L.Dense(1)])
+    dataset = unisono.data.Dataset.from_tensor_slices(data(8)[0]).batch(4)
+    for x in strategy.distribute_dataset(dataset):
+        strategy.run(lambda x: model(x, training=True), args=(x,))
+    named = [r.getMessage() for r in caplog.records if "After `strategy.run`" in r.getMessage()]
+    assert len(named) == warns
+    assert all("/state' is the mean over the replicas" in text and "largest value" in text for text in named)
