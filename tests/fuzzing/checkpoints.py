@@ -166,7 +166,7 @@ class SavedBackups:
             "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()
         }  # fmt: skip
         (self.path / "MANIFEST.json").write_bytes(signed(json.dumps(self.manifest)))
-        assert self.backups.newest() is not None
+        assert self.backups.begin() is not None
 
 
 class Markers:

@@ -163,6 +163,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "first_of_run": _are_texts,
     "first_of_epoch": _are_texts,
     "usual_rows": lambda value: value is None or _is_count(value),
+    "local": lambda value: value is None or isinstance(value, dict),
 }
 
 

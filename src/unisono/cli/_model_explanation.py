@@ -33,9 +33,9 @@ def main(model: str, devices: int) -> str:
 
 def _explain(file: ModelFile, devices: int) -> Any:
     """Return the table, or the error that says why there is none."""
-    import unisono
+    from unisono.strategies._mirrored import MirroredStrategy
 
-    strategy = unisono.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    strategy = MirroredStrategy([f"cpu:{i}" for i in range(devices)])
     lines: list[str] = []
     try:
         make_model, make_batch = file.load()

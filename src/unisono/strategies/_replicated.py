@@ -85,7 +85,7 @@ class ReplicatedStrategy(Strategy):
         Otherwise every replica computes all of them: between processes XLA's own messages for each array
         take longer, and state in parts is for programs that run once per replica.
         """
-        return self._group.size == 1 and self.state_layout.is_whole
+        return self._mesh.local_devices == self._mesh.devices and self.state_layout.is_whole
 
     def explain(
         self, model: keras.Model, data: PyTree = None, print_fn: Callable[[str], object] = print

@@ -18,7 +18,7 @@ from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
 from unisono.step._keras_internals import all_layers
 from unisono.training.groups._batch_policy import one_batch_size
-from unisono.training.replica._findings import Finding, collected_in
+from unisono.training.replica._findings import PartTreatment, collected_in
 from unisono.training.replica._rows import DiscardingScope, rows_of
 from unisono.training.replica._step_reading import APART, StepReading, shapes_of, with_rows
 from unisono.training.stateful._form import is_stateful
@@ -43,7 +43,7 @@ def explanation(model: keras.Model, strategy: ReplicatedStrategy, data: PyTree =
     lines = list(_findings(model, strategy, batch)) if replicas > 1 else []
     if not lines:
         return f"{model.name}: one replica computes all rows, as plain Keras does."
-    rows = [Finding("part", f"on {replicas} replicas", "because"), *lines]
+    rows = [PartTreatment("part", f"on {replicas} replicas", "because"), *lines]
     widths = [max(len(x.part) for x in rows), max(len(x.treatment) for x in rows)]
     return "\n".join(f"{x.part:{widths[0]}}  {x.treatment:{widths[1]}}  {x.reason}".rstrip() for x in rows)
 
@@ -68,15 +68,15 @@ def _batch_of(model: keras.Model, data: PyTree, rows: int) -> PyTree:
     return (keras.tree.map_structure(shape, given),)
 
 
-def _findings(model: keras.Model, strategy: ReplicatedStrategy, batch: PyTree) -> Iterator[Finding]:
+def _findings(model: keras.Model, strategy: ReplicatedStrategy, batch: PyTree) -> Iterator[PartTreatment]:
     fixed = one_batch_size(model)
     if fixed:
-        yield Finding("all", "every replica computes all rows", fixed)
+        yield PartTreatment("all", "every replica computes all rows", fixed)
         return
     task = TrainerTask.TRAIN if model.compiled else TrainerTask.PREDICT
     if is_stateful(model, task):
         reason = "the model has a `train_step` in TensorFlow's form, as in tf.distribute"
-        yield Finding("train_step", APART, reason)
+        yield PartTreatment("train_step", APART, reason)
         return
     if model.compiled:
         # The variables of the optimizer, which Keras makes in the first step.
@@ -86,12 +86,12 @@ def _findings(model: keras.Model, strategy: ReplicatedStrategy, batch: PyTree) -
     yield from reading.findings
     if reading.mixes:
         how = "one program, divided by XLA" if strategy.joins_rows else "every replica computes all rows"
-        yield Finding("rows of a batch", how, reading.mixes)
+        yield PartTreatment("rows of a batch", how, reading.mixes)
     elif model.compiled and len(batch) > 1:
         yield from _of_losses(model, strategy, batch)
 
 
-def _of_layers(model: keras.Model, reading: StepReading) -> Iterator[Finding]:
+def _of_layers(model: keras.Model, reading: StepReading) -> Iterator[PartTreatment]:
     layers = [x for x in all_layers(model, include_self=False) if not isinstance(x, keras.layers.InputLayer)]
     layers = [x for x in layers if not isinstance(x, keras.Model)]
     apart = [x for x in layers if x.name in reading.apart]
@@ -100,13 +100,13 @@ def _of_layers(model: keras.Model, reading: StepReading) -> Iterator[Finding]:
         if not isinstance(layer, keras.layers.BatchNormalization):
             reason = "it is marked by `unisono.per_replica`"
         elif getattr(layer, "synchronized", False):
-            yield Finding(layer.name, "with statistics of all rows", "`synchronized=True`")
+            yield PartTreatment(layer.name, "with statistics of all rows", "`synchronized=True`")
             continue
-        yield Finding(layer.name, "with the rows of one replica", reason)
+        yield PartTreatment(layer.name, "with the rows of one replica", reason)
     others = len(layers) - len(apart)
     if others and not reading.mixes:
         what = f"{others} {'other ' if apart else ''}layer{'s' if others > 1 else ''}"
-        yield Finding(what, APART, "each row depends on itself")
+        yield PartTreatment(what, APART, "each row depends on itself")
 
 
 class _AllRowsEngine:
@@ -135,13 +135,15 @@ class _AllRowsEngine:
         raise NotImplementedError
 
 
-def _of_losses(model: keras.Model, strategy: ReplicatedStrategy, batch: Sequence[PyTree]) -> list[Finding]:
+def _of_losses(
+    model: keras.Model, strategy: ReplicatedStrategy, batch: Sequence[PyTree]
+) -> list[PartTreatment]:
     """Return how losses and metrics are computed of predictions whose rows are apart."""
     replicas = strategy.num_replicas_in_sync
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
         with_rows(tuple(batch), (rows_of(batch) or replicas) // replicas)
     )
-    findings: list[Finding] = []
+    findings: list[PartTreatment] = []
     replica = ReplicaContext(strategy, _AllRowsEngine(replicas))
 
     def losses(x: PyTree, y: PyTree, sample_weight: PyTree) -> None:

@@ -353,8 +353,8 @@ def test_models_that_are_not_compiled_predict_on_the_replicas(strategy):
     expected = x @ kernel + bias
     rows.clear()
     np.testing.assert_allclose(features.predict(x, 3 * n, verbose=0), expected, rtol=1e-4, atol=1e-5)
-    assert 3 in rows
-    assert 3 * n not in rows or n == 1
+    # One of the two traces that read how the step treats rows has those of all replicas.
+    assert n == 1 or rows.count(3) > rows.count(3 * n)
     np.testing.assert_allclose(features.predict_on_batch(x), expected, rtol=1e-4, atol=1e-5)
     expected = expected @ rest[0] + rest[1]
     np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-5)

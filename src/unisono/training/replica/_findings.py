@@ -13,7 +13,7 @@ from unisono._system._blocks import set_for_block
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class PartTreatment:
     """One line of what was read.
 
     Args:
@@ -28,10 +28,10 @@ class Finding:
 
 
 #: Collects what losses and metrics decide while a step is traced; None where they are not collected.
-_NOTED: ContextVar[list[Finding] | None] = ContextVar("unisono_noted", default=None)
+_NOTED: ContextVar[list[PartTreatment] | None] = ContextVar("unisono_noted", default=None)
 
 
-def collected_in(findings: list[Finding]) -> AbstractContextManager[object]:
+def collected_in(findings: list[PartTreatment]) -> AbstractContextManager[object]:
     """Collect what is noted in a block.
 
     Args:
@@ -43,5 +43,5 @@ def collected_in(findings: list[Finding]) -> AbstractContextManager[object]:
 def note(part: str, treatment: str, reason: str) -> None:
     """Note how a part is computed, where findings are collected."""
     findings = _NOTED.get()
-    if findings is not None and (found := Finding(part, treatment, reason)) not in findings:
+    if findings is not None and (found := PartTreatment(part, treatment, reason)) not in findings:
         findings.append(found)

@@ -68,7 +68,7 @@ def read_replicated(step: ReplicatedStep) -> ReplicatedReading | None:
     slots = step.plan.slots
     if len(rows) != 1 or 0 in rows or any(slot.is_stacked for slot in slots):
         return None
-    trace = _Trace(step, max(2, rows.pop()))
+    trace = _ReducedValues(step, max(2, rows.pop()))
     try:
         states = trace.states()
     except Exception:  # a user's step may do anything with another number of rows, or need the other replicas
@@ -100,7 +100,7 @@ def _is_guessed(slot: Slot) -> bool:
     return slot.written and slot.rule in (Merge.MEAN, Merge.FIRST) and is_guess(slot.variable)
 
 
-class _Trace:
+class _ReducedValues:
     """A step as a function of rows, and of what is the same for any rows: to what replicas would reduce."""
 
     def __init__(self, step: ReplicatedStep, rows: int) -> None:

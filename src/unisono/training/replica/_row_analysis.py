@@ -26,7 +26,7 @@ from unisono.training.replica._row_extremes import of_extremes
 from unisono.training.replica._row_rules import RULES, linear_in_sums
 from unisono.training.replica._row_states import (
     MIXED,
-    Added,
+    AccumulatedSum,
     Constant,
     Equation,
     Extreme,
@@ -82,7 +82,7 @@ def row_states(
         fn: from `*args, *kept` to a pytree of arrays; traced, never computed.
         args: as those of `row_uses`.
         kept: further arguments, which are the same for any rows. A result that is one of them plus a sum
-            over rows is `Added`, with the number of it among the leaves of `kept`.
+            over rows is `AccumulatedSum`, with the number of it among the leaves of `kept`.
         few: the number of rows to trace first, at least 1.
         many: another, larger number of rows.
 
@@ -91,7 +91,7 @@ def row_states(
     >>> x, count, top = np.zeros((4, 3), "f4"), np.int32(0), np.float32(0)
     >>> states = row_states(step, (x,), (count, top), 2, 4)
     >>> [type(s).__name__ for s in states]
-    ['Added', 'Extreme', 'Mixed']
+    ['AccumulatedSum', 'Extreme', 'Mixed']
     >>> states[2].cause
     'sub'
     """
@@ -239,7 +239,7 @@ class _TraceReader:
         settled = [self.settled(s) for s in operands]
         if any(isinstance(s, Mixed) for s in settled):
             return [MIXED] * count
-        given: list[Operand] = [s for s in settled if not isinstance(s, (Extreme, Added))]
+        given: list[Operand] = [s for s in settled if not isinstance(s, (Extreme, AccumulatedSum))]
         if len(given) < len(settled):
             return [of_extremes(step, settled)] * count
         rule = RULES.get(name)

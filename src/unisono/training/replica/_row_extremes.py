@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.training.replica._row_rules import is_total
-from unisono.training.replica._row_states import MIXED, Added, Constant, Extreme, RowState, Step
+from unisono.training.replica._row_states import MIXED, AccumulatedSum, Constant, Extreme, RowState, Step
 
 #: Functions of one number that never decrease: the largest of their values is that of the largest number.
 _MONOTONE = frozenset(
@@ -26,8 +26,8 @@ _MOVES = frozenset(["broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "t
 
 
 def of_extremes(step: Step, operands: list[RowState]) -> RowState:
-    """Apply to an operation with an operand that is `Extreme` or `Added`."""
-    if any(isinstance(s, Added) for s in operands):
+    """Apply to an operation with an operand that is `Extreme` or `AccumulatedSum`."""
+    if any(isinstance(s, AccumulatedSum) for s in operands):
         return _of_added(step, operands)
     extremes = {s for s in operands if isinstance(s, Extreme)}
     rest = [s for s in operands if not isinstance(s, Extreme)]
@@ -65,8 +65,8 @@ def _scaled(state: Extreme, factor: RowState) -> RowState:
 
 def _of_added(step: Step, operands: list[RowState]) -> RowState:
     name, (first, *rest) = step.eqn.primitive.name, operands
-    if name == "add" and not isinstance(first, Added):
+    if name == "add" and not isinstance(first, AccumulatedSum):
         first, rest = rest[0], [first]
-    if not isinstance(first, Added):
+    if not isinstance(first, AccumulatedSum):
         return MIXED
     return first if name in ("add", "sub") and is_total(rest[0]) else MIXED

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from unisono.training.replica._row_states import (
     MIXED,
-    Added,
+    AccumulatedSum,
     Constant,
     Extreme,
     Operand,
@@ -116,7 +116,7 @@ def _histogram(step: Step, operands: list[Operand]) -> RowState:
     if is_zero(target):
         return Reduced(update.power)
     origin = target.origin if isinstance(target, Constant) else None
-    return MIXED if origin is None or update.power else Added(origin)
+    return MIXED if origin is None or update.power else AccumulatedSum(origin)
 
 
 def _into_own_rows(step: Step, operands: list[Operand]) -> RowState:

@@ -13,7 +13,7 @@ import numpy as np
 from unisono.training.replica._row_indexing import cut, gather, scatter, update
 from unisono.training.replica._row_states import (
     MIXED,
-    Added,
+    AccumulatedSum,
     Constant,
     Extreme,
     Mixed,
@@ -69,13 +69,13 @@ def _sum_of_two(step: Step, operands: list[Operand]) -> RowState:
     return totals[0] if fits else MIXED
 
 
-def _added(step: Step, operands: list[Operand]) -> Added | None:
+def _added(step: Step, operands: list[Operand]) -> AccumulatedSum | None:
     """Return that a result is an argument of the function plus a sum over rows; None where it is not."""
     first, second = operands
     if step.eqn.primitive.name != "sub" and is_total(first):
         first, second = second, first
     if isinstance(first, Constant) and first.origin is not None and not first.power and is_total(second):
-        return Added(first.origin)
+        return AccumulatedSum(first.origin)
     return None
 
 

@@ -56,7 +56,7 @@ class Extreme:
 
 
 @dataclasses.dataclass(frozen=True)
-class Added:
+class AccumulatedSum:
     """The argument `origin`, unchanged, plus a sum over all rows."""
 
     origin: int
@@ -71,7 +71,7 @@ class Mixed:
 
 #: What most rules know of an operand, and all that is known of a value.
 Operand = Constant | RowWise | Reduced | Mixed
-RowState = Operand | Extreme | Added
+RowState = Operand | Extreme | AccumulatedSum
 MIXED = Mixed()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -25,10 +26,18 @@ from unisono._context import entered
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
 from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
-from unisono.training.replica._findings import Finding
+from unisono.training.replica._findings import PartTreatment
 from unisono.training.replica._losses import masks_of
 from unisono.training.replica._row_analysis import row_states
-from unisono.training.replica._row_states import Added, Constant, Extreme, Mixed, Reduced, RowState, RowWise
+from unisono.training.replica._row_states import (
+    AccumulatedSum,
+    Constant,
+    Extreme,
+    Mixed,
+    Reduced,
+    RowState,
+    RowWise,
+)
 from unisono.training.replica._rows import DiscardingScope, rows_of
 
 #: Attribute of a layer that is meant to see the rows of one replica alone.
@@ -73,7 +82,7 @@ class StepReading:
     apart: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     unfillable: str = "the step was not read"
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PartTreatment, ...] = ()
 
 
 class StepReader:
@@ -99,7 +108,11 @@ class StepReader:
             batch: pytree of arrays, as Keras' loop gives it.
         """
         if self._reading is None:
+            # A user's layer may draw from these while it is traced: what follows must not notice.
+            states = random.getstate(), np.random.get_state()
             self._reading = self._read(batch)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
         return self._reading
 
 
@@ -131,7 +144,8 @@ def unreadable(error: Exception, trace: Callable[[int], object], own: int, rows:
         own: rows of one replica.
         rows: of all replicas.
     """
-    reason = f"it could not be read ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    reason = f"it could not be read ({type(error).__name__}: {first_line})"
     if _succeeds(trace, rows) or not _succeeds(trace, own):
         return StepReading(mixes=reason, unfillable=reason)
     # One device could not run it: what the replicas compute apart is all that there is.
@@ -298,7 +312,7 @@ class StateRules:
         self.changed: list[str] = []
         #: Why rows must be computed together, as far as states are concerned.
         self.mixes: list[str] = []
-        self.findings: list[Finding] = []
+        self.findings: list[PartTreatment] = []
 
     @property
     def draws(self) -> tuple[str, ...]:
@@ -328,7 +342,7 @@ class StateRules:
             self._note(variable, rule, meaning_of(state))
         else:
             self.mixes.append(f"{variable.path} relates rows to each other ({cause_of(state)})")
-            self.findings.append(Finding(variable.path, TOGETHER, cause_of(state)))
+            self.findings.append(PartTreatment(variable.path, TOGETHER, cause_of(state)))
 
     def _add_seed(self, variable: keras.Variable, state: RowState) -> None:
         if state == Constant():
@@ -338,18 +352,18 @@ class StateRules:
             self.mixes.append(f"{variable.path} depends on the rows ({cause_of(state)})")
 
     def _note(self, variable: keras.Variable, rule: Merge, reason: str) -> None:
-        self.findings.append(Finding(variable.path, rule.value, reason))
+        self.findings.append(PartTreatment(variable.path, rule.value, reason))
 
 
 def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
     """Return what the states of a step's results mean for it."""
     count, losses = len(step.outputs), step.num_losses + step.replaces_loss
-    findings: list[Finding] = []
+    findings: list[PartTreatment] = []
     mixes: list[str] = []
 
     def note(part: str, state: RowState, is_right: bool, treatment: str) -> None:
         reason = meaning_of(state) if is_right else cause_of(state)
-        findings.append(Finding(part, treatment if is_right else TOGETHER, reason))
+        findings.append(PartTreatment(part, treatment if is_right else TOGETHER, reason))
         if not is_right:
             mixes.append(f"{part} relates rows to each other ({reason})")
 
@@ -401,7 +415,7 @@ def rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | N
             return Merge.TOTAL
         case Reduced(power=-1) if kind_of(variable).is_float:
             return Merge.MEAN
-        case Added(origin=origin) if origin == number:
+        case AccumulatedSum(origin=origin) if origin == number:
             return Merge.CHANGE
         case Extreme(is_largest=is_largest):
             return Merge.LARGEST if is_largest else Merge.SMALLEST
@@ -419,7 +433,7 @@ def meaning_of(state: RowState) -> str:
             return "it is a sum over the rows"
         case Reduced():
             return "it is a mean over the rows"
-        case Added():
+        case AccumulatedSum():
             return "a sum over the rows is added to it"
         case Extreme(is_largest=is_largest):
             return f"it is the {'largest' if is_largest else 'smallest'} value over the rows"

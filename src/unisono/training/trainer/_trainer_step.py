@@ -191,7 +191,9 @@ class TrainerStep:
         def run(engine: ReplicaEngine, state: State, batch: PyTree) -> tuple[PyTree, State]:
             replica = ReplicaContext(self.strategy, engine)
             with entered(Context(self.strategy, replica, means=True)):
-                return self._keras_step(state, batch)
+                logs, new = self._keras_step(state, batch)
+            # Those of metrics are computed anew, from what all replicas have added to them.
+            return ({}, new) if self._are_results(logs, new) else (logs, new)
 
         variables, predicts = variables_of(model, task), task is TrainerTask.PREDICT
         return read_own_step(model, run, variables, self.rules(), batch, replicas, predicts)
@@ -239,10 +241,15 @@ class TrainerStep:
         """Return the logs of all replicas: from the merged metrics, or the replicas' mean for others."""
         if self.task is TrainerTask.PREDICT:
             return logs
-        results = self.results(state[-1])
-        if isinstance(logs, dict) and set(logs) == set(results):
-            return results
+        if self._are_results(logs, state):
+            return self.results(state[-1])
         return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(as_float, logs))
+
+    def _are_results(self, logs: PyTree, state: State) -> bool:
+        """Return whether logs are the results of the model's metrics, and nothing else."""
+        if self.task is TrainerTask.PREDICT or not isinstance(logs, dict):
+            return False
+        return set(logs) == set(self.results(state[-1]))
 
     def results(self, metrics: Sequence[jax.Array]) -> dict[str, PyTree]:
         """Return the results of the model's metrics."""
