@@ -79,7 +79,7 @@ def keras_layer(program):
 
         def call(self, x, training=False):
             if training:
-                self.state.assign(new_state(ops, program, self.state, ops.stop_gradient(x)))
+                self.state.assign(new_state(ops, program, ops.convert_to_tensor(self.state), ops.stop_gradient(x)))
             return x + ops.tanh(ops.mean(self.state))
 
     class Centered(keras.layers.Layer):
