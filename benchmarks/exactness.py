@@ -1,12 +1,12 @@
-"""How far training on two devices is from one device, for steps whose rows relate to each other: README's table.
+"""How far training on two devices is from one device, where rows relate to each other: README's second table.
 
     pip install tensorflow torch
     python benchmarks/exactness.py [--peers unisono tensorflow data-parallel torch-ddp] [--programs pairs ...]
 
-Each peer trains the same small program on one and on two devices (torch: processes over Gloo), with the same
-data, first weights and order of rows. A number is the largest difference of an array after training, as a share
-of how much training has changed that array on one device; `equal` is at most 0.01 %. Weights and the layers' own
-states count apart. Nothing here is timed.
+Each peer trains the same small program on one and on two devices (torch: processes over Gloo), with the
+same data, first weights and order of rows. A number is the largest difference of an array after training, as
+a share of how much training has changed that array on one device; `equal` is at most 0.01 %. Weights and the
+layers' own states count apart. Nothing here is timed.
 """
 
 import argparse
@@ -36,6 +36,8 @@ PROGRAMS = {
     "sharpness": "a `train_step` at weights moved along the gradient",
 }
 FEATURES, ROWS, STEPS, CODES, QUEUE = 6, 8, 3, 4, 16
+#: The shapes of the layers' states, by their programs.
+SHAPES = {"largest": (FEATURES,), "count": (), "queue": (QUEUE, FEATURES), "book": (CODES, FEATURES)}
 RATE, LIMIT, RADIUS = 0.1, 0.05, 0.5
 #: Greatest share of a change that counts as rounding.
 EQUAL = 1e-4
@@ -69,8 +71,7 @@ def keras_layer(program):
 
     class Stateful(keras.layers.Layer):
         def build(self, shape):
-            sizes = {"largest": (FEATURES,), "count": (), "queue": (QUEUE, FEATURES), "book": (CODES, FEATURES)}
-            first = np.random.default_rng(1).normal(size=sizes[program]).astype("float32")
+            first = np.random.default_rng(1).normal(size=SHAPES[program]).astype("float32")
             first = first if program == "book" else np.zeros_like(first)
             # A function: Keras' own initializers draw by the backend's generator.
             self.state = self.add_weight(
@@ -79,14 +80,15 @@ def keras_layer(program):
 
         def call(self, x, training=False):
             if training:
-                self.state.assign(new_state(ops, program, ops.convert_to_tensor(self.state), ops.stop_gradient(x)))
+                before = ops.convert_to_tensor(self.state)
+                self.state.assign(new_state(ops, program, before, ops.stop_gradient(x)))
             return x + ops.tanh(ops.mean(self.state))
 
     class Centered(keras.layers.Layer):
         def call(self, x):
             return x - ops.mean(x, axis=0)
 
-    if program in ("largest", "count", "queue", "book"):
+    if program in SHAPES:
         return Stateful()
     return {"centered": Centered, "last": keras.layers.BatchNormalization}.get(program, lambda: None)()
 
@@ -235,8 +237,7 @@ def torch_layer(program):
     class Stateful(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            sizes = {"largest": (FEATURES,), "count": (), "queue": (QUEUE, FEATURES), "book": (CODES, FEATURES)}
-            first = np.random.default_rng(1).normal(size=sizes[program]).astype("float32")
+            first = np.random.default_rng(1).normal(size=SHAPES[program]).astype("float32")
             self.register_buffer("state", torch.tensor(first if program == "book" else first * 0))
 
         def forward(self, x):
@@ -261,7 +262,7 @@ def torch_layer(program):
         def forward(self, x):
             return x - x.mean(0)
 
-    if program in ("largest", "count", "queue", "book"):
+    if program in SHAPES:
         return Stateful()
     if program == "last":
         return torch.nn.BatchNorm1d(FEATURES, eps=1e-3, momentum=0.01)
@@ -292,9 +293,9 @@ def torch_arrays(program, rank, devices):
             loss = nn.functional.mse_loss(z, y)
         loss.backward()
 
-    for x, y in batches(program):
-        own = len(x) // devices
-        x, y = (torch.tensor(part[rank * own : (rank + 1) * own]) for part in (x, y))
+    for batch in batches(program):
+        own = len(batch[0]) // devices
+        x, y = (torch.tensor(part[rank * own : (rank + 1) * own]) for part in batch)
         backward(x, y)
         if program == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
@@ -302,12 +303,12 @@ def torch_arrays(program, rank, devices):
             with torch.no_grad():
                 norm = sum((p.grad**2).sum() for p in model.parameters()).sqrt()
                 steps = [RADIUS * p.grad / norm for p in model.parameters()]
-                for p, step in zip(model.parameters(), steps, strict=True):
-                    p += step
+                for weight, step in zip(model.parameters(), steps, strict=True):
+                    weight.add_(step)
             backward(x, y)
             with torch.no_grad():
-                for p, step in zip(model.parameters(), steps, strict=True):
-                    p -= step
+                for weight, step in zip(model.parameters(), steps, strict=True):
+                    weight.sub_(step)
         optimizer.step()
     return first, arrays(), len(list(bare.parameters()))
 
@@ -376,7 +377,11 @@ def difference(one, two):
     parts = {"weights": shares[:count], "state": shares[count:]}
     if max(shares) <= EQUAL:
         return "equal"
-    return ", ".join(f"{name} {max(part):.0%}" for name, part in parts.items() if part)
+    return ", ".join(f"{name} {_percent(max(part))}" for name, part in parts.items() if part)
+
+
+def _percent(share):
+    return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.1g}%"
 
 
 def main():

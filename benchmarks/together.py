@@ -205,7 +205,11 @@ def in_devices(options):
     one = unisono.OneDeviceStrategy("cpu:0")
     head()
     for case in options.cases:
-        measure(case, {"joined": (replicas, True), "whole": (replicas, False), "one device": (one, False)}, options.rounds)
+        measure(
+            case,
+            {"joined": (replicas, True), "whole": (replicas, False), "one device": (one, False)},
+            options.rounds,
+        )
 
 
 def in_process(options):
@@ -229,7 +233,16 @@ def main():
     if options.task:
         in_process(options)
     elif options.processes > 1:
-        command = [sys.executable, "-m", "unisono", "launch", "-n", str(options.processes), __file__, "--task"]
+        command = [
+            sys.executable,
+            "-m",
+            "unisono",
+            "launch",
+            "-n",
+            str(options.processes),
+            __file__,
+            "--task",
+        ]
         command += ["--rounds", str(options.rounds), "--cases", *options.cases]
         sys.exit(subprocess.run(command, check=False).returncode)
     else:
