@@ -244,6 +244,11 @@ def _stateless_apply(
         return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
 
     with _aggregated():
+        engine = context.replica.engine if context.replica is not None else None
+        given = [*trainable_variables, *optimizer_variables]
+        if isinstance(engine, ReadingEngine) and (new := engine.updated(given)) is not None:
+            aggregate(None)
+            return new[: len(trainable_variables)], new[len(trainable_variables) :]
         layout = _layout_of(context)
         apply = functools.partial(original, self)
         found = layout.update(self, optimizer_variables, trainable_variables, aggregate, apply)

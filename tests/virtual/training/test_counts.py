@@ -1,5 +1,6 @@
 """What a step costs: programs, collectives, reads by the host; and what callbacks see."""
 
+import contextlib
 import io
 import itertools
 import re
@@ -244,8 +245,8 @@ class CountingLayer(L.Layer):
         return x
 
 
-def fit_counting(monkeypatch, *layers, **changes):
-    """Return programs started, and traces of a layer, for eight steps."""
+def fit_counting(monkeypatch, *layers, scope=None, **changes):
+    """Return programs started, and traces of a layer, for eight steps; on two replicas without a scope."""
     keras.utils.set_random_seed(3)
     started, layer = [], CountingLayer()
     original = CompiledStep.__call__
@@ -255,7 +256,7 @@ def fit_counting(monkeypatch, *layers, **changes):
         return original(self, donated, kept, done)
 
     monkeypatch.setattr(CompiledStep, "__call__", counting)
-    with mirrored(2).scope():
+    with scope or mirrored(2).scope():
         model = keras.Sequential([keras.Input((8, 8, 1)), *layers, layer, L.Flatten(), L.Dense(10)])
         model.compile("sgd", crossentropy(), **changes)
     layer.traces = 0
@@ -285,6 +286,13 @@ def test_other_steps_share_programs_and_are_traced_once(monkeypatch, steps):
     # One by Keras, which builds the model's metrics from symbols, two that read how the step treats rows, and
     # one by the program.
     assert traces == 4
+
+
+def test_a_step_of_one_replica_is_not_read(monkeypatch):
+    _, traces, losses = fit_counting(monkeypatch, scope=mirrored(1).scope())
+    _, plain_traces, plain_losses = fit_counting(monkeypatch, scope=contextlib.nullcontext())
+    assert traces == plain_traces
+    assert losses == pytest.approx(plain_losses, rel=1e-6)
 
 
 def test_a_large_state_gets_a_loop_when_there_are_steps_enough(monkeypatch):

@@ -47,12 +47,14 @@ class ReadingEngine:
     Args:
         num_replicas: of which the traced rows are one's part.
         unknown: a traced scalar that stands for whatever the replicas have in common.
+        state: the values with which the step begins.
     """
 
     is_empty = False
 
-    def __init__(self, num_replicas: int, unknown: jax.Array) -> None:
+    def __init__(self, num_replicas: int, unknown: jax.Array, state: Sequence[jax.Array]) -> None:
         self.num_replicas, self._unknown = num_replicas, unknown
+        self._state = {id(x): x for x in state}
         #: What was reduced, and how.
         self.reduced: list[tuple[ReduceOp, jax.Array]] = []
 
@@ -77,6 +79,16 @@ class ReadingEngine:
     def like(self, x: jax.Array) -> jax.Array:
         """Return an array that is equal on all replicas, without a derivative."""
         return jax.lax.stop_gradient(jnp.broadcast_to(self._unknown, x.shape).astype(x.dtype))
+
+    def updated(self, values: Sequence[jax.Array]) -> list[jax.Array] | None:
+        """Return arrays in place of what an optimizer makes of values and of reduced gradients.
+
+        Its arithmetic is a third of a step's trace. Its results are equal on all replicas where the values
+        are those with which the step begins. None where they are others.
+        """
+        if not all(id(x) in self._state for x in values):
+            return None
+        return [_in_place_of(x, self._unknown) for x in values]
 
     def all_gather(self, tree: object, axis: int) -> NoReturn:
         """Reject the call: the step needs the rows of all replicas."""
@@ -169,13 +181,13 @@ class _OwnStep:
         self, batch: PyTree, parts: list[jax.Array], kept: list[jax.Array], unknown: jax.Array
     ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
         """Return logs, the state after the step, and the arrays that replicas would reduce."""
-        engine = ReadingEngine(self._total // (rows_of(batch) or 1), unknown)
         sums, others = iter([jnp.sum(x, axis=0, dtype=x.dtype) for x in parts]), iter(kept)
         flat = [next(sums) if is_part else next(others) for is_part in self._is_part]
         state, start = [], 0
         for part in self._lists:
             state.append(flat[start : start + len(part)])
             start += len(part)
+        engine = ReadingEngine(self._total // (rows_of(batch) or 1), unknown, kept)
         with replaced_calls(self._model, self._apart):
             logs, new = self._run(engine, tuple(state), batch)
         self._ops = [op for op, _ in engine.reduced]

@@ -135,7 +135,7 @@ class _ReducedValues:
         same: Sequence[jax.Array],
         unknown: jax.Array,
     ) -> list[jax.Array]:
-        self._engine = engine = ReadingEngine(self._total // given[0].shape[0], unknown)
+        self._engine = engine = ReadingEngine(self._total // given[0].shape[0], unknown, ())
         of_split, of_same = iter(given), iter(same)
         arrays: list[CallArray] = [next(of_split)[None] if s else next(of_same) for s in self._split]
         self._step.one_replica(engine, values, arrays)

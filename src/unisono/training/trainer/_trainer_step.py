@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, entered
+from unisono._system._blocks import garbage_collection_paused
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
 from unisono.step._engines import SpmdEngine
@@ -184,6 +185,10 @@ class TrainerStep:
         Args:
             batch: pytree of arrays; only shapes and types count.
         """
+        with garbage_collection_paused():
+            return self._read(batch)
+
+    def _read(self, batch: PyTree) -> StepReading:
         model, task, replicas = self.model, self.task, self.strategy.num_replicas_in_sync
         if getattr(type(model), task.step) is getattr(keras.Model, task.step):
             return read_step(model, task is TrainerTask.TRAIN, batch, replicas)
