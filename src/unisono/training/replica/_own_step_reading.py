@@ -20,7 +20,7 @@ from unisono._context import ReplicaEngine
 from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
 from unisono.step._keras_internals import stored_dtype
-from unisono.step.variables._merge_rules import Merge
+from unisono.step.variables._merge_rules import Merge, kind_of
 from unisono.training.replica._fused_metrics import NeedsPeersError
 from unisono.training.replica._row_analysis import row_states
 from unisono.training.replica._row_states import Constant, Reduced, RowState, RowWise
@@ -115,7 +115,7 @@ def read_own_step(
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
     arrays = jax.tree.map(jnp.asarray, batch)
     try:
-        states = row_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows)
+        states = row_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows, step.seeds)
     except NeedsPeersError:
         return _together("its step needs the rows of all replicas")
     except Exception as error:  # a user's step may do anything with another number of rows
@@ -153,6 +153,9 @@ class _OwnStep:
         self._is_part = [rule is Merge.SUM for rule in self._declared]
         specs = [jax.ShapeDtypeStruct(tuple(v.shape), stored_dtype(v)) for v in self._variables]
         self.kept = ([x for x, part in zip(specs, self._is_part, strict=True) if not part], _UNKNOWN)
+        kept = [v for v, part in zip(self._variables, self._is_part, strict=True) if not part]
+        #: Which of them are states of random generators.
+        self.seeds = [i for i, v in enumerate(kept) if kind_of(v).is_seed]
         self._sums = [x for x, part in zip(specs, self._is_part, strict=True) if part]
         self._ops: list[ReduceOp] = []
         self._logs: list[str] = []

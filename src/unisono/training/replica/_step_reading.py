@@ -116,21 +116,24 @@ class StepReader:
         return self._reading
 
 
-def read_step(model: keras.Model, training: bool, batch: PyTree, replicas: int) -> StepReading:
+def read_step(
+    model: keras.Model, training: bool, batch: PyTree, replicas: int, has_loss: bool = True
+) -> StepReading:
     """Return what is known of a step of Keras' own.
 
     Args:
         training: whether the model's layers train.
+        has_loss: whether the step computes a loss, as `fit` and `evaluate` do.
         batch: `(x, y, sample_weight)`, or a shorter tuple; only shapes and types count.
         replicas: at least 2.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     rows = rows_of(batch) or 0
     own = max(2, rows // replicas)
-    step = _Forward(model, training)
+    step = _Forward(model, training, has_loss)
     arrays = jax.tree.map(jnp.asarray, (x, y, sample_weight))
     try:
-        states = row_states(step, arrays, step.kept, own, own * replicas)
+        states = row_states(step, arrays, step.kept, own, own * replicas, step.seeds, training)
     except Exception as error:  # a user's layer may do anything with another number of rows
         return unreadable(error, lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept), own, rows)
     return _summary(step, states)
@@ -178,7 +181,7 @@ def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
 class _Forward:
     """The part of a step that relates rows: from a batch to outputs, losses and new states. Pure."""
 
-    def __init__(self, model: keras.Model, training: bool) -> None:
+    def __init__(self, model: keras.Model, training: bool, has_loss: bool) -> None:
         self.model, self.training = model, training
         self.trained = list(model.trainable_variables)
         self.states = list(model.non_trainable_variables)
@@ -187,13 +190,15 @@ class _Forward:
             [jax.ShapeDtypeStruct(tuple(v.shape), stored_dtype(v)) for v in part]
             for part in (self.trained, self.states)
         )
+        #: Which of them are states of random generators.
+        self.seeds = [len(self.trained) + i for i, v in enumerate(self.states) if kind_of(v).is_seed]
         #: Layers that saw one replica's rows alone, and whether an output had a mask, in the last trace.
         self.apart: dict[int, keras.Layer] = {}
         self.has_masks = False
         #: Paths of outputs, and how many losses layers have added.
         self.outputs: list[str] = []
         self.num_losses = 0
-        self.replaces_loss = training and type(model).compute_loss is not keras.Model.compute_loss
+        self.replaces_loss = has_loss and type(model).compute_loss is not keras.Model.compute_loss
 
     def __call__(
         self, x: PyTree, y: PyTree, sample_weight: PyTree, trained: list[jax.Array], states: list[jax.Array]
@@ -207,7 +212,7 @@ class _Forward:
             losses = [jnp.sum(loss) for loss in self.model.losses]
             self.num_losses = len(losses)
             if self.replaces_loss:
-                losses.append(loss_of_step(self.model, x, y, outputs, sample_weight, training=True))
+                losses.append(loss_of_step(self.model, x, y, outputs, sample_weight, training=self.training))
         self.has_masks = bool(masks_of(outputs))
         paths = jax.tree_util.tree_leaves_with_path(outputs)
         self.outputs = [f"output{jax.tree_util.keystr(path)}" for path, _ in paths]
@@ -404,7 +409,7 @@ def _is_guess(variable: keras.Variable) -> bool:
 def _rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | None:
     """Return how copies of a state become one; None where all rows are needed."""
     match state:
-        case Constant(power=0):
+        case Constant(power=0, is_own=False):
             return Merge.KEEP
         case Constant(power=1) | Reduced(power=0):
             return Merge.TOTAL

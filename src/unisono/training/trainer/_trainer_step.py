@@ -186,7 +186,8 @@ class TrainerStep:
         """
         model, task, replicas = self.model, self.task, self.strategy.num_replicas_in_sync
         if getattr(type(model), task.step) is getattr(keras.Model, task.step):
-            return read_step(model, task is TrainerTask.TRAIN, batch, replicas)
+            has_loss = task is not TrainerTask.PREDICT
+            return read_step(model, task is TrainerTask.TRAIN, batch, replicas, has_loss)
 
         def run(engine: ReplicaEngine, state: State, batch: PyTree) -> tuple[PyTree, State]:
             replica = ReplicaContext(self.strategy, engine)
