@@ -37,6 +37,15 @@ def correlation(y, p):
     return 1.0 - ops.sum(a * b) / (1.0 + ops.norm(a) * ops.norm(b))
 
 
+def folded(y, p):
+    """Loss of an output with several entries for each row."""
+    return ops.mean(ops.square(ops.reshape(y, (-1, 1)) - p), axis=-1)
+
+
+def folded_deviation(y, p):
+    return ops.std(ops.reshape(y, (-1, 1)) - p)
+
+
 def ranked(y, p):
     gap = (y[:, None, 0] - y[None, :, 0]) * (p[:, None, 0] - p[None, :, 0])
     return ops.mean(ops.softplus(-gap))
@@ -106,6 +115,7 @@ LOSSES = {
         "focal": lambda: K.BinaryFocalCrossentropy(reduction="sum"),
     },
     "pairs": {"matched": lambda: matched},
+    "folded": {"folded": lambda: folded, "folded_deviation": lambda: folded_deviation},
 }  # fmt: skip
 
 M = keras.metrics
@@ -153,6 +163,7 @@ METRICS = {
     "truths": {"accuracy": lambda: "accuracy", "precision": M.Precision, "auc": lambda: M.AUC(num_thresholds=9),
                "ratio": Ratio},
     "pairs": {},
+    "folded": {},
 }  # fmt: skip
 
 
@@ -262,8 +273,10 @@ class OwnTest:
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         outputs, _ = self.stateless_call(trained, others, x, training=False)
         first = ops.mean(ops.abs(jax.tree.leaves(outputs)[0]))
-        spread = ops.max(jax.tree.leaves(outputs)[0]) if self.own_test == "largest" else first
-        return {"loss": first, "spread": spread}, (trained, others, metrics)
+        logs = {"loss": first}
+        if self.own_test != "loss":
+            logs["more"] = ops.max(jax.tree.leaves(outputs)[0]) if self.own_test == "largest" else first
+        return logs, (trained, others, metrics)
 
 
 class Tape:
@@ -290,3 +303,11 @@ class OwnLoss:
         if self.own_loss == "root":
             return loss + 0.1 * ops.sqrt(0.1 + ops.mean(ops.square(first)))
         return loss + 0.1 * ops.mean(ops.square(first))
+
+
+class OwnMetrics:
+    """Mixed into a model: adds a log to those of the metrics."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        first = jax.tree.leaves(y_pred)[0]
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "size": ops.mean(ops.square(first))}

@@ -26,7 +26,7 @@ class Plan:
         parts: layers of the vector, as `(group, name)`.
         heads: of the outputs, as `(kind, loss, metric)`; a metric may be "".
         step: "" for Keras' own, the name of a step of `losses.STEPS`, or "tape".
-        extra: what else a model overrides: "test_step", "compute_loss", or "".
+        extra: what else a model overrides: "test_step", "compute_loss", "compute_metrics", or "".
         subclassed: whether the model is a subclass with a `call`.
         optimizer: its name.
         rows: of the data.
@@ -69,7 +69,10 @@ class Plan:
     def is_apart(self):
         """Whether by construction each row's results depend on this row alone, and states are sums and means."""
         groups = {group for group, _ in (*self.first, *self.parts)}
-        return not groups & {"mixing", "state", "added", "drawing", "normalizing"} and not self.extra
+        mixes = groups & {"mixing", "state", "added", "drawing", "normalizing"}
+        kinds = {kind for kind, _, _ in self.heads}
+        linear = {"", "plain", "centralized", "scaled", "with a mean"}
+        return not mixes and not self.extra and not kinds & {"pairs", "folded"} and self.step in linear
 
 
 def draw(seed, **given):
@@ -88,7 +91,7 @@ def draw(seed, **given):
         parts=tuple(_part(rng) for _ in range(rng.choice([1, 2, 2, 3]))),
         heads=heads,
         step="" if kind < 0.75 else ("tape" if kind > 0.97 else rng.choice(list(losses.STEPS))),
-        extra=rng.choices(["", "test_step", "compute_loss"], [12, 1, 1])[0],
+        extra=rng.choices(["", "test_step", "compute_loss", "compute_metrics"], [16, 1, 1, 1])[0],
         subclassed=rng.random() < 0.2,
         optimizer=rng.choice(["sgd", "adam", "clipnorm", "global"]),
         batch_size=batch_size,
@@ -106,7 +109,7 @@ def draw(seed, **given):
 
 
 def _head(rng):
-    kind = rng.choices(list(losses.LOSSES), [6, 3, 3, 2, 1])[0]
+    kind = rng.choices(list(losses.LOSSES), [9, 4, 4, 3, 1, 1])[0]
     metric = rng.choice(["", *losses.METRICS[kind]])
     return kind, rng.choice(list(losses.LOSSES[kind])), metric
 
@@ -187,6 +190,8 @@ def _output(kind, loss, x):
         return L.Dense(CLASSES, activation="softmax")(x)
     if kind == "truths":
         return L.Dense(1, activation="sigmoid")(x)
+    if kind == "folded":
+        return L.Lambda(lambda x: ops.reshape(x, (-1, 1)), output_shape=(1,))(L.Dense(3)(x))
     return L.Lambda(similarities, output_shape=(None,))(L.Dense(3)(x))
 
 
@@ -213,8 +218,8 @@ def _model_of(plan, inputs, outputs):
     if plan.step:
         parts.append(losses.Tape if plan.step == "tape" else losses.Own)
     if plan.extra:
-        parts.append({"test_step": losses.OwnTest, "compute_loss": losses.OwnLoss}[plan.extra])
-    facts = {"own_step": plan.step, "own_test": ["mean", "largest"][plan.seed % 2]}
+        parts.append({"test_step": losses.OwnTest, "compute_loss": losses.OwnLoss, "compute_metrics": losses.OwnMetrics}[plan.extra])
+    facts = {"own_step": plan.step, "own_test": ["mean", "largest", "loss"][plan.seed % 3]}
     facts["own_loss"] = ["mean", "root"][plan.seed % 2]
     if not plan.subclassed:
         # Keras makes a functional model of a class whose first base it is.
@@ -269,7 +274,7 @@ def data(plan):
 
 def _targets(kind, rows, rng):
     match kind:
-        case "numbers":
+        case "numbers" | "folded":
             return rng.normal(size=(rows, 3)).astype("float32")
         case "classes":
             return rng.integers(0, CLASSES, rows).astype("int32")

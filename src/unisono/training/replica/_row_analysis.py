@@ -114,6 +114,19 @@ def row_states(
     >>> states[2].cause
     'sub'
     """
+    return traced_states(fn, args, kept, few, many, own, differentiates)[1]
+
+
+def traced_states(
+    fn: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kept: tuple[PyTree, ...],
+    few: int,
+    many: int,
+    own: Collection[int] = (),
+    differentiates: bool = False,
+) -> tuple[jex.ClosedJaxpr, list[RowState]]:
+    """Return a trace of a function, too; see `row_states`."""
     leaves, structure = jax.tree.flatten((*args, *kept))
     count = len(jax.tree.leaves(args))
 
@@ -132,7 +145,7 @@ def row_states(
     pair = traced(few), traced(many)
     start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
     start += [Constant(origin=i, is_own=i in own) for i in range(len(leaves) - count)]
-    return states_in_traces(*pair, Fraction(many, few), start, differentiates)
+    return pair[0], states_in_traces(*pair, Fraction(many, few), start, differentiates)
 
 
 def uses_in_traces(

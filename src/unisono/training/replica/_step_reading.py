@@ -79,6 +79,8 @@ class StepReading:
         draws: names of the random generators that the step uses.
         unfillable: why a batch cannot be filled up with further rows; empty where it can.
         findings: all that was read, for people.
+        results: names of a step's logs that are the results of the model's metrics; None where logs with their
+            names are.
     """
 
     mixes: str = ""
@@ -87,6 +89,7 @@ class StepReading:
     draws: tuple[str, ...] = ()
     unfillable: str = "the step was not read"
     findings: tuple[Finding, ...] = ()
+    results: frozenset[str] | None = None
 
 
 class StepReader:
@@ -104,6 +107,11 @@ class StepReader:
     def rules(self) -> Mapping[int, Merge]:
         """The merge rules that were read, by `id` of a variable; empty before the first batch."""
         return self._reading.rules if self._reading is not None else {}
+
+    @property
+    def results(self) -> frozenset[str] | None:
+        """The names of logs that are the results of the model's metrics; see `StepReading`."""
+        return self._reading.results if self._reading is not None else None
 
     def __call__(self, batch: PyTree) -> StepReading:
         """Return what is known of the step.
@@ -175,7 +183,7 @@ def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
         why: a batch cannot be filled up.
     """
     layers = [x for x in all_layers(model) if training and is_per_replica(x) and x.trainable]
-    return StepReading(apart=tuple(x.name for x in layers), unfillable=why)
+    return StepReading(apart=tuple(x.name for x in layers if not _is_synchronized(x)), unfillable=why)
 
 
 class _Forward:
@@ -198,6 +206,9 @@ class _Forward:
         #: Paths of outputs, and how many losses layers have added.
         self.outputs: list[str] = []
         self.num_losses = 0
+        #: Outputs of which `predict` returns no entry for each row.
+        self.uneven: set[str] = set()
+        self._has_loss = has_loss
         self.replaces_loss = has_loss and type(model).compute_loss is not keras.Model.compute_loss
 
     def __call__(
@@ -205,6 +216,8 @@ class _Forward:
     ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
         """Return outputs, losses, and the states after the step."""
         pairs = [*zip(self.trained, trained, strict=True), *zip(self.states, states, strict=True)]
+        # In `fit` metrics have no values of their own. A loss of several outputs has a metric for each.
+        pairs += [(v, jnp.zeros(tuple(v.shape), stored_dtype(v))) for v in self.model.metrics_variables]
         kwargs = {"training": self.training} if takes_training(self.model) else {}
         with entered(None), DiscardingScope(pairs, collect_losses=True) as scope:
             with replaced_calls(self.model, self.apart):
@@ -216,6 +229,11 @@ class _Forward:
         self.has_masks = bool(masks_of(outputs))
         paths = jax.tree_util.tree_leaves_with_path(outputs)
         self.outputs = [f"output{jax.tree_util.keystr(path)}" for path, _ in paths]
+        self.uneven = {
+            name
+            for name, (_, value) in zip(self.outputs, paths, strict=True)
+            if not self._has_loss and jnp.shape(value)[:1] != (rows_of(x),)
+        }
         return (
             outputs,
             losses,
@@ -240,6 +258,11 @@ def replaced_calls(model: keras.Model, found: dict[int, keras.Layer]) -> Iterato
 def is_per_replica(layer: keras.Layer) -> bool:
     """Return whether a layer may see the rows of one replica alone: one that is marked, or normalizes."""
     return getattr(layer, _PER_REPLICA, False) or isinstance(layer, keras.layers.BatchNormalization)
+
+
+def _is_synchronized(layer: keras.Layer) -> bool:
+    """Return whether a layer normalizes over the rows of all replicas, as one device does."""
+    return isinstance(layer, keras.layers.BatchNormalization) and bool(getattr(layer, "synchronized", False))
 
 
 def _value_after(scope: keras.StatelessScope, variable: keras.Variable, before: jax.Array) -> jax.Array:
@@ -298,7 +321,7 @@ class StateRules:
 
     def __init__(self, apart: Iterable[keras.Layer]) -> None:
         layers = list(apart)
-        self.names = tuple(layer.name for layer in layers)
+        self.names = tuple(layer.name for layer in layers if not _is_synchronized(layer))
         self._of_apart = {id(v) for layer in layers for v in layer.variables}
         self.rules: dict[int, Merge] = {}
         #: Paths of random generators that the step uses, and of states that depend on rows.
@@ -362,6 +385,8 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
             mixes.append(f"{part} relates rows to each other ({reason})")
 
     for name, state in zip(step.outputs, states, strict=False):
+        if name in step.uneven:
+            mixes.append(f"{name} has not one entry for each row")
         note(name, state, state in (RowWise(0), Constant()), "by each replica for its rows")
     added = states[count : count + losses]
     for i, state in enumerate(added):

@@ -185,7 +185,8 @@ class TrainerStep:
             batch: pytree of arrays; only shapes and types count.
         """
         model, task, replicas = self.model, self.task, self.strategy.num_replicas_in_sync
-        if getattr(type(model), task.step) is getattr(keras.Model, task.step):
+        names = [task.step] if task is TrainerTask.PREDICT else [task.step, "compute_metrics"]
+        if all(getattr(type(model), name) is getattr(keras.Model, name) for name in names):
             has_loss = task is not TrainerTask.PREDICT
             return read_step(model, task is TrainerTask.TRAIN, batch, replicas, has_loss)
 
@@ -241,9 +242,24 @@ class TrainerStep:
         if self.task is TrainerTask.PREDICT:
             return logs
         results = self.results(state[-1])
-        if isinstance(logs, dict) and set(logs) == set(results):
-            return results
-        return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(as_float, logs))
+        if not isinstance(logs, dict):
+            return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(as_float, logs))
+        names = self.result_names(logs, results)
+        others = {name: jax.tree.map(as_float, x) for name, x in logs.items() if name not in names}
+        others = engine.all_reduce(ReduceOp.MEAN, others) if others else {}
+        return {name: results[name] if name in names else others[name] for name in logs}
+
+    def result_names(self, logs: Iterable[str], results: Iterable[str]) -> frozenset[str]:
+        """Return the names of logs that are the results of the model's metrics.
+
+        Args:
+            logs: names of all logs.
+            results: names of all results.
+        """
+        known = self.reader.results if self.reader is not None else None
+        if known is not None:
+            return known
+        return frozenset(logs) if {*logs} == {*results} else frozenset()
 
     def results(self, metrics: Sequence[jax.Array]) -> dict[str, PyTree]:
         """Return the results of the model's metrics."""
