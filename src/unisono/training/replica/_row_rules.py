@@ -366,11 +366,12 @@ def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
     rest = [s for s in operands if not isinstance(s, Reduced)]
     if not step.is_plain or len(set(totals)) > 1:
         return MIXED
-    name = step.eqn.primitive.name
-    if name in _LINEAR_TOGETHER and all(map(is_zero, rest)):
-        return totals[0]
-    if name == "select_n" and operands[0] == Constant() and all(map(is_zero, rest[1:])):
-        return totals[0]
+    name, power = step.eqn.primitive.name, totals[0].power
+    data = rest[1:] if name == "select_n" and operands[0] == Constant() else rest
+    if name in _LINEAR_TOGETHER and (data is not rest or name != "select_n"):
+        # As in a sum of two, a constant times the number of rows is a sum over them.
+        fits = [is_zero(s) or (s == Constant(power + 1) and name != "dynamic_update_slice") for s in data]
+        return totals[0] if all(fits) else MIXED
     if name in _LINEAR_IN_FIRST and isinstance(operands[0], Reduced) and all(s == Constant() for s in rest):
         return totals[0]
     if name in ("dot_general", "conv_general_dilated") and len(totals) == 1 and isinstance(rest[0], Constant):
@@ -379,7 +380,9 @@ def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
 
 
 #: Linear in all operands together, and in the first one alone.
-_LINEAR_TOGETHER = frozenset({"concatenate", "pad", "stack", "dynamic_update_slice", "reduce_window_sum"})
+_LINEAR_TOGETHER = frozenset(
+    {"concatenate", "pad", "stack", "dynamic_update_slice", "reduce_window_sum", "select_n"}
+)
 _LINEAR_IN_FIRST = frozenset(
     {"slice", "dynamic_slice", "gather", "rev", "tile", "split", "cumsum"}
 )
