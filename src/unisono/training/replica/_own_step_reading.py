@@ -113,11 +113,12 @@ def read_own_step(
         rules: how their copies merge as they are declared.
         predicts: whether the step returns predictions, and no logs.
     """
-    rows = max(2, (rows_of(batch) or 0) // replicas)
+    every = rows_of(batch) or 0
+    rows = max(2, every // replicas)
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
     arrays = jax.tree.map(jnp.asarray, batch)
     try:
-        trace, states = traced_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows, step.seeds)
+        trace, states = traced_states(step, (arrays, step.parts(every)), step.kept, rows, 2 * rows, step.seeds)
     except NeedsPeersError:
         return _together("its step needs the rows of all replicas")
     except Exception as error:  # a user's step may do anything with another number of rows
@@ -125,7 +126,7 @@ def read_own_step(
         def trace(n: int) -> object:
             return jax.eval_shape(step, with_rows(arrays, n), step.parts(n), *step.kept)
 
-        return unreadable(error, trace, rows, rows_of(batch) or 0)
+        return unreadable(error, trace, rows, every)
     return step.reading(trace, states, predicts, rows)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 
@@ -68,8 +69,8 @@ def row_uses(
 
     Args:
         fn: from `*args` to a pytree of arrays; traced, never computed.
-        args: pytrees of arrays, or of what has their shape and type, whose first axes count rows.
-            Scalars are the same for any rows.
+        args: pytrees of arrays, or of what has their shape and type, whose first axes count rows, or
+            several entries for each row. Scalars are the same for any rows.
         few: the number of rows to trace first, at least 1.
         many: another, larger number of rows.
         differentiates: as that of `row_states`.
@@ -129,11 +130,13 @@ def traced_states(
     """Return a trace of a function, too; see `row_states`."""
     leaves, structure = jax.tree.flatten((*args, *kept))
     count = len(jax.tree.leaves(args))
+    # An array may have several entries for each row.
+    unit = max(1, math.gcd(*[x.shape[0] for x in leaves[:count] if x.ndim]))
 
     def traced(rows: int) -> jex.ClosedJaxpr:
         shapes = [
             jax.ShapeDtypeStruct(
-                (rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
+                (x.shape[0] // unit * rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
                 jax.dtypes.canonicalize_dtype(x.dtype),
             )
             for i, x in enumerate(leaves)

@@ -206,9 +206,10 @@ class _Forward:
         #: Paths of outputs, and how many losses layers have added.
         self.outputs: list[str] = []
         self.num_losses = 0
-        #: Outputs of which `predict` returns no entry for each row.
+        #: Outputs that have not one entry for each row, and those that have no number of them for each.
         self.uneven: set[str] = set()
-        self._has_loss = has_loss
+        self.rowless: set[str] = set()
+        self.has_loss = has_loss
         self.replaces_loss = has_loss and type(model).compute_loss is not keras.Model.compute_loss
 
     def __call__(
@@ -229,11 +230,10 @@ class _Forward:
         self.has_masks = bool(masks_of(outputs))
         paths = jax.tree_util.tree_leaves_with_path(outputs)
         self.outputs = [f"output{jax.tree_util.keystr(path)}" for path, _ in paths]
-        self.uneven = {
-            name
-            for name, (_, value) in zip(self.outputs, paths, strict=True)
-            if not self._has_loss and jnp.shape(value)[:1] != (rows_of(x),)
-        }
+        rows = rows_of(x) or 1
+        lengths = {n: v.shape[0] if jnp.ndim(v) else 0 for n, (_, v) in zip(self.outputs, paths, strict=True)}
+        self.uneven = {name for name, length in lengths.items() if length != rows}
+        self.rowless = {name for name, length in lengths.items() if length % rows or not length}
         return (
             outputs,
             losses,
@@ -385,7 +385,7 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
             mixes.append(f"{part} relates rows to each other ({reason})")
 
     for name, state in zip(step.outputs, states, strict=False):
-        if name in step.uneven:
+        if name in (step.rowless if step.has_loss else step.uneven):
             mixes.append(f"{name} has not one entry for each row")
         note(name, state, state in (RowWise(0), Constant()), "by each replica for its rows")
     added = states[count : count + losses]
@@ -402,6 +402,7 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
     reasons = (
         f"the layer {found.names[0]!r} sees the rows of one replica" if found.names else "",
         "an output has a mask" if step.has_masks else "",
+        "an output has not one entry for each row" if step.uneven else "",
         "the model adds losses of its rows" if any(s != Constant() for s in added) else "",
         "the model has a `compute_loss` of its own" if step.replaces_loss else "",
         f"the state {found.changed[0]!r} depends on the rows" if found.changed else "",
