@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.export
 import jax.extend.core as jex
+import numpy as np
 from jax.interpreters import partial_eval
 
 from unisono._errors import UnsupportedError
@@ -42,6 +43,40 @@ def called_by(eqn: Any) -> jex.ClosedJaxpr | None:
     """Return the program that an operation calls; None where it is no call."""
     called = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
     return jex.ClosedJaxpr(called, ()) if isinstance(called, jex.Jaxpr) else called
+
+
+def value_numbers(closed: jex.ClosedJaxpr) -> list[object]:
+    """Return a number for each result of a program: results of one number are computed alike.
+
+    >>> closed = jax.make_jaxpr(lambda x, y: (x * y + 1.0, x * y, x * y + 1.0))(2.0, 3.0)
+    >>> a, b, c = value_numbers(closed)
+    >>> a == c, a == b
+    (True, False)
+    """
+    keys: dict[object, int] = {}
+    return _numbered(closed, [("argument", i) for i in range(len(closed.jaxpr.invars))], keys)
+
+
+def _numbered(closed: jex.ClosedJaxpr, given: Sequence[object], keys: dict[object, int]) -> list[object]:
+    known: dict[jex.Var, object] = dict(zip(closed.jaxpr.invars, given, strict=True))
+    known |= {v: ("constant", id(x)) for v, x in zip(closed.jaxpr.constvars, closed.consts, strict=True)}
+
+    def number(atom: Any) -> object:
+        return ("literal", str(atom)) if isinstance(atom, jex.Literal) else known[atom]
+
+    for eqn in closed.jaxpr.eqns:
+        operands = [number(atom) for atom in eqn.invars]
+        called = called_by(eqn)
+        if called is not None:
+            found = _numbered(called, operands, keys)
+        else:
+            # The text of an array may be shortened, and that of a program leaves out its arrays.
+            key = eqn.primitive.name, str(eqn.params), *operands
+            is_told = not inner_programs(eqn) and not any(np.ndim(p) for p in jax.tree.leaves(eqn.params))
+            place = keys.setdefault(key if is_told else object(), len(keys))
+            found = [(place, i) for i in range(len(eqn.outvars))]
+        known.update(zip(eqn.outvars, found, strict=True))
+    return [number(atom) for atom in closed.jaxpr.outvars]
 
 
 def inner_programs(eqn: Any) -> list[Trace]:

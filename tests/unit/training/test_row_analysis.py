@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.replica._row_analysis import RowUse, row_uses
+from unisono.training.replica._row_analysis import RowUse, row_states, row_uses
+from unisono.training.replica._row_states import Extreme, Mixed, RowWise
 
 ops = keras.ops
 APART, SUM, MEAN, NONE, MIXED = (RowUse[n] for n in ("APART", "SUM", "MEAN", "NONE", "MIXED"))
@@ -46,9 +47,23 @@ FUNCTIONS = {
     "convolution": (APART, lambda y, p: ops.conv(p[..., None], np.ones((3, 1, 2), "f4"))),
     "pooling": (APART, lambda y, p: keras.layers.MaxPooling1D(2)(p[..., None])),
     "written into a column": (APART, lambda y, p: p.at[:, 1].set(y[:, 0])),
+    "sorted by index": (APART, lambda y, p: ops.take_along_axis(p, ops.argsort(y, axis=-1), axis=-1)),
+    "median": (APART, lambda y, p: ops.median(p, axis=-1)),
+    "searched": (APART, lambda y, p: jnp.searchsorted(jnp.arange(3.0), p)),
+    "NaN": (APART, lambda y, p: ops.where(y > 5, jnp.nan, p)),
+    "unstacked": (APART, lambda y, p: jax.vjp(lambda x: ops.stack([x, -x]), p)[1](jnp.stack([y, p]))[0]),
+    "solved": (APART, lambda y, p: jnp.linalg.solve(4 * jnp.eye(2) + p[:, :4].reshape(-1, 2, 2), y[:, :2, None])),
+    "gradient of a spectrum": (
+        MEAN, lambda y, p: jax.grad(lambda w: ops.mean(jnp.abs(jnp.fft.fft(p * w)) ** 2))(jnp.ones(5))
+    ),
+    "factors": (
+        MEAN, lambda y, p: jax.grad(lambda w: ops.mean(ops.square((p * w).at[:, 1].mul(0.5))))(jnp.ones(5))
+    ),
     "branch": (APART, lambda y, p: jax.lax.cond(p.shape[1] > 3, lambda q: q * 2, lambda q: q, p)),
     "mean": (MEAN, lambda y, p: ops.mean(ops.square(y - p))),
     "two means": (MEAN, lambda y, p: ops.mean(ops.square(y - p)) + 0.1 * ops.mean(ops.abs(p)) + 3.0),
+    "means and a constant": (MEAN, lambda y, p: ops.stack([ops.mean(y * p), 3.0, ops.mean(p)])),
+    "chosen weights": (MEAN, lambda y, p: ops.where(np.arange(5) > 2, ops.mean(p, axis=0), 2.0)),
     "divided by the rows": (MEAN, lambda y, p: ops.sum(y - p) / ops.cast(ops.shape(y)[0], "float32")),
     "divided before": (MEAN, lambda y, p: ops.sum(ops.abs(y - p) / y.shape[0])),
     "divided by a count": (MEAN, lambda y, p: ops.divide_no_nan(ops.sum(y * p), ops.sum(ops.ones_like(p)))),
@@ -63,6 +78,7 @@ FUNCTIONS = {
     "covariance": (SUM, lambda y, p: ops.transpose(y) @ p),
     "histogram": (SUM, lambda y, p: ops.segment_sum(p, ops.argmax(y, -1), num_segments=5)),
     "constant": (NONE, lambda y, p: ops.ones(()) * 3.0),
+    "sums and a constant": (MIXED, lambda y, p: ops.stack([ops.sum(y * p), 3.0])),
     "root of a mean": (MIXED, lambda y, p: ops.sqrt(ops.mean(ops.square(y - p)))),
     "mean and sum": (MIXED, lambda y, p: ops.mean(ops.square(y - p)) + 0.1 * ops.sum(ops.abs(p))),
     "weighted mean": (MIXED, lambda y, p: ops.sum(y * p) / ops.sum(y)),
@@ -134,11 +150,14 @@ def test_losses_of_keras(name):
     assert row_uses(loss, (y, p), 4, 8) == [expected]
 
 
-def test_random_numbers_of_a_row_are_its_own():
-    def noisy(p):
-        return p + jax.random.normal(jax.random.key(0), p.shape)
+def test_random_numbers_of_a_row_are_its_own_where_each_replica_has_a_key():
+    """With one key for all, the first rows of all replicas would have the same numbers."""
 
-    assert row_uses(noisy, (data(4)[0],), 4, 8) == [APART]
+    def noisy(p, key):
+        return p + jax.random.normal(key, p.shape)
+
+    for own, expected in ([0], RowWise(0)), ([], Mixed()):
+        assert row_states(noisy, (data(4)[0],), (jax.random.PRNGKey(0),), 4, 8, own) == [expected]
 
 
 def test_values_around_the_function_do_not_depend_on_rows():
@@ -152,3 +171,65 @@ def test_values_around_the_function_do_not_depend_on_rows():
 
 def test_scalars_are_the_same_for_all_rows():
     assert row_uses(lambda a, b: a * b, (data(4)[0], np.float32(2.0)), 4, 8) == [APART]
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x: jnp.max(x), Extreme(True)),
+        (lambda x: jnp.any(x > 0), Extreme(True)),
+        (lambda x: jnp.floor(jnp.max(x)).astype("int32"), Extreme(True)),
+        # A negative number is not false, and its logarithm is NaN, the largest of all.
+        (lambda x: jax.lax.convert_element_type(jnp.max(x), bool), Mixed()),
+        (lambda x: jnp.max(x).astype("uint8"), Mixed()),
+        (lambda x: jnp.log(jnp.max(x)), Mixed()),
+        # Bits of integers are no order.
+        (lambda x: jax.lax.reduce_or(x[:, 0].astype("int32"), (0,)), Mixed()),
+    ],
+)
+def test_largest_values(fn, expected):
+    assert row_states(fn, (data(4)[0],), (), 4, 8) == [expected]
+
+
+def with_gradient(backward):
+    """The identity with a derivative of its own."""
+
+    @jax.custom_vjp
+    def identity(x):
+        return x
+
+    identity.defvjp(lambda x: (x, None), lambda _, g: (backward(g),))
+    return identity
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_apart"),
+    [
+        (with_gradient(lambda g: -g), True),
+        (with_gradient(lambda g: g / (1e-6 + jnp.linalg.norm(g))), False),
+        # One device clips the gradient of a mean over more rows, which is smaller.
+        (with_gradient(lambda g: jnp.clip(g, -1, 1)), False),
+        (jax.nn.relu, True),
+        (jax.nn.gelu, True),
+        (jax.nn.log_sigmoid, True),
+        (lambda x: ops.relu(x @ jax.nn.relu(jnp.ones((5, 5)))), True),
+    ],
+)
+def test_derivatives_of_a_function_s_own(fn, is_apart):
+    expected = RowWise(0) if is_apart else Mixed()
+    assert row_states(fn, (data(4)[0],), (), 4, 8, differentiates=True) == [expected]
+    assert row_states(fn, (data(4)[0],), (), 4, 8) == [RowWise(0)]
+
+
+def test_derivatives_with_weights():
+    """The gradient of weights is a sum over the rows, of which replicas take the mean."""
+
+    def call(x, w, backward):
+        return x @ with_gradient(backward)(w)
+
+    for backward, expected in (jnp.negative, RowWise(0)), (jnp.sign, Mixed()):
+        states = row_states(
+            lambda x, w, f=backward: call(x, w, f),
+            (data(4)[0],), (np.ones((5, 5), "f4"),), 4, 8, differentiates=True,
+        )  # fmt: skip
+        assert states == [expected]

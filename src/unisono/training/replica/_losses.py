@@ -26,7 +26,7 @@ from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.training.replica._findings import note
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import DiscardingScope, gather_rows, own_rows, rows_of
+from unisono.training.replica._rows import DiscardingScope, common_rows, gather_rows, own_rows
 
 _LOG = logging.getLogger("unisono")
 
@@ -78,7 +78,7 @@ def replica_loss(
     if replica is None:
         return original(loss, y_true, y_pred, sample_weight)
     given = (y_true, y_pred, sample_weight)
-    rows = rows_of(given)
+    rows = common_rows(given)
     use = RowUse.APART if rows is None or _is_local(loss) else _row_use(original, loss, given, rows, replica)
     treatment = "with the rows of all replicas" if use is RowUse.MIXED else "added up over the replicas"
     note(f"loss {loss.name}", treatment, "`unisono.nn.local_rows`" if _is_local(loss) else use.value)
@@ -167,7 +167,8 @@ def _of_all_rows(
     if value.ndim == 0:
         return value if means else value / engine.num_replicas
     # Without a reduction, a user adds up the values of a replica's rows.
-    return own_rows(value, rows, engine) if value.shape[0] == engine.total(rows) else value
+    times, rest = divmod(value.shape[0], max(1, engine.total(rows)))
+    return value if rest else own_rows(value, times * rows, engine)
 
 
 def _divisor(

@@ -16,7 +16,7 @@ from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._rows import DiscardingScope, gather_rows, rows_of
+from unisono.training.replica._rows import DiscardingScope, common_rows, gather_rows
 
 _m = keras.metrics
 
@@ -47,7 +47,7 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
         given: the arguments of `update`, with this replica's rows.
     """
     others = [m for m in metrics if type(m) not in _ADD_UP]
-    rows, replica = rows_of(given), context.replica
+    rows, replica = common_rows(given), context.replica
     if not others or not rows or replica is None:
         return True
     variables = [v for m in metrics for v in m.variables]
@@ -59,7 +59,7 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
     def after(given: PyTree, before: list[jax.Array]) -> list[jax.Array]:
         # A replica's part of a sum is itself a sum over its rows: so the analysis sees the old value as one.
         start = list(zip(variables, [jnp.sum(b, axis=0, dtype=b.dtype) for b in before], strict=True))
-        traced = rows_of(given) or rows
+        traced = common_rows(given) or rows
         part = ReplicaContext(replica.strategy, _PartEngine(total / traced))
         with entered(Context(context.strategy, part, means=True)), DiscardingScope(start) as scope:
             update(*given)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import keras
 
@@ -20,9 +21,10 @@ from unisono._context import ReplicaEngine
 from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
 from unisono.step._keras_internals import stored_dtype
-from unisono.step.variables._merge_rules import Merge
+from unisono.step.variables._merge_rules import Merge, kind_of
+from unisono.training._jaxprs import value_numbers
 from unisono.training.replica._fused_metrics import NeedsPeersError
-from unisono.training.replica._row_analysis import row_states
+from unisono.training.replica._row_analysis import traced_states
 from unisono.training.replica._row_states import Constant, Reduced, RowState, RowWise
 from unisono.training.replica._rows import rows_of
 from unisono.training.replica._step_reading import (
@@ -126,11 +128,14 @@ def read_own_step(
         rules: how their copies merge as they are declared.
         predicts: whether the step returns predictions, and no logs.
     """
-    rows = max(2, (rows_of(batch) or 0) // replicas)
+    every = rows_of(batch) or 0
+    rows = max(2, every // replicas)
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
     arrays = shapes_of(batch)
     try:
-        states = row_states(step, (arrays, step.parts(rows)), step.kept, rows, 2 * rows)
+        trace, states = traced_states(
+            step, (arrays, step.parts(every)), step.kept, rows, 2 * rows, step.seeds
+        )
     except NeedsPeersError:
         return _together("its step needs the rows of all replicas")
     except Exception as error:  # a user's step may do anything with another number of rows
@@ -138,8 +143,8 @@ def read_own_step(
         def trace(n: int) -> object:
             return jax.eval_shape(step, with_rows(arrays, n), step.parts(n), *step.kept)
 
-        return unreadable(error, trace, rows, rows_of(batch) or 0)
-    return step.reading(states, predicts)
+        return unreadable(error, trace, rows, every)
+    return step.reading(trace, states, predicts, rows)
 
 
 def _together(reason: str) -> StepReading:
@@ -168,9 +173,14 @@ class _OwnStep:
         self._is_part = [rule is Merge.SUM for rule in self._declared]
         specs = [jax.ShapeDtypeStruct(tuple(v.shape), stored_dtype(v)) for v in self._variables]
         self.kept = ([x for x, part in zip(specs, self._is_part, strict=True) if not part], _UNKNOWN)
+        kept = [v for v, part in zip(self._variables, self._is_part, strict=True) if not part]
+        #: Which of them are states of random generators.
+        self.seeds = [i for i, v in enumerate(kept) if kind_of(v).is_seed]
         self._sums = [x for x, part in zip(specs, self._is_part, strict=True) if part]
         self._ops: list[ReduceOp] = []
+        #: The paths of logs and of the metrics' results, as texts.
         self._logs: list[str] = []
+        self._named: list[str] = []
         self._apart: dict[int, keras.Layer] = {}
 
     def parts(self, rows: int) -> list[jax.ShapeDtypeStruct]:
@@ -179,8 +189,8 @@ class _OwnStep:
 
     def __call__(
         self, batch: PyTree, parts: list[jax.Array], kept: list[jax.Array], unknown: jax.Array
-    ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
-        """Return logs, the state after the step, and the arrays that replicas would reduce."""
+    ) -> tuple[list[jax.Array], ...]:
+        """Return logs, the state after the step, what replicas would reduce, and the results of metrics."""
         sums, others = iter([jnp.sum(x, axis=0, dtype=x.dtype) for x in parts]), iter(kept)
         flat = [next(sums) if is_part else next(others) for is_part in self._is_part]
         state, start = [], 0
@@ -193,23 +203,47 @@ class _OwnStep:
         self._ops = [op for op, _ in engine.reduced]
         paths = jax.tree_util.tree_leaves_with_path(logs)
         self._logs = [jax.tree_util.keystr(path) for path, _ in paths]
+        results = self._results(list(new[-1])) if isinstance(logs, dict) else {}
+        self._named = list(results)
         return (
-            jax.tree.map(jnp.asarray, logs),
+            [jnp.asarray(x) for _, x in paths],
             [x for part in new for x in part],
             [x for _, x in engine.reduced],
+            [jnp.asarray(x) for x in results.values()],
         )
 
-    def reading(self, states: Sequence[RowState], predicts: bool) -> StepReading:
-        """Return what the states of the results mean."""
-        logs, rest = states[: len(self._logs)], states[len(self._logs) :]
+    def _results(self, metrics: list[jax.Array]) -> dict[str, jax.Array]:
+        """Return the results of metrics, by the texts of their paths in logs."""
+        if len(metrics) != len(self._model.metrics_variables):
+            return {}
+        with keras.StatelessScope(list(zip(self._model.metrics_variables, metrics, strict=True))):
+            results = self._model.get_metrics_result()
+        return {f"[{name!r}]": x for name, x in results.items() if not isinstance(x, dict)}
+
+    def _results_in_logs(self, trace: jex.ClosedJaxpr) -> frozenset[str]:
+        """Return which logs are the results of metrics: both are computed alike."""
+        numbers = value_numbers(trace)
+        results = dict(zip(self._named, numbers[len(numbers) - len(self._named) :], strict=True))
+        logs = zip(self._logs, numbers, strict=False)
+        return frozenset(name for name, number in logs if results.get(name) == number)
+
+    def reading(
+        self, trace: jex.ClosedJaxpr, states: Sequence[RowState], predicts: bool, rows: int
+    ) -> StepReading:
+        """Return what the states of the results of a trace for some rows mean."""
+        in_metrics = frozenset() if predicts else self._results_in_logs(trace)
+        logs, rest = states[: len(self._logs)], states[len(self._logs) : len(states) - len(self._named)]
         after, reduced = rest[: len(self._variables)], rest[len(self._variables) :]
         for op, state in zip(self._ops, reduced, strict=True):
             if state not in REDUCIBLE[op]:
                 return _together(
                     f"what the replicas would reduce is no {op.name.lower()} ({cause_of(state)})"
                 )
-        for name, state in zip(self._logs, logs, strict=True):
-            if state not in ({Constant(), RowWise(0)} if predicts else {Constant(), Reduced(-1)}):
+        for name, state, aval in zip(self._logs, logs, trace.out_avals, strict=False):
+            if predicts and aval.shape[:1] != (rows,):
+                return _together(f"the result {name} of its step has not one entry for each row")
+            right = {Constant(), RowWise(0)} if predicts else {Constant(), Reduced(-1)}
+            if name not in in_metrics and state not in right:
                 return _together(f"the result {name} of its step depends on several rows ({cause_of(state)})")
         found = StateRules(self._apart.values())
         count = 0
@@ -231,6 +265,7 @@ class _OwnStep:
             found.draws,
             "the model has a step of its own",
             tuple(found.findings),
+            frozenset(name[2:-2] for name in in_metrics),
         )
 
 

@@ -9,20 +9,22 @@ depends on this row alone, or it is a sum over all rows. What is not certain is 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
 from unisono._types import ArrayLike, PyTree
 from unisono.training._jaxprs import called_by
+from unisono.training.replica._row_derivatives import CUSTOM, is_linear
 from unisono.training.replica._row_extremes import of_extremes
+from unisono.training.replica._row_numbers import SMALL, chosen, computed
 from unisono.training.replica._row_rules import RULES, linear_in_sums
 from unisono.training.replica._row_states import (
     MIXED,
@@ -55,26 +57,39 @@ class RowUse(enum.Enum):
     MIXED = "not known: the value of one row may depend on others"
 
 
-def row_uses(fn: Callable[..., PyTree], args: tuple[PyTree, ...], few: int, many: int) -> list[RowUse]:
+def row_uses(
+    fn: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    few: int,
+    many: int,
+    differentiates: bool = False,
+) -> list[RowUse]:
     """Return what each result of a function does with rows, in the order of `jax.tree.leaves`.
 
     Args:
         fn: from `*args` to a pytree of arrays; traced, never computed.
-        args: pytrees of arrays, or of what has their shape and type, whose first axes count rows.
-            Scalars are the same for any rows.
+        args: pytrees of arrays, or of what has their shape and type, whose first axes count rows, or
+            several entries for each row. Scalars are the same for any rows.
         few: the number of rows to trace first, at least 1.
         many: another, larger number of rows.
+        differentiates: as that of `row_states`.
 
     >>> x = np.zeros((4, 3), "f4")
     >>> uses = row_uses(lambda x: (x.sum(axis=1), x.mean(), x.max()), (x,), 2, 4)
     >>> [use.name for use in uses]
     ['APART', 'MEAN', 'MIXED']
     """
-    return [_use_of(s) for s in row_states(fn, args, (), few, many)]
+    return [_use_of(s) for s in row_states(fn, args, (), few, many, (), differentiates)]
 
 
 def row_states(
-    fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...], few: int, many: int
+    fn: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kept: tuple[PyTree, ...],
+    few: int,
+    many: int,
+    own: Collection[int] = (),
+    differentiates: bool = False,
 ) -> list[RowState]:
     """Return what is known of each result of a function, in the order of `jax.tree.leaves`.
 
@@ -85,6 +100,10 @@ def row_states(
             over rows is `AccumulatedSum`, with the number of it among the leaves of `kept`.
         few: the number of rows to trace first, at least 1.
         many: another, larger number of rows.
+        own: the numbers of those leaves of `kept` of which each replica has its own, such as the states of
+            random generators.
+        differentiates: whether gradients are taken, too. Derivatives that functions have of their own must
+            then treat rows as the functions do.
 
     >>> def step(x, count, top):
     ...     return count + (x > 0).sum(), jnp.maximum(top, x.max()), x - x.mean(0)
@@ -95,13 +114,28 @@ def row_states(
     >>> states[2].cause
     'sub'
     """
+    return traced_states(fn, args, kept, few, many, own, differentiates)[1]
+
+
+def traced_states(
+    fn: Callable[..., PyTree],
+    args: tuple[PyTree, ...],
+    kept: tuple[PyTree, ...],
+    few: int,
+    many: int,
+    own: Collection[int] = (),
+    differentiates: bool = False,
+) -> tuple[jex.ClosedJaxpr, list[RowState]]:
+    """Return a trace of a function, too; see `row_states`."""
     leaves, structure = jax.tree.flatten((*args, *kept))
     count = len(jax.tree.leaves(args))
+    # An array may have several entries for each row.
+    unit = max(1, math.gcd(*[x.shape[0] for x in leaves[:count] if x.ndim]))
 
     def traced(rows: int) -> jex.ClosedJaxpr:
         shapes = [
             jax.ShapeDtypeStruct(
-                (rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
+                (x.shape[0] // unit * rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
                 jax.dtypes.canonicalize_dtype(x.dtype),
             )
             for i, x in enumerate(leaves)
@@ -112,8 +146,8 @@ def row_states(
 
     pair = traced(few), traced(many)
     start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
-    start += [Constant(origin=i) for i in range(len(leaves) - count)]
-    return states_in_traces(*pair, Fraction(many, few), start)
+    start += [Constant(origin=i, is_own=i in own) for i in range(len(leaves) - count)]
+    return pair[0], states_in_traces(*pair, Fraction(many, few), start, differentiates)
 
 
 def uses_in_traces(
@@ -129,15 +163,20 @@ def uses_in_traces(
 
 
 def states_in_traces(
-    few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, ratio: Fraction, given: Sequence[RowState]
+    few: jex.ClosedJaxpr,
+    many: jex.ClosedJaxpr,
+    ratio: Fraction,
+    given: Sequence[RowState],
+    differentiates: bool = False,
 ) -> list[RowState]:
     """Return what is known of each result of a program of which two traces are given.
 
     Args:
         ratio: how many times as many rows the second one has.
         given: what is known of each argument.
+        differentiates: as that of `row_states`.
     """
-    reader = _TraceReader(ratio)
+    reader = _TraceReader(ratio, differentiates)
     states = reader.closed(few, many, given)
     if states is None:
         return [Mixed(reader.difference)] * max(len(few.jaxpr.outvars), len(many.jaxpr.outvars))
@@ -145,10 +184,14 @@ def states_in_traces(
 
 
 class _TraceReader:
-    """Reads two traces of a function whose rows stand in the ratio `ratio`."""
+    """Reads two traces of a function whose rows stand in the ratio `ratio`.
 
-    def __init__(self, ratio: Fraction) -> None:
-        self._ratio = ratio
+    Args:
+        differentiates: whether gradients of the function's mean over rows are taken, too.
+    """
+
+    def __init__(self, ratio: Fraction, differentiates: bool = False) -> None:
+        self._ratio, self._differentiates = ratio, differentiates
         #: Where the two traces first had different operations.
         self.difference = "operations that depend on the number of rows"
 
@@ -186,13 +229,13 @@ class _TraceReader:
     def _constant(self, few: ArrayLike, many: ArrayLike) -> RowState:
         """Return the state of a number that the traces hold, or of an array that the function closes over."""
         if few is many:
-            if isinstance(few, jax.core.Tracer) or np.size(few) > _SMALL:
+            if isinstance(few, jax.core.Tracer) or np.size(few) > SMALL:
                 return Constant()
         elif isinstance(few, jax.core.Tracer) or isinstance(many, jax.core.Tracer):
             return MIXED
         if np.shape(few) != np.shape(many):
             return MIXED
-        if np.size(few) > _SMALL:
+        if np.size(few) > SMALL:
             return Constant() if np.array_equal(few, many) else MIXED
         return self.measured(np.asarray(few), np.asarray(many))
 
@@ -206,7 +249,10 @@ class _TraceReader:
             return state
         few, many = state.known
         for power in (0, 1, -1):
-            if np.allclose(few.astype("f8") * float(self._ratio) ** power, many.astype("f8"), 1e-6, 0):
+            kind = "c16" if few.dtype.kind == "c" else "f8"
+            scaled = few.astype(kind) * float(self._ratio) ** power
+            # NaN has any power, as zero has.
+            if np.allclose(scaled, many.astype(kind), 1e-6, 0, equal_nan=True):
                 return Constant(power, state.known)
         return MIXED
 
@@ -215,6 +261,12 @@ class _TraceReader:
         few, many = called_by(step.eqn), called_by(step.other)
         if few is not None and many is not None:
             states = self.closed(few, many, operands) or [MIXED] * count
+            if self._differentiates and step.eqn.primitive.name in CUSTOM:
+                given, results = ([self.settled(s) for s in part] for part in (operands, states))
+                if not is_linear(step, given, results, _TraceReader(self._ratio).closed):
+                    states = [MIXED] * count
+        elif step.eqn.primitive.name == "custom_linear_solve":
+            states = self._solve(step, operands) or [MIXED] * count
         elif step.eqn.primitive.name == "cond":
             states = self._branches(step, operands) or [MIXED] * count
         elif step.eqn.primitive.name == "scan":
@@ -223,6 +275,8 @@ class _TraceReader:
             states = self._while(step, operands) or [MIXED] * count
         else:
             states = self._of_operation(step, operands)
+        if any(isinstance(s, Constant) and s.is_own for s in operands):
+            states = [dataclasses.replace(s, is_own=True) if isinstance(s, Constant) else s for s in states]
         return [_because(s, operands, step.eqn) if isinstance(s, Mixed) else s for s in states]
 
     def _of_operation(self, step: Step, operands: list[RowState]) -> list[RowState]:
@@ -230,12 +284,12 @@ class _TraceReader:
         name, count = step.eqn.primitive.name, len(step.eqn.outvars)
         if _passes(step):
             return operands
-        computed = _computed(step, operands)
-        if computed is not None:
-            return [self.measured(*computed)]
-        chosen = _chosen(step, operands)
-        if chosen is not None:
-            return [operands[chosen]]
+        values = computed(step, operands)
+        if values is not None:
+            return [self.measured(*values)]
+        place = chosen(step, operands)
+        if place is not None:
+            return [operands[place]]
         settled = [self.settled(s) for s in operands]
         if any(isinstance(s, Mixed) for s in settled):
             return [MIXED] * count
@@ -248,6 +302,16 @@ class _TraceReader:
             found = linear_in_sums(step, given)
         states = found if isinstance(found, list) else [found] * count
         return [s if is_fill(s) else _unknown(s) for s in states]
+
+    def _solve(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
+        """A solution of linear equations: what its program computes."""
+        if not step.same("const_lengths"):
+            return None
+        counts = step.params["const_lengths"]
+        start = counts.matvec + counts.vecmat
+        solves = [e.params["jaxprs"].solve for e in (step.eqn, step.other)]
+        given = [*operands[start : start + counts.solve], *operands[sum(counts) :]]
+        return self.closed(solves[0], solves[1], given)
 
     def _branches(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
         """What is certain whichever branch is taken, where rows do not decide it."""
@@ -341,13 +405,15 @@ def place_of(eqn: Equation) -> str:
 
 
 def _unknown(state: RowState) -> RowState:
-    return Constant(state.power) if isinstance(state, Constant) else state
+    return Constant(state.power, is_own=state.is_own) if isinstance(state, Constant) else state
 
 
 def _joined(a: RowState, b: RowState) -> RowState:
     """What is certain of a value that is one or the other."""
+    if isinstance(a, Constant) and isinstance(b, Constant) and a == b:
+        return Constant(a.power, is_own=a.is_own and b.is_own)
     if a == b:
-        return Constant(a.power) if isinstance(a, Constant) else a
+        return a
     if isinstance(a, Constant):
         a, b = b, a
     if isinstance(a, RowWise) and isinstance(b, Constant) and a.power == b.power:
@@ -368,81 +434,6 @@ def _use_of(state: RowState) -> RowUse:
     return RowUse.MIXED
 
 
-#: Up to this many numbers, an array's values are computed too: shapes and factors such as `1 / rows` are
-#: smaller, and data larger.
-_SMALL = 16
-
 #: How often a loop's body is read until the states of its carry repeat. Each reading can only lose certainty,
 #: in the order Constant, RowWise, Mixed, so two or three are enough for a few carries.
 _ROUNDS = 4
-
-# --- numbers that are known -----------------------------------------------------------------------
-
-
-_REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {"reduce_sum": np.sum, "reduce_prod": np.prod}
-
-#: Operations on small numbers, as NumPy computes them.
-_ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "neg": np.negative,
-    "sqrt": np.sqrt,
-    "square": np.square,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "copy": np.asarray,
-    "stop_gradient": np.asarray,
-}
-
-
-def _computed(step: Step, operands: list[RowState]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both traces' values of a result, where all operands' are known; else None."""
-    pairs = [s.known for s in operands if isinstance(s, Constant) and s.known is not None]
-    if len(pairs) != len(operands) or not pairs:
-        return None
-    name = step.eqn.primitive.name
-    with np.errstate(all="ignore"):
-        few, many = (_compute(name, e, [p[i] for p in pairs]) for i, e in enumerate((step.eqn, step.other)))
-    return None if few is None or many is None else (few, many)
-
-
-def _compute(name: str, eqn: Equation, values: list[np.ndarray]) -> np.ndarray | None:
-    aval = eqn.outvars[0].aval
-    fills = all(np.ndim(v) == 0 for v in values)
-    if aval.size > _SMALL and not fills:
-        return None
-    if name in _ARITHMETIC:
-        result = _ARITHMETIC[name](*values)
-    elif name == "div" and jnp.issubdtype(aval.dtype, jnp.inexact):
-        result = values[0] / values[1]
-    elif name in ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze") and fills:
-        result = values[0]
-    elif name in _REDUCTIONS:
-        result = _reduced(name, eqn, values[0])
-    else:
-        return None
-    return np.asarray(result).astype(aval.dtype)
-
-
-def _reduced(name: str, eqn: Equation, value: np.ndarray) -> np.ndarray:
-    axes = tuple(eqn.params["axes"])
-    if np.ndim(value):
-        return _REDUCTIONS[name](value, axis=axes)
-    count = math.prod(eqn.invars[0].aval.shape[i] for i in axes)
-    return np.asarray(value * count if name == "reduce_sum" else value**count)
-
-
-def _chosen(step: Step, operands: list[RowState]) -> int | None:
-    """Which operand a choice takes, where the condition is known."""
-    condition = operands[0] if step.eqn.primitive.name == "select_n" else None
-    if not isinstance(condition, Constant) or condition.known is None:
-        return None
-    taken = {int(x) for part in condition.known for x in np.ravel(part)}
-    return 1 + taken.pop() if len(taken) == 1 else None

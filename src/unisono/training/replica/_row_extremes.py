@@ -7,17 +7,18 @@ Tests: tests/unit/training/test_row_analysis.py.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
 from unisono.training.replica._row_rules import is_total
 from unisono.training.replica._row_states import MIXED, AccumulatedSum, Constant, Extreme, RowState, Step
 
-#: Functions of one number that never decrease: the largest of their values is that of the largest number.
+#: Functions of any number that never decrease: the largest of their values is that of the largest number. Not
+#: roots and logarithms: of a negative number they are NaN, which is the largest of all.
 _MONOTONE = frozenset(
     {
-        *("cbrt", "ceil", "convert_element_type", "copy", "copy_p", "erf", "exp", "exp2", "expm1", "floor"),
-        *("log", "log1p", "logistic", "reduce_precision", "round", "sign", "sinh", "sqrt", "stop_gradient"),
-        "tanh",
+        *("cbrt", "ceil", "copy", "copy_p", "erf", "exp", "exp2", "expm1", "floor", "logistic"),
+        *("reduce_precision", "round", "sign", "sinh", "stop_gradient", "tanh"),
     }
 )
 
@@ -35,6 +36,8 @@ def of_extremes(step: Step, operands: list[RowState]) -> RowState:
         return MIXED
     (state,) = extremes
     name, first = step.eqn.primitive.name, isinstance(operands[0], Extreme)
+    if name == "convert_element_type":
+        return state if _keeps_order(step) else MIXED
     if name in _MONOTONE or name in _MOVES or name == f"reduce_{_words(state)[0]}":
         return state
     if name == "neg" or (name == "sub" and not first):
@@ -47,6 +50,13 @@ def of_extremes(step: Step, operands: list[RowState]) -> RowState:
     if rest and name in ("mul", "div") and (first or name == "mul"):
         return _scaled(state, rest[0])
     return MIXED
+
+
+def _keeps_order(step: Step) -> bool:
+    """Return whether a conversion never decreases: not to truth values, and to types without a sign."""
+    before, after = (v.aval.dtype for v in (step.eqn.invars[0], step.eqn.outvars[0]))
+    small = (jnp.bool_, jnp.unsignedinteger)
+    return before == after or not any(jnp.issubdtype(after, kind) for kind in small)
 
 
 def _words(state: Extreme) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from unisono.training.replica._row_states import (
     aligned,
     anything,
     is_zero,
+    with_power,
 )
 
 
@@ -51,8 +52,15 @@ def gather(step: Step, operands: list[Operand]) -> RowState:
 
 
 def _window_of_gather(step: Step, operands: list[Operand]) -> RowState:
-    """The same places of each row's part."""
+    """The same places of each row's part, or the same for each row."""
     table, indices = operands
+    if (
+        isinstance(table, Constant)
+        and indices == Constant()
+        and step.same("slice_sizes", "dimension_numbers")
+    ):
+        every = not step.counting(0) and len(step.shape(1)) - 1 not in step.counting(1)
+        return Constant(table.power) if every else anything(step, operands)
     numbers, sizes = (
         step.params["dimension_numbers"],
         [e.params["slice_sizes"] for e in (step.eqn, step.other)],
@@ -91,6 +99,16 @@ def scatter(step: Step, operands: list[Operand]) -> RowState:
         if update.axis not in back:
             return MIXED
         update = RowWise(back[update.axis], update.power)
+    return _written(step, target, update)
+
+
+def _written(step: Step, target: Operand, update: Operand) -> Operand:
+    """What is known where values are written to places of a target: of one power, factors of none."""
+    multiplies = step.eqn.primitive.name.endswith("mul")
+    if multiplies and isinstance(update, (Constant, RowWise)) and not update.power:
+        update = with_power(update, getattr(target, "power", 0))
+    elif multiplies:
+        return MIXED
     return aligned([target, update])
 
 
@@ -132,7 +150,7 @@ def _into_own_rows(step: Step, operands: list[Operand]) -> RowState:
         if update.axis != free[indices.axis]:
             return MIXED
         update = RowWise(own[0], update.power)
-    found = aligned([target, update])
+    found = _written(step, target, update)
     # Without rows in both, the places are still the row's own.
     return RowWise(own[0], found.power) if isinstance(found, Constant) else found
 

@@ -113,6 +113,11 @@ def _linear(step: Step, operands: list[Operand]) -> RowState:
     return operands[0]
 
 
+def _linear_in_all(step: Step, operands: list[Operand]) -> RowState:
+    """An operation that is linear in all operands together, place by place."""
+    return aligned(operands)
+
+
 def _reduction(step: Step, operands: list[Operand]) -> RowState:
     (state, *_), axes = operands, set(step.params["axes"])
     if not step.same("axes") or isinstance(state, Mixed):
@@ -133,7 +138,9 @@ def _reduction(step: Step, operands: list[Operand]) -> RowState:
 
 def _extreme(step: Step) -> RowState:
     name = step.eqn.primitive.name.removeprefix("reduce_")
-    return Extreme(name in ("max", "or")) if name in ("max", "min", "or", "and") else MIXED
+    # Of truth values; of integers these work on bits.
+    orders = name in ("max", "min") or (name in ("or", "and") and step.eqn.invars[0].aval.dtype == jnp.bool_)
+    return Extreme(name in ("max", "or")) if orders else MIXED
 
 
 def _broadcast(step: Step, operands: list[Operand]) -> RowState:
@@ -175,6 +182,13 @@ def _squeeze(step: Step, operands: list[Operand]) -> RowState:
     if state.axis in dimensions or not step.same("dimensions"):
         return MIXED
     return RowWise(state.axis - sum(d < state.axis for d in dimensions), state.power)
+
+
+def _unstack(step: Step, operands: list[Operand]) -> RowState:
+    state, axis = operands[0], step.params["axis"]
+    if not step.same("axis") or axis in step.counting() or not isinstance(state, (Constant, RowWise)):
+        return state if isinstance(state, Reduced) and step.is_plain else MIXED
+    return RowWise(state.axis - (axis < state.axis), state.power) if isinstance(state, RowWise) else state
 
 
 def _along(parameter: str) -> Rule:
@@ -327,8 +341,13 @@ def _several(step: Step, operands: list[Operand]) -> list[RowState]:
 
 def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     """Functions of matrices in the last two axes, or of series in the last ones."""
-    axes = len(step.params["fft_lengths"]) if "fft_lengths" in step.params else 2
-    found = _elementwise(step, operands)
+    axes, name = 2, step.eqn.primitive.name
+    if name == "fft":
+        axes, found = len(step.params["fft_lengths"]), aligned(operands)
+    elif name == "triangular_solve" and operands[0] in (Constant(), RowWise(0)):
+        found = aligned([with_power(operands[0], getattr(operands[1], "power", 0)), operands[1]])
+    else:
+        found = _elementwise(step, operands)
     if not isinstance(found, RowWise) or found.axis >= len(step.shape()) - axes:
         return anything(step, operands)
     shapes = [[v.aval.shape for v in e.outvars] for e in (step.eqn, step.other)]
@@ -347,9 +366,12 @@ def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
     rest = [s for s in operands if not isinstance(s, Reduced)]
     if not step.is_plain or len(set(totals)) > 1:
         return MIXED
-    name = step.eqn.primitive.name
-    if name in _LINEAR_TOGETHER and all(map(is_zero, rest)):
-        return totals[0]
+    name, power = step.eqn.primitive.name, totals[0].power
+    data = rest[1:] if name == "select_n" and operands[0] == Constant() else rest
+    if name in _LINEAR_TOGETHER and (data is not rest or name != "select_n"):
+        # As in a sum of two, a constant times the number of rows is a sum over them.
+        fits = [is_zero(s) or (s == Constant(power + 1) and name != "dynamic_update_slice") for s in data]
+        return totals[0] if all(fits) else MIXED
     if name in _LINEAR_IN_FIRST and isinstance(operands[0], Reduced) and all(s == Constant() for s in rest):
         return totals[0]
     if name in ("dot_general", "conv_general_dilated") and len(totals) == 1 and isinstance(rest[0], Constant):
@@ -358,22 +380,25 @@ def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
 
 
 #: Linear in all operands together, and in the first one alone.
-_LINEAR_TOGETHER = frozenset({"concatenate", "pad", "stack", "dynamic_update_slice", "reduce_window_sum"})
-_LINEAR_IN_FIRST = frozenset(
-    {"slice", "dynamic_slice", "gather", "rev", "tile", "split", "cumsum", "real", "imag"}
+_LINEAR_TOGETHER = frozenset(
+    {"concatenate", "pad", "stack", "dynamic_update_slice", "reduce_window_sum", "select_n"}
 )
+_LINEAR_IN_FIRST = frozenset({"slice", "dynamic_slice", "gather", "rev", "tile", "split", "cumsum"})
 
 
 def _made(step: Step, operands: list[Operand]) -> RowState:
     """Made of nothing; along rows it would say where a row lies."""
-    return Constant() if step.is_plain else MIXED
+    return Constant() if step.is_plain or step.params["dimension"] not in step.counting_out() else MIXED
 
 
 def _random(step: Step, operands: list[Operand]) -> RowState:
     """Each row draws its own numbers: on a replica from the replica's own stream.
 
-    Numbers that all rows share would differ between the replicas.
+    Numbers that all rows share would differ between the replicas. Those of a key that is the same on all
+    replicas would be the same for the first row of each.
     """
+    if isinstance(operands[0], Constant) and not operands[0].is_own:
+        return MIXED
     shapes = [e.outvars[0].aval.shape for e in (step.eqn, step.other)]
     rows = [i for i, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
     if len(rows) != 1 or aligned(operands) not in (Constant(), RowWise(rows[0])):
@@ -386,8 +411,8 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 #: Operations on elements that neither add up nor scale rows.
 SIMPLE_ELEMENTWISE = (
     "abs acos acosh and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil "
-    "clamp cos cosh digamma eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag "
-    "integer_pow is_finite le lgamma log log1p logistic lt max min ne nextafter not or pow real "
+    "clamp cos cosh digamma eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac "
+    "integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min ne nextafter not or pow "
     "reduce_precision rem round rsqrt shift_left shift_right_arithmetic shift_right_logical sign "
     "sin sinh sqrt square tan tanh xor "
 )
@@ -396,7 +421,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(SIMPLE_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(("add", "sub", "add_any"), _sum_of_two),
     **dict.fromkeys(("mul", "div"), _product),
-    **dict.fromkeys(("neg", "copy", "copy_p", "stop_gradient"), _linear),
+    **dict.fromkeys(("neg", "copy", "copy_p", "stop_gradient", "real", "imag", "conj"), _linear),
+    "complex": _linear_in_all,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(("slice", "dynamic_slice"), cut),
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _window),
@@ -417,6 +443,7 @@ RULES: dict[str, Rule] = {
     "top_k": _along("axis"),
     "rev": _reverse,
     "stack": _stack,
+    "unstack": _unstack,
     "tile": _tile,
     "dynamic_update_slice": update,
     **dict.fromkeys((f"scatter{sign}{n}" for n in ("add", "mul", "max", "min") for sign in "_-"), scatter),

@@ -6,7 +6,7 @@ Tests: tests/unit/training/test_row_analysis.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -25,12 +25,13 @@ class Constant:
 
     Along an axis that counts rows all entries are equal. `known` are both traces' values: small
     arrays, or a scalar that fills an array of any shape. `origin` is the number of the argument that
-    the value is, unchanged.
+    the value is, unchanged. `is_own` says that each replica has its own, such as the key of its random stream.
     """
 
     power: int = 0
     known: tuple[np.ndarray, np.ndarray] | None = dataclasses.field(default=None, compare=False)
     origin: int | None = dataclasses.field(default=None, compare=False)
+    is_own: bool = dataclasses.field(default=False, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +103,11 @@ class Step:
 
     def counting(self, number: int = 0) -> set[int]:
         """The axes of an operand that count rows."""
-        shapes = (e.invars[number].aval.shape for e in (self.eqn, self.other))
-        return {i for i, (few, many) in enumerate(zip(*shapes, strict=True)) if few != many}
+        return _counting(e.invars[number].aval.shape for e in (self.eqn, self.other))
+
+    def counting_out(self, number: int = 0) -> set[int]:
+        """The axes of a result that count rows."""
+        return _counting(e.outvars[number].aval.shape for e in (self.eqn, self.other))
 
     @property
     def is_plain(self) -> bool:
@@ -113,6 +117,10 @@ class Step:
             for e in (self.eqn, self.other)
         )
         return mine == theirs
+
+
+def _counting(shapes: Iterable[tuple[int, ...]]) -> set[int]:
+    return {i for i, (few, many) in enumerate(zip(*shapes, strict=True)) if few != many}
 
 
 def is_fill(state: RowState) -> bool:

@@ -5,6 +5,8 @@ Tests: tests/virtual/models/test_losses_and_metrics.py.
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -85,6 +87,23 @@ def rows_of(given: PyTree) -> int | None:
     """
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(given) if np.ndim(x)}
     return sizes.pop()[0] if len(sizes) == 1 else None
+
+
+def common_rows(given: PyTree) -> int | None:
+    """Return the number of rows of which all arrays have a multiple; None where an array has none.
+
+    An output may have several entries for each row, one behind the other.
+
+    Args:
+        given: pytree of arrays; scalars do not count.
+
+    >>> common_rows((np.zeros((4, 3)), np.zeros(12)))
+    4
+    """
+    sizes = [np.shape(x)[0] for x in jax.tree.leaves(given) if np.ndim(x)]
+    if not sizes or (0 in sizes and any(sizes)):
+        return None
+    return math.gcd(*sizes)
 
 
 class DiscardingScope(keras.StatelessScope):

@@ -75,6 +75,8 @@ class StepReading:
         draws: names of the random generators that the step uses.
         unfillable: why a batch cannot be filled up with further rows; empty where it can.
         findings: all that was read, for people.
+        results: names of a step's logs that are the results of the model's metrics; None where logs with their
+            names are.
     """
 
     mixes: str = ""
@@ -83,6 +85,7 @@ class StepReading:
     draws: tuple[str, ...] = ()
     unfillable: str = "the step was not read"
     findings: tuple[PartTreatment, ...] = ()
+    results: frozenset[str] | None = None
 
 
 class StepReader:
@@ -101,6 +104,11 @@ class StepReader:
         """The merge rules that were read, by `id` of a variable; empty before the first batch."""
         return self._reading.rules if self._reading is not None else {}
 
+    @property
+    def results(self) -> frozenset[str] | None:
+        """The names of logs that are the results of the model's metrics; see `StepReading`."""
+        return self._reading.results if self._reading is not None else None
+
     def __call__(self, batch: PyTree) -> StepReading:
         """Return what is known of the step.
 
@@ -116,21 +124,24 @@ class StepReader:
         return self._reading
 
 
-def read_step(model: keras.Model, training: bool, batch: PyTree, replicas: int) -> StepReading:
+def read_step(
+    model: keras.Model, training: bool, batch: PyTree, replicas: int, has_loss: bool = True
+) -> StepReading:
     """Return what is known of a step of Keras' own.
 
     Args:
         training: whether the model's layers train.
+        has_loss: whether the step computes a loss, as `fit` and `evaluate` do.
         batch: `(x, y, sample_weight)`, or a shorter tuple; only shapes and types count.
         replicas: at least 2.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     rows = rows_of(batch) or 0
     own = max(2, rows // replicas)
-    step = _Forward(model, training)
+    step = _Forward(model, training, has_loss)
     arrays = shapes_of((x, y, sample_weight))
     try:
-        states = row_states(step, arrays, step.kept, own, own * replicas)
+        states = row_states(step, arrays, step.kept, own, own * replicas, step.seeds, training)
     except Exception as error:  # a user's layer may do anything with another number of rows
         return unreadable(error, lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept), own, rows)
     return _summary(step, states)
@@ -183,13 +194,13 @@ def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
         why: a batch cannot be filled up.
     """
     layers = [x for x in all_layers(model) if training and is_per_replica(x) and x.trainable]
-    return StepReading(apart=tuple(x.name for x in layers), unfillable=why)
+    return StepReading(apart=tuple(x.name for x in layers if not _is_synchronized(x)), unfillable=why)
 
 
 class _Forward:
     """The part of a step that relates rows: from a batch to outputs, losses and new states. Pure."""
 
-    def __init__(self, model: keras.Model, training: bool) -> None:
+    def __init__(self, model: keras.Model, training: bool, has_loss: bool) -> None:
         self.model, self.training = model, training
         self.trained = list(model.trainable_variables)
         self.states = list(model.non_trainable_variables)
@@ -198,19 +209,27 @@ class _Forward:
             [jax.ShapeDtypeStruct(tuple(v.shape), stored_dtype(v)) for v in part]
             for part in (self.trained, self.states)
         )
+        #: Which of them are states of random generators.
+        self.seeds = [len(self.trained) + i for i, v in enumerate(self.states) if kind_of(v).is_seed]
         #: Layers that saw one replica's rows alone, and whether an output had a mask, in the last trace.
         self.apart: dict[int, keras.Layer] = {}
         self.has_masks = False
         #: Paths of outputs, and how many losses layers have added.
         self.outputs: list[str] = []
         self.num_losses = 0
-        self.replaces_loss = training and type(model).compute_loss is not keras.Model.compute_loss
+        #: Outputs that have not one entry for each row, and those that have no number of them for each.
+        self.uneven: set[str] = set()
+        self.rowless: set[str] = set()
+        self.has_loss = has_loss
+        self.replaces_loss = has_loss and type(model).compute_loss is not keras.Model.compute_loss
 
     def __call__(
         self, x: PyTree, y: PyTree, sample_weight: PyTree, trained: list[jax.Array], states: list[jax.Array]
     ) -> tuple[PyTree, list[jax.Array], list[jax.Array]]:
         """Return outputs, losses, and the states after the step."""
         pairs = [*zip(self.trained, trained, strict=True), *zip(self.states, states, strict=True)]
+        # In `fit` metrics have no values of their own. A loss of several outputs has a metric for each.
+        pairs += [(v, jnp.zeros(tuple(v.shape), stored_dtype(v))) for v in self.model.metrics_variables]
         kwargs = {"training": self.training} if takes_training(self.model) else {}
         with entered(None), DiscardingScope(pairs, collect_losses=True) as scope:
             with replaced_calls(self.model, self.apart):
@@ -218,10 +237,14 @@ class _Forward:
             losses = [jnp.sum(loss) for loss in self.model.losses]
             self.num_losses = len(losses)
             if self.replaces_loss:
-                losses.append(loss_of_step(self.model, x, y, outputs, sample_weight, training=True))
+                losses.append(loss_of_step(self.model, x, y, outputs, sample_weight, training=self.training))
         self.has_masks = bool(masks_of(outputs))
         paths = jax.tree_util.tree_leaves_with_path(outputs)
         self.outputs = [f"output{jax.tree_util.keystr(path)}" for path, _ in paths]
+        rows = rows_of(x) or 1
+        lengths = {n: v.shape[0] if jnp.ndim(v) else 0 for n, (_, v) in zip(self.outputs, paths, strict=True)}
+        self.uneven = {name for name, length in lengths.items() if length != rows}
+        self.rowless = {name for name, length in lengths.items() if length % rows or not length}
         return (
             outputs,
             losses,
@@ -246,6 +269,11 @@ def replaced_calls(model: keras.Model, found: dict[int, keras.Layer]) -> Iterato
 def is_per_replica(layer: keras.Layer) -> bool:
     """Return whether a layer may see the rows of one replica alone: one that is marked, or normalizes."""
     return getattr(layer, _PER_REPLICA, False) or isinstance(layer, keras.layers.BatchNormalization)
+
+
+def _is_synchronized(layer: keras.Layer) -> bool:
+    """Return whether a layer normalizes over the rows of all replicas, as one device does."""
+    return isinstance(layer, keras.layers.BatchNormalization) and bool(getattr(layer, "synchronized", False))
 
 
 def _value_after(scope: keras.StatelessScope, variable: keras.Variable, before: jax.Array) -> jax.Array:
@@ -304,7 +332,7 @@ class StateRules:
 
     def __init__(self, apart: Iterable[keras.Layer]) -> None:
         layers = list(apart)
-        self.names = tuple(layer.name for layer in layers)
+        self.names = tuple(layer.name for layer in layers if not _is_synchronized(layer))
         self._of_apart = {id(v) for layer in layers for v in layer.variables}
         self.rules: dict[int, Merge] = {}
         #: Paths of random generators that the step uses, and of states that depend on rows.
@@ -368,6 +396,8 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
             mixes.append(f"{part} relates rows to each other ({reason})")
 
     for name, state in zip(step.outputs, states, strict=False):
+        if name in (step.rowless if step.has_loss else step.uneven):
+            mixes.append(f"{name} has not one entry for each row")
         note(name, state, state in (RowWise(0), Constant()), APART)
     added = states[count : count + losses]
     for i, state in enumerate(added):
@@ -383,6 +413,7 @@ def _summary(step: _Forward, states: Sequence[RowState]) -> StepReading:
     reasons = (
         f"the layer {found.names[0]!r} sees the rows of one replica" if found.names else "",
         "an output has a mask" if step.has_masks else "",
+        "an output has not one entry for each row" if step.uneven else "",
         "the model adds losses of its rows" if any(s != Constant() for s in added) else "",
         "the model has a `compute_loss` of its own" if step.replaces_loss else "",
         f"the state {found.changed[0]!r} depends on the rows" if found.changed else "",
@@ -409,7 +440,7 @@ def cause_of(state: RowState) -> str:
 def rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | None:
     """Return how copies of a state become one; None where all rows are needed."""
     match state:
-        case Constant(power=0):
+        case Constant(power=0, is_own=False):
             return Merge.KEEP
         case Constant(power=1) | Reduced(power=0):
             return Merge.TOTAL

@@ -91,12 +91,12 @@ def _apart(
         return None
     dry = DryRunEngine(engine)
     changed: list[int] = []
-    keys: list[object] = []
+    keys: list[str] = []
 
     @jax.jit
     def one(kept: State, metrics: list[jax.Array], batch: PyTree) -> tuple[PyTree, list[jax.Array]]:
         logs, new = step.inside(dry, (*kept, metrics) if is_test else kept, batch)
-        keys[:] = logs if isinstance(logs, dict) else [None]
+        keys[:] = logs if isinstance(logs, dict) else [""]
         pairs = list(zip(itertools.chain(*kept), itertools.chain(*new[: len(kept)]), strict=True))
         # What a step did not change is the same object.
         changed[:] = [i for i, (a, b) in enumerate(pairs) if a is not b]
@@ -118,7 +118,8 @@ def _apart(
     if is_test:
         first = sum(map(len, kept))
         given = traced.jaxpr.jaxpr.invars[first : first + len(zeros)]
-        if {*keys} != {*step.results(zeros)} or not adds_only(traced.jaxpr, given):
+        names = {*step.results(zeros)}
+        if {*keys} != names or step.result_names(keys, names) != names or not adds_only(traced.jaxpr, given):
             return None
     return _LoneStep(one, traced.out_info[0], list(changed))
 

@@ -190,15 +190,15 @@ class TrainerStep:
 
     def _read(self, batch: PyTree) -> StepReading:
         model, task, replicas = self.model, self.task, self.strategy.num_replicas_in_sync
-        if getattr(type(model), task.step) is getattr(keras.Model, task.step):
-            return read_step(model, task is TrainerTask.TRAIN, batch, replicas)
+        names = [task.step] if task is TrainerTask.PREDICT else [task.step, "compute_metrics"]
+        if all(getattr(type(model), name) is getattr(keras.Model, name) for name in names):
+            has_loss = task is not TrainerTask.PREDICT
+            return read_step(model, task is TrainerTask.TRAIN, batch, replicas, has_loss)
 
         def run(engine: ReplicaEngine, state: State, batch: PyTree) -> tuple[PyTree, State]:
             replica = ReplicaContext(self.strategy, engine)
             with entered(Context(self.strategy, replica, means=True)):
-                logs, new = self._keras_step(state, batch)
-            # Those of metrics are computed anew, from what all replicas have added to them.
-            return ({}, new) if self._are_results(logs, new) else (logs, new)
+                return self._keras_step(state, batch)
 
         variables, predicts = variables_of(model, task), task is TrainerTask.PREDICT
         return read_own_step(model, run, variables, self.rules(), batch, replicas, predicts)
@@ -246,15 +246,25 @@ class TrainerStep:
         """Return the logs of all replicas: from the merged metrics, or the replicas' mean for others."""
         if self.task is TrainerTask.PREDICT:
             return logs
-        if self._are_results(logs, state):
-            return self.results(state[-1])
-        return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(as_float, logs))
+        results = self.results(state[-1])
+        if not isinstance(logs, dict):
+            return engine.all_reduce(ReduceOp.MEAN, jax.tree.map(as_float, logs))
+        names = self.result_names(logs, results)
+        others = {name: jax.tree.map(as_float, x) for name, x in logs.items() if name not in names}
+        others = engine.all_reduce(ReduceOp.MEAN, others) if others else {}
+        return {name: results[name] if name in names else others[name] for name in logs}
 
-    def _are_results(self, logs: PyTree, state: State) -> bool:
-        """Return whether logs are the results of the model's metrics, and nothing else."""
-        if self.task is TrainerTask.PREDICT or not isinstance(logs, dict):
-            return False
-        return set(logs) == set(self.results(state[-1]))
+    def result_names(self, logs: Iterable[str], results: Iterable[str]) -> frozenset[str]:
+        """Return the names of logs that are the results of the model's metrics.
+
+        Args:
+            logs: names of all logs.
+            results: names of all results.
+        """
+        known = self.reader.results if self.reader is not None else None
+        if known is not None:
+            return known
+        return frozenset(logs) if {*logs} == {*results} else frozenset()
 
     def results(self, metrics: Sequence[jax.Array]) -> dict[str, PyTree]:
         """Return the results of the model's metrics."""

@@ -1,0 +1,102 @@
+"""Functions with derivatives of their own: what these do with the rows of a batch. Pure.
+
+The trace of a forward pass shows a function with `jax.custom_vjp` or `jax.custom_jvp`, and not its
+derivative, which may be anything: a gradient that is divided by its norm over all rows, or clipped.
+
+Tests: tests/unit/training/test_row_analysis.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from unisono.training.replica._row_states import (
+    Constant,
+    Equation,
+    Mixed,
+    Reduced,
+    RowState,
+    RowWise,
+    Step,
+    is_zero,
+)
+
+#: A `jax.extend.core.Var` of a trace, which has a shape and a type; see `Equation`.
+Variable: TypeAlias = Any
+
+#: Operations with derivatives of their own.
+CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
+
+#: Gradients of a mean over rows: what a derivative does with the factor shows whether it is linear.
+_POWER = -1
+
+
+#: From two traces and what is known of their arguments to what is known of their results; None where the
+#: traces differ.
+Reading = Callable[[jex.ClosedJaxpr, jex.ClosedJaxpr, Sequence[RowState]], "list[RowState] | None"]
+
+
+def is_linear(
+    step: Step, operands: Sequence[RowState], results: Sequence[RowState], reading: Reading
+) -> bool:
+    """Return whether the derivative of a function is that of one device, for each row or summed up over rows.
+
+    Args:
+        step: the call of the function.
+        operands: what is known of its operands, with the powers that they have.
+        results: what is known of its results.
+        reading: reads the derivative.
+    """
+    ends = [s for s, v in zip(results, step.eqn.outvars, strict=True) if _has_gradient(v)]
+    if any(isinstance(s, Mixed) for s in results):
+        return True  # nothing is claimed
+    if not all(isinstance(s, (Constant, RowWise)) for s in ends):
+        return False
+    known = {v: s for v, s in zip(step.eqn.invars, operands, strict=True) if isinstance(v, jex.Var)}
+    gradients = [Reduced(_POWER) if isinstance(s, Constant) else _times(s, _POWER) for s in ends]
+    found = reading(_derivative(step.eqn), _derivative(step.other), [*known.values(), *gradients])
+    varied = [s for v, s in known.items() if _has_gradient(v)]
+    return found is not None and all(map(_is_right, varied, found))
+
+
+def _derivative(eqn: Equation) -> jex.ClosedJaxpr:
+    """Return a trace from a function's operands, and the gradients of its results, to those of its operands."""
+    variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex.Var)))
+    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(jex.Jaxpr((), variables, eqn.outvars, [eqn]), ()))
+    varied = [i for i, v in enumerate(variables) if _has_gradient(v)]
+
+    def backward(operands: list[jax.Array], gradients: list[jax.Array]) -> list[jax.Array]:
+        def forward(*some: jax.Array) -> list[jax.Array]:
+            every = list(operands)
+            for i, x in zip(varied, some, strict=True):
+                every[i] = x
+            return [x for x, v in zip(run(*every), eqn.outvars, strict=True) if _has_gradient(v)]
+
+        return list(jax.vjp(forward, *(operands[i] for i in varied))[1](gradients))
+
+    shapes = [
+        [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in part]
+        for part in (variables, filter(_has_gradient, eqn.outvars))
+    ]
+    return jax.make_jaxpr(backward)(*shapes)
+
+
+def _has_gradient(variable: Variable) -> bool:
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
+
+
+def _times(state: RowState, power: int) -> RowState:
+    return RowWise(state.axis, state.power + power) if isinstance(state, RowWise) else state
+
+
+def _is_right(operand: RowState, gradient: RowState) -> bool:
+    if is_zero(gradient) or (isinstance(operand, RowWise) and gradient == _times(operand, _POWER)):
+        return True
+    # A constant that has rows is a weight for each of them.
+    of_rows = isinstance(gradient, RowWise) and gradient.power == _POWER
+    return isinstance(operand, Constant) and (of_rows or gradient == Reduced(_POWER))
