@@ -80,7 +80,7 @@ class ReadingEngine:
     def updated(self, values: Sequence[jax.Array]) -> list[jax.Array] | None:
         """Return arrays in place of what an optimizer makes of values and of reduced gradients.
 
-        Its arithmetic is a third of a step's trace, and its results are equal on all replicas where the values
+        Its arithmetic is a third of a step's trace. Its results are equal on all replicas where the values
         are those with which the step begins. None where they are others.
         """
         if not all(id(x) in self._state for x in values):
