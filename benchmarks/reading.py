@@ -2,9 +2,10 @@
 
     python benchmarks/reading.py [--models resnet50 gpt2 deep150] [--profile]
 
-Each number comes from a process of its own. The first step is traced, compiled and run; CPU time is that of all
-threads, wall time beside it. `own step` is the same model with a `train_step` of its own, which is read whole,
-with the gradients. ResNet-50 gets images of 64x64, GPT-2 has four of its twelve layers and 128 tokens.
+Each number comes from a process of its own. The first step is read, traced, compiled and run; CPU time is
+that of all threads, wall time beside it. `own step` is the same model with its own `train_step`, which is
+read whole, with the gradients. ResNet-50 gets images of 64x64, GPT-2 has four of its twelve layers and 128
+tokens.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def with_own_step(model):
 
 
 def task(name, own, profile):
-    """Train one step of a model in this process; print CPU and wall seconds of the reading and of the step."""
+    """Train one step of a model in this process; print CPU and wall seconds of the reading, and of all."""
     os.environ["KERAS_BACKEND"] = "jax"
     import unisono  # isort: skip
     import keras
@@ -101,8 +102,9 @@ def main():
             errors = None if options.profile else subprocess.DEVNULL
             told = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=errors, text=True)
             cpu, wall, whole_cpu, whole_wall = map(float, told.stdout.split()[-4:])
-            numbers = f"{cpu:.2f} | {whole_cpu:.2f} | {cpu / whole_cpu:.0%} | {whole_wall:.1f} | {wall / whole_wall:.0%}"
-            print(f"| {name} | {step} | {numbers} |", flush=True)
+            shares = [f"{cpu / whole_cpu:.0%}", f"{wall / whole_wall:.0%}"]
+            cells = name, step, f"{cpu:.2f}", f"{whole_cpu:.2f}", shares[0], f"{whole_wall:.1f}", shares[1]
+            print("| " + " | ".join(cells) + " |", flush=True)
     return None
 
 

@@ -1,13 +1,14 @@
-"""What a step costs whose rows must be computed together: as one program that XLA divides, or by each replica.
+"""What a step costs whose rows must be computed together: one program that XLA divides, or all on each.
 
-    python benchmarks/together.py [--devices 8] [--cases pairs queue centered mixing] [--rounds 7]
+    python benchmarks/together.py [--devices 8] [--cases pairs queue centered small mixing] [--rounds 7]
     python benchmarks/together.py --processes 2
 
-`joined` is one program over a batch that lies split on the devices: XLA adds the exchange. `whole` is a program
-in which every device computes all rows. `one device` is the same model on the first device. All are measured in
-turns in one process, so that other work on the machine disturbs each alike. CPU time is that of the whole
-process, for all its devices: where devices have cores of their own, a step of `whole` takes its CPU time divided
-by the number of devices. Collectives and temporary memory of a device are those of the compiled program.
+`joined` is one program over a batch that lies split on the devices: XLA adds the exchange. `whole` is a
+program in which every device computes all rows. `one device` is the same model on the first device. All are
+measured in turns in one process, so that other work on the machine disturbs each alike. CPU time is that of
+the whole process, for all its devices: where devices have cores of their own, a step of `whole` takes its CPU
+time divided by the number of devices. Collectives and temporary memory are those of the compiled program, on
+one device.
 """
 
 import argparse
@@ -35,16 +36,18 @@ STEPS = 10
 
 
 class Queue(keras.layers.Layer):
-    """A queue of keys as in MoCo: similarities to its entries, and the batch takes the place of the oldest."""
+    """A queue of keys as in MoCo: similarities to its entries; a batch takes the place of the oldest."""
 
     def __init__(self, size, **kwargs):
         super().__init__(**kwargs)
         self.size = size
 
     def build(self, shape):
+        """Make the weights."""
         self.queue = self.add_weight(shape=(self.size, shape[-1]), trainable=False, name="queue")
 
     def call(self, x, training=False):
+        """Apply the layer."""
         keys = ops.stop_gradient(x)
         similarities = ops.matmul(x, ops.transpose(self.queue))
         if training:
@@ -57,10 +60,12 @@ class Mixing(keras.layers.Layer):
     """Attention between the rows of a batch, over the mean of each row's positions."""
 
     def build(self, shape):
+        """Make the weights."""
         self.dense = keras.layers.Dense(shape[-1])
         self.dense.build(shape)
 
     def call(self, x):
+        """Apply the layer."""
         mean = ops.mean(x, axis=1)
         scores = ops.softmax(ops.matmul(mean, ops.transpose(mean)))
         return x + self.dense(ops.matmul(scores, mean)[:, None])
@@ -70,6 +75,7 @@ class Normed(keras.layers.Layer):
     """Vectors of length 1."""
 
     def call(self, x):
+        """Apply the layer."""
         return x * ops.rsqrt(ops.sum(ops.square(x), axis=-1, keepdims=True) + 1e-6)
 
 
@@ -77,6 +83,7 @@ class Similarities(keras.layers.Layer):
     """Similarities of all pairs of rows."""
 
     def call(self, x):
+        """Apply the layer."""
         return ops.matmul(x, ops.transpose(x)) / 0.1
 
 
@@ -84,6 +91,7 @@ class Centered(keras.layers.Layer):
     """Rows minus the mean of all."""
 
     def call(self, x):
+        """Apply the layer."""
         return x - ops.mean(x, axis=0)
 
 
@@ -187,10 +195,8 @@ def measure(case, ways, rounds):
         words, memory = each.program()
         wall, cpu = (statistics.median(part) for part in (each.wall, each.cpu))
         spread = f"{min(each.wall):.1f} to {max(each.wall):.1f}"
-        print(
-            f"| {case} | {name} | {wall:.1f} ({spread}) | {cpu:.1f} | {words} | {memory:.1f} | {each.loss:.5f} |",
-            flush=True,
-        )
+        cells = case, name, f"{wall:.1f} ({spread})", f"{cpu:.1f}", words, f"{memory:.1f}", f"{each.loss:.5f}"
+        print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def head():
@@ -213,10 +219,8 @@ def in_devices(options):
 
 
 def in_process(options):
-    """Measure all cases in one of several processes; the first prints. CPU time is that of this process."""
+    """Measure all cases in one of several processes. CPU time is that of this process."""
     strategy = unisono.MultiWorkerMirroredStrategy()
-    if strategy.cluster_resolver.task_id:
-        sys.stdout = open(os.devnull, "w")
     head()
     for case in options.cases:
         measure(case, {"joined": (strategy, True), "whole": (strategy, False)}, options.rounds)

@@ -9,6 +9,7 @@ Tests: tests/virtual/training/test_step_reading.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -69,13 +70,9 @@ class ReadingEngine:
 
     def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Note the arrays of `tree`, and return others of their shapes that are equal on all replicas."""
-
-        def reduced(x: jax.Array) -> jax.Array:
-            x = jnp.asarray(x)
-            self.reduced.append((op, jax.lax.stop_gradient(x)))
-            return _in_place_of(x, self._unknown)
-
-        result: Tree = jax.tree.map(reduced, tree)
+        arrays = jax.tree.map(jnp.asarray, tree)
+        self.reduced += [(op, jax.lax.stop_gradient(x)) for x in jax.tree.leaves(arrays)]
+        result: Tree = _in_place_of(arrays, self._unknown)
         return result
 
     def like(self, x: jax.Array) -> jax.Array:
@@ -90,7 +87,8 @@ class ReadingEngine:
         """
         if not all(id(x) in self._state for x in values):
             return None
-        return [_in_place_of(x, self._unknown) for x in values]
+        arrays: list[jax.Array] = _in_place_of(list(values), self._unknown)
+        return arrays
 
     def all_gather(self, tree: object, axis: int) -> NoReturn:
         """Reject the call: the step needs the rows of all replicas."""
@@ -102,12 +100,17 @@ class ReadingEngine:
 
 
 @jax.custom_jvp
-def _in_place_of(x: jax.Array, unknown: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(unknown, x.shape).astype(x.dtype)
+def _in_place_of(tree: PyTree, unknown: jax.Array) -> PyTree:
+    # Of equal shapes one array will do: a trace takes as long as it has operations.
+    @functools.cache
+    def like(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        return jnp.broadcast_to(unknown, shape).astype(dtype)
+
+    return jax.tree.map(lambda x: like(x.shape, x.dtype), tree)
 
 
 @_in_place_of.defjvp
-def _no_gradient(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) -> NoReturn:
+def _no_gradient(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> NoReturn:
     # A gradient that passes through a reduction belongs to all replicas.
     raise NeedsPeersError
 
