@@ -114,7 +114,6 @@ STATES = {
     "largest is over": lambda: State(jnp.zeros(()), lambda s, x: ops.cast(ops.max(x) > 0.5, "float32")),
     "seen by a sum": lambda: State(jnp.zeros(WIDTH, bool), lambda s, x: jax.lax.convert_element_type(ops.max(x, 0), bool)),
     "root of the largest": lambda: State(ZERO, lambda s, x: ops.log(ops.max(x[:, 0] - 0.3))),
-    "bits": lambda: State(COUNT, lambda s, x: jnp.bitwise_or(s, jax.lax.reduce_or((1 + 2 * classes(x)).astype("int32"), (0,)))),
     "variance": lambda: State(ZERO, lambda s, x: 0.9 * s + 0.1 * ops.var(x)),
     "root": lambda: State(ZERO, lambda s, x: ops.sqrt(ops.mean(ops.square(x)))),
     "last row": lambda: State(ZEROS, lambda s, x: x[-1]),
