@@ -10,7 +10,9 @@ PROGRAM = Path(__file__).parent / "programs" / "random_models.py"
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(300, 304), pytest.param(range(304, 324), marks=pytest.mark.exhaustive)], ids=["few", "many"]
+    "seeds",
+    [range(300, 304), pytest.param(range(304, 324), marks=pytest.mark.exhaustive)],
+    ids=["few", "many"],
 )
 def test_plans_on_two_processes(tmp_path, seeds):
     workers = Workers(tmp_path, [str(PROGRAM), *map(str, seeds)])

@@ -1,4 +1,4 @@
-"""Checks the plans of a range of seeds: `python -m tests.random_models 0 300`; the exit code is 1 if one fails."""
+"""Checks the plans of a range of seeds: `python -m tests.random_models 0 300`; exits with 1 if one fails."""
 
 import sys
 import warnings

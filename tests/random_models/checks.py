@@ -98,7 +98,9 @@ def run(plan, strategy=None):
             numbers |= {f"evaluate {name}": value for name, value in found.items()}
         if "predict" in plan.calls:
             found = model.predict(x, **options)
-            numbers |= {f"predict {i}": v for i, v in enumerate(found if isinstance(found, list) else [found])}
+            numbers |= {
+                f"predict {i}": v for i, v in enumerate(found if isinstance(found, list) else [found])
+            }
     for i, variable in enumerate([*model.variables, *model.optimizer.variables]):
         numbers[f"{i} {variable.path}"] = np.asarray(variable.value)
     result.numbers = {name: np.asarray(value) for name, value in numbers.items()}
@@ -114,10 +116,12 @@ def differences(one, other):
         if a.shape != b.shape:
             found[name] = f"shape {b.shape} for {a.shape}"
             continue
-        a, b = a.astype("f8"), b.astype("f8")
+        mine, theirs = a.astype("f8"), b.astype("f8")
         with np.errstate(invalid="ignore"):
-            off = np.abs(a - b) / np.maximum(1.0, np.abs(a))
-        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.nan_to_num(off, nan=np.inf))
+            off = np.abs(mine - theirs) / np.maximum(1.0, np.abs(mine))
+        off = np.where(
+            (mine == theirs) | (np.isnan(mine) & np.isnan(theirs)), 0.0, np.nan_to_num(off, nan=np.inf)
+        )
         if off.size and off.max() > TOLERANCE:
             found[name] = f"{off.max():.1e}"
     return found

@@ -118,7 +118,9 @@ def read_own_step(
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
     arrays = jax.tree.map(jnp.asarray, batch)
     try:
-        trace, states = traced_states(step, (arrays, step.parts(every)), step.kept, rows, 2 * rows, step.seeds)
+        trace, states = traced_states(
+            step, (arrays, step.parts(every)), step.kept, rows, 2 * rows, step.seeds
+        )
     except NeedsPeersError:
         return _together("its step needs the rows of all replicas")
     except Exception as error:  # a user's step may do anything with another number of rows

@@ -18,7 +18,6 @@ from fractions import Fraction
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
 from unisono._types import ArrayLike, PyTree

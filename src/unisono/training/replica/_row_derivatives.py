@@ -15,7 +15,16 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from unisono.training.replica._row_states import Constant, Equation, Mixed, Reduced, RowState, RowWise, Step, is_zero
+from unisono.training.replica._row_states import (
+    Constant,
+    Equation,
+    Mixed,
+    Reduced,
+    RowState,
+    RowWise,
+    Step,
+    is_zero,
+)
 
 #: A `jax.extend.core.Var` of a trace, which has a shape and a type; see `Equation`.
 Variable: TypeAlias = Any
@@ -56,7 +65,7 @@ def is_linear(
 
 
 def _derivative(eqn: Equation) -> jex.ClosedJaxpr:
-    """Return a trace from a function's operands, and the gradients of its results, to those of its operands."""
+    """Return a trace from operands, and gradients of the results, to gradients of the operands."""
     variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex.Var)))
     run = jex.jaxpr_as_fun(jex.ClosedJaxpr(jex.Jaxpr((), variables, eqn.outvars, [eqn]), ()))
     varied = [i for i, v in enumerate(variables) if _has_gradient(v)]

@@ -54,7 +54,11 @@ def gather(step: Step, operands: list[Operand]) -> RowState:
 def _window_of_gather(step: Step, operands: list[Operand]) -> RowState:
     """The same places of each row's part, or the same for each row."""
     table, indices = operands
-    if isinstance(table, Constant) and indices == Constant() and step.same("slice_sizes", "dimension_numbers"):
+    if (
+        isinstance(table, Constant)
+        and indices == Constant()
+        and step.same("slice_sizes", "dimension_numbers")
+    ):
         every = not step.counting(0) and len(step.shape(1)) - 1 not in step.counting(1)
         return Constant(table.power) if every else anything(step, operands)
     numbers, sizes = (

@@ -383,9 +383,7 @@ def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
 _LINEAR_TOGETHER = frozenset(
     {"concatenate", "pad", "stack", "dynamic_update_slice", "reduce_window_sum", "select_n"}
 )
-_LINEAR_IN_FIRST = frozenset(
-    {"slice", "dynamic_slice", "gather", "rev", "tile", "split", "cumsum"}
-)
+_LINEAR_IN_FIRST = frozenset({"slice", "dynamic_slice", "gather", "rev", "tile", "split", "cumsum"})
 
 
 def _made(step: Step, operands: list[Operand]) -> RowState:

@@ -34,7 +34,7 @@ from unisono.training.groups._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
-from unisono.training.replica._step_reading import StepReading, unread_step
+from unisono.training.replica._step_reading import StepReading, read_per_replica
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._grouped_program import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
@@ -125,8 +125,12 @@ class StatefulFunction:
 
     def _reading(self, batch: PyTree) -> StepReading:
         """Return how the step treats rows: each replica computes its own, as in tf.distribute."""
-        return unread_step(
-            self._model, self._task is TrainerTask.TRAIN, f"the model has a `{self._task.step}` of its own"
+        return read_per_replica(
+            self._model,
+            self._task is TrainerTask.TRAIN,
+            batch,
+            self._strategy.num_replicas_in_sync,
+            f"the model has a `{self._task.step}` of its own",
         )
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
