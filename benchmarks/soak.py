@@ -11,6 +11,9 @@ on parameter servers, each of which must be applied once. It may end with an err
 is then started again. Wrong numbers, ends without a clear cause, jobs that hang, and processes, files,
 descriptors and memory that are left or gathered are failures, printed with the seed and what all wrote.
 
+Before the jobs some random models and steps are trained on virtual devices, each compared with one device
+(`tests/random_models`), with other seeds in each run.
+
 Most processes are forked from one that has imported everything (`soaking/forks.py`), a tenth of the jobs
 start as users start them. With root the faults happen in namespaces, and nothing outside is touched.
 """
@@ -19,6 +22,7 @@ import argparse
 import collections
 import contextlib
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -136,6 +140,19 @@ def carry_out(plan, root, expected, hosts, table):
     return error
 
 
+def random_models(options):
+    """Check some random models and steps; return whether all are as on one device, or say why not."""
+    first = random.SystemRandom().randrange(1_000_000)
+    command = [sys.executable, "-m", "tests.random_models", str(first), str(first + options.models)]
+    done = subprocess.run(
+        command, check=False, cwd=HERE.parent, capture_output=True, text=True, timeout=60 * options.models
+    )
+    print(done.stdout.splitlines()[-1] if not done.returncode else done.stdout + done.stderr, flush=True)
+    if done.returncode:
+        print(f"random models FAILED. Again: python {' '.join(command[1:])}", flush=True)
+    return not done.returncode
+
+
 def soak(options, root):
     """Run plans until the time is over; return whether all went well."""
     for name in ("disk", "tmp"):
@@ -159,7 +176,7 @@ def soak(options, root):
         print(f"no jobs of the kind {', '.join(left_out)}: {reason}", flush=True)
         names = [name for name in names if name not in left_out]
     seed, runs, deadline = options.seed, 0, time.monotonic() + 60 * options.minutes
-    well = True
+    well = random_models(options) if options.models and not options.runs else True
     while (runs < options.runs) if options.runs else (time.monotonic() < deadline):
         plan = plans.random_plan(seed, names, missing)
         seed += 1
@@ -178,6 +195,9 @@ def main():
     parser.add_argument("--minutes", type=float, default=3.0, help="no new job begins after these")
     parser.add_argument("--seed", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--runs", type=int, default=0, help="this many jobs, however long they take")
+    parser.add_argument(
+        "--models", type=int, default=8, help="so many random models and steps before the jobs"
+    )
     parser.add_argument("--only", default="", help=f"kinds of jobs: {','.join(plans.JOBS)}")
     options = parser.parse_args()
     in_namespaces()

@@ -86,7 +86,9 @@ APART = {
     "einsum": lambda x: ops.einsum("bi,bj->bij", x, x)[:, 0] * 0.3 + x,
     "where": lambda x: ops.where(x > 0, x, 0.1 * x),
     "vmap": jax.vmap(lambda row: jnp.tanh(row) * jnp.sum(row * row) * 0.1),
-    "scan over features": lambda x: jnp.moveaxis(jax.lax.scan(lambda c, v: (0.5 * c + v,) * 2, x[:, 0], x.T)[1], 0, 1),
+    "scan over features": lambda x: jnp.moveaxis(
+        jax.lax.scan(lambda c, v: (0.5 * c + v,) * 2, x[:, 0], x.T)[1], 0, 1
+    ),
     "associative scan": lambda x: jax.lax.associative_scan(lambda a, b: 0.5 * a + b, x, axis=1),
     "loop": rolled_in_a_loop,
     "spectrum": lambda x: jnp.abs(jnp.fft.fft(x, axis=-1)) * 0.3,
@@ -104,12 +106,24 @@ APART = {
     "logsumexp": lambda x: x - ops.logsumexp(x, axis=-1, keepdims=True),
     "straight through": lambda x: x + ops.stop_gradient(ops.round(x) - x),
     "searched": lambda x: x + 0.1 * jnp.searchsorted(jnp.array([-1.0, 0.0, 1.0]), x).astype("float32"),
-    "histogram of features": lambda x: x + 0.05 * jax.vmap(lambda r: jnp.zeros(WIDTH).at[jnp.clip(jnp.abs(r) * 2, 0, 5).astype("int32")].add(1.0))(x),
+    "histogram of features": lambda x: (
+        x
+        + 0.05
+        * jax.vmap(lambda r: jnp.zeros(WIDTH).at[jnp.clip(jnp.abs(r) * 2, 0, 5).astype("int32")].add(1.0))(x)
+    ),
     "written": lambda x: x.at[:, 1].set(x[:, 0] * 0.5),
     "multiplied": lambda x: x.at[:, 2].mul(0.5),
     "sliced": lambda x: ops.slice_update(x, (0, 1), 0.5 * x[:, 2:4]),
-    "own matrices": lambda x: x + 0.1 * jnp.linalg.det(jnp.eye(2) + 0.1 * x[:, :4].reshape(-1, 2, 2))[:, None],
-    "solved": lambda x: x + 0.1 * jnp.linalg.solve(2 * jnp.eye(2) + 0.1 * x[:, :4].reshape(-1, 2, 2), x[:, 4:, None]).reshape(-1, 2)[:, :1],
+    "own matrices": lambda x: (
+        x + 0.1 * jnp.linalg.det(jnp.eye(2) + 0.1 * x[:, :4].reshape(-1, 2, 2))[:, None]
+    ),
+    "solved": lambda x: (
+        x
+        + 0.1
+        * jnp.linalg.solve(2 * jnp.eye(2) + 0.1 * x[:, :4].reshape(-1, 2, 2), x[:, 4:, None]).reshape(-1, 2)[
+            :, :1
+        ]
+    ),
     "branch": lambda x: jax.lax.cond(jnp.float32(1.0) > 0, jnp.tanh, lambda v: v, x),
     "windows": lambda x: ops.average_pool(x[..., None], 2, 1, padding="same")[..., 0],
     "remat": jax.checkpoint(lambda x: jnp.sin(x) * x),
@@ -125,7 +139,7 @@ APART = {
     "median": lambda x: x - ops.median(x, axis=-1, keepdims=True),
     "ones of the batch": lambda x: x + 0.1 * ops.ones((ops.shape(x)[0], 1)),
     "power": lambda x: ops.sign(x) * ops.power(ops.abs(x) + 0.1, 0.7),
-}  # fmt: skip
+}
 
 
 def minibatch_deviation(x):
@@ -173,18 +187,24 @@ MIXING = {
     "minibatch deviation": minibatch_deviation,
     "nearest": nearest,
     "shuffled": shuffled,
-    "drawn for the batch": lambda x: x * jax.random.uniform(jax.random.key(1), (1, WIDTH)) + 0 * ops.mean(x, 0),
+    "drawn for the batch": lambda x: (
+        x * jax.random.uniform(jax.random.key(1), (1, WIDTH)) + 0 * ops.mean(x, 0)
+    ),
     "fixed noise": lambda x: x + 0.3 * jax.random.normal(jax.random.key(2), x.shape),
     "fixed noise of Keras": lambda x: x + 0.3 * keras.random.normal(ops.shape(x), seed=5),
     "gradient of the batch": scaled_by_gradients,
     "covariance": lambda x: x @ (ops.transpose(x) @ x) / ops.cast(ops.shape(x)[0], "float32"),
-    "mean of the positive": lambda x: x - ops.sum(ops.relu(x), 0) / (1.0 + ops.sum(ops.cast(x > 0, "float32"), 0)),
+    "mean of the positive": lambda x: (
+        x - ops.sum(ops.relu(x), 0) / (1.0 + ops.sum(ops.cast(x > 0, "float32"), 0))
+    ),
     "whitened": lambda x: x - ops.mean(x, axis=0) * jax.lax.cond(jnp.sum(x) > 0, lambda: 1.0, lambda: 0.5),
-    "batched in pairs": lambda x: x + 0.2 * ops.concatenate([x[ops.shape(x)[0] // 2 :], x[: ops.shape(x)[0] // 2]]),
+    "batched in pairs": lambda x: (
+        x + 0.2 * ops.concatenate([x[ops.shape(x)[0] // 2 :], x[: ops.shape(x)[0] // 2]])
+    ),
     "product of rows": lambda x: x * ops.tanh(ops.prod(x, axis=0)),
     "any row": lambda x: ops.where(ops.any(x > 1.5, axis=0), x, 0.5 * x),
     "dimension": lambda x: ops.transpose(ops.softmax(ops.transpose(x), axis=-1)),
-}  # fmt: skip
+}
 
 
 class Noise(keras.Layer):
@@ -216,8 +236,11 @@ DRAWING = {
     "gaussian noise": lambda: L.GaussianNoise(0.2),
     "gaussian dropout": lambda: L.GaussianDropout(0.2),
     "one mask for all": lambda: L.Dropout(0.3, noise_shape=(1, WIDTH)),
-    **{name: (lambda name=name: Noise(name)) for name in ("normal", "factor of the batch", "batch shuffle", "mixup")},
-}  # fmt: skip
+    **{
+        name: (lambda name=name: Noise(name))
+        for name in ("normal", "factor of the batch", "batch shuffle", "mixup")
+    },
+}
 
 #: Batch normalization in its forms: `synchronized`, frozen and called for inference are as on one device.
 NORMALIZING = {
@@ -225,7 +248,7 @@ NORMALIZING = {
     # Without a strategy Keras has no such layer on JAX, and rows are all there.
     "synchronized": lambda: L.BatchNormalization(**{"synchronized": True} if unisono.has_strategy() else {}),
     "frozen": lambda: L.BatchNormalization(trainable=False),
-    "for inference": lambda: (lambda x, norm=L.BatchNormalization(): norm(x, training=False)),
+    "for inference": lambda: lambda x: L.BatchNormalization()(x, training=False),
 }
 
 #: Keras' own layers of vectors.
@@ -241,8 +264,8 @@ VECTOR = {
     "activity": lambda: L.ActivityRegularization(l1=0.01, l2=0.02),
     "lambda": lambda: L.Lambda(lambda x: x * 0.5 + 0.1),
     "wide": lambda: keras.Sequential([L.Dense(40, activation="gelu"), L.Dense(WIDTH)]),
-    "residual": lambda: (lambda x, dense=L.Dense(WIDTH): L.Add()([x, dense(x)])),
-    "gated": lambda: (lambda x, d=L.Dense(WIDTH, "sigmoid"): L.Multiply()([x, d(x)])),
+    "residual": lambda: lambda x: L.Add()([x, L.Dense(WIDTH)(x)]),
+    "gated": lambda: lambda x: L.Multiply()([x, L.Dense(WIDTH, "sigmoid")(x)]),
 }
 
 
@@ -272,7 +295,7 @@ FROM_SERIES = {
     "last lstm": lambda: L.LSTM(WIDTH),
     "average": lambda: L.GlobalAveragePooling1D(),
     "largest": lambda: L.GlobalMaxPooling1D(),
-    "flat": lambda: (lambda x, dense=L.Dense(WIDTH): dense(L.Flatten()(NoMask()(x)))),
+    "flat": lambda: lambda x: L.Dense(WIDTH)(L.Flatten()(NoMask()(x))),
 }
 IMAGE = {
     "conv": lambda: L.Conv2D(4, 3, padding="same", activation="relu"),

@@ -88,10 +88,21 @@ LOSSES = {
         "mean": lambda: K.MeanSquaredError(reduction="mean"),
         "mean of weights": lambda: K.LogCosh(reduction="mean_with_sample_weight"),
         "cosine": K.CosineSimilarity,
-        **{fn.__name__: (lambda fn=fn: fn) for fn in (
-            scalar_mean, scalar_sum, each_row, squeezed, largest_error, root, correlation, ranked,
-            weighted_by_targets, by_rows,
-        )},
+        **{
+            fn.__name__: (lambda fn=fn: fn)
+            for fn in (
+                scalar_mean,
+                scalar_sum,
+                each_row,
+                squeezed,
+                largest_error,
+                root,
+                correlation,
+                ranked,
+                weighted_by_targets,
+                by_rows,
+            )
+        },
     },
     "classes": {
         "sparse": K.SparseCategoricalCrossentropy,
@@ -116,7 +127,7 @@ LOSSES = {
     },
     "pairs": {"matched": lambda: matched},
     "folded": {"folded": lambda: folded, "folded_deviation": lambda: folded_deviation},
-}  # fmt: skip
+}
 
 M = keras.metrics
 
@@ -156,15 +167,26 @@ def share(y, p):
 
 
 METRICS = {
-    "numbers": {"mae": lambda: "mae", "rmse": M.RootMeanSquaredError, "r2": M.R2Score, "share": lambda: share,
-                "largest": LargestError, "ratio": Ratio, "cosine": M.CosineSimilarity},
+    "numbers": {
+        "mae": lambda: "mae",
+        "rmse": M.RootMeanSquaredError,
+        "r2": M.R2Score,
+        "share": lambda: share,
+        "largest": LargestError,
+        "ratio": Ratio,
+        "cosine": M.CosineSimilarity,
+    },
     "classes": {"accuracy": lambda: "accuracy", "top": lambda: M.SparseTopKCategoricalAccuracy(2)},
     "hot": {"accuracy": lambda: "accuracy", "f1": M.F1Score, "auc": M.AUC, "largest": LargestError},
-    "truths": {"accuracy": lambda: "accuracy", "precision": M.Precision, "auc": lambda: M.AUC(num_thresholds=9),
-               "ratio": Ratio},
+    "truths": {
+        "accuracy": lambda: "accuracy",
+        "precision": M.Precision,
+        "auc": lambda: M.AUC(num_thresholds=9),
+        "ratio": Ratio,
+    },
     "pairs": {},
     "folded": {},
-}  # fmt: skip
+}
 
 
 # --- steps of users ----------------------------------------------------------------------------------------
@@ -227,7 +249,9 @@ def centralized(model, state, data):
 
 def scaled(model, state, data):
     gradients, aux, given = _gradients(model, state, data)
-    return _finish(model, state, [0.5 * g + 0.001 * w for g, w in zip(gradients, state[0], strict=True)], aux, given)
+    return _finish(
+        model, state, [0.5 * g + 0.001 * w for g, w in zip(gradients, state[0], strict=True)], aux, given
+    )
 
 
 def with_logs(model, state, data):
@@ -270,7 +294,7 @@ class OwnTest:
 
     def test_step(self, state, data):
         trained, others, metrics = state
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
         outputs, _ = self.stateless_call(trained, others, x, training=False)
         first = ops.mean(ops.abs(jax.tree.leaves(outputs)[0]))
         logs = {"loss": first}

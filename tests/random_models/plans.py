@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def is_apart(self):
-        """Whether by construction each row's results depend on this row alone, and states are sums and means."""
+        """Whether by construction each row's results depend on this row alone."""
         groups = {group for group, _ in (*self.first, *self.parts)}
         mixes = groups & {"mixing", "state", "added", "drawing", "normalizing"}
         kinds = {kind for kind, _, _ in self.heads}
@@ -80,7 +80,9 @@ def draw(seed, **given):
     rng = random.Random(seed)
     inputs = tuple(rng.choices(list(SHAPES), [6, 2, 2, 2], k=1 if rng.random() < 0.8 else 2))
     heads = tuple(_head(rng) for _ in range(1 if rng.random() < 0.85 else 2))
-    batch_size = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 12, 12, 13, 16, 16, 18, 20, 24, 24, 32, 33, 40])
+    batch_size = rng.choice(
+        [1, 2, 3, 4, 5, 6, 7, 8, 8, 9, 10, 12, 12, 13, 16, 16, 18, 20, 24, 24, 32, 33, 40]
+    )
     whole, rest = rng.randint(1, 2), rng.choice([0, 0, rng.randint(0, batch_size - 1)])
     kind = rng.random()
     replicas = rng.choice([1, 2, 2, 2, 2, 2, 3, 4, 4, 8])
@@ -198,7 +200,9 @@ def _output(kind, loss, x):
 def build(plan):
     """The model of a plan, with the weights of its seed, compiled."""
     keras.utils.set_random_seed(plan.seed)
-    inputs = [keras.Input(SHAPES[kind], dtype="int32" if kind == "tokens" else "float32") for kind in plan.inputs]
+    inputs = [
+        keras.Input(SHAPES[kind], dtype="int32" if kind == "tokens" else "float32") for kind in plan.inputs
+    ]
     branches = [
         _branch(kind, plan.first if i == 0 else (), x)
         for i, (kind, x) in enumerate(zip(plan.inputs, inputs, strict=True))
@@ -218,7 +222,13 @@ def _model_of(plan, inputs, outputs):
     if plan.step:
         parts.append(losses.Tape if plan.step == "tape" else losses.Own)
     if plan.extra:
-        parts.append({"test_step": losses.OwnTest, "compute_loss": losses.OwnLoss, "compute_metrics": losses.OwnMetrics}[plan.extra])
+        parts.append(
+            {
+                "test_step": losses.OwnTest,
+                "compute_loss": losses.OwnLoss,
+                "compute_metrics": losses.OwnMetrics,
+            }[plan.extra]
+        )
     facts = {"own_step": plan.step, "own_test": ["mean", "largest", "loss"][plan.seed % 3]}
     facts["own_loss"] = ["mean", "root"][plan.seed % 2]
     if not plan.subclassed:
@@ -226,7 +236,11 @@ def _model_of(plan, inputs, outputs):
         cls = type("Drawn", (*parts, keras.Model), facts)
         return cls(inputs, outputs)
     net = keras.Model(inputs, outputs)
-    cls = type("Drawn", (*parts, keras.Model), facts | {"call": lambda self, x, training=False: self.net(x, training=training)})
+    cls = type(
+        "Drawn",
+        (*parts, keras.Model),
+        facts | {"call": lambda self, x, training=False: self.net(x, training=training)},
+    )
     model = cls()
     model.net = net
     model(net.inputs if len(net.inputs) > 1 else net.inputs[0])

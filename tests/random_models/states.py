@@ -99,12 +99,16 @@ STATES = {
     "of the largest": lambda: State(ZERO, lambda s, x: 0.9 * s + 0.1 * ops.max(x)),
     "minus the largest": lambda: State(ZERO, lambda s, x: 0.9 * s - 0.1 * ops.max(x)),
     "queue": lambda: State(jnp.zeros((5, WIDTH)), queue),
-    "used queue": lambda: State(jnp.zeros((5, WIDTH)), queue, lambda x, s, _: x + 0.1 * ops.softmax(x @ s.T) @ s),
+    "used queue": lambda: State(
+        jnp.zeros((5, WIDTH)), queue, lambda x, s, _: x + 0.1 * ops.softmax(x @ s.T) @ s
+    ),
     "assigned sum": lambda: State(ZEROS, lambda s, x: ops.sum(x, axis=0)),
     "assigned mean": lambda: State(ZEROS, lambda s, x: ops.mean(x, axis=0), lambda x, s, _: x - 0.5 * s),
     "assigned and used": lambda: State(ZEROS, lambda s, x: ops.mean(x, axis=0), lambda x, _, s: x - 0.5 * s),
     "used mean": lambda: State(ZEROS, lambda s, x: 0.9 * s + 0.1 * ops.mean(x, 0), lambda x, s, _: x - s),
-    "used largest": lambda: State(ZERO, lambda s, x: ops.maximum(s, ops.max(x)), lambda x, s, _: x / (1 + s * s)),
+    "used largest": lambda: State(
+        ZERO, lambda s, x: ops.maximum(s, ops.max(x)), lambda x, s, _: x / (1 + s * s)
+    ),
     "used count": lambda: State(ZERO, lambda s, x: s + rows(x), lambda x, s, _: x / (1 + 0.01 * s)),
     "in training": lambda: State(ZEROS, lambda s, x: 0.9 * s + 0.1 * ops.mean(x, axis=0), None, True),
     "count in training": lambda: State(COUNT, lambda s, x: s + rows(x), None, True),
@@ -112,9 +116,10 @@ STATES = {
     "always": lambda: State(jnp.ones(WIDTH, bool), lambda s, x: ops.logical_and(s, ops.all(x > -2, 0))),
     "seen by a number": lambda: State(jnp.zeros((), bool), lambda s, x: ops.max(x) > 1.0),
     "largest is over": lambda: State(jnp.zeros(()), lambda s, x: ops.cast(ops.max(x) > 0.5, "float32")),
-    "seen by a sum": lambda: State(jnp.zeros(WIDTH, bool), lambda s, x: jax.lax.convert_element_type(ops.max(x, 0), bool)),
+    "seen by a sum": lambda: State(
+        jnp.zeros(WIDTH, bool), lambda s, x: jax.lax.convert_element_type(ops.max(x, 0), bool)
+    ),
     "root of the largest": lambda: State(ZERO, lambda s, x: ops.log(ops.max(x[:, 0] - 0.3))),
-    "bits": lambda: State(COUNT, lambda s, x: jnp.bitwise_or(s, jax.lax.reduce_or((1 + 2 * classes(x)).astype("int32"), (0,)))),
     "variance": lambda: State(ZERO, lambda s, x: 0.9 * s + 0.1 * ops.var(x)),
     "root": lambda: State(ZERO, lambda s, x: ops.sqrt(ops.mean(ops.square(x)))),
     "last row": lambda: State(ZEROS, lambda s, x: x[-1]),
@@ -127,17 +132,21 @@ STATES = {
     "two": lambda: State(jnp.zeros(2), lambda s, x: ops.stack([ops.max(x), ops.min(x)])),
     "two sums": lambda: State(jnp.zeros(2), lambda s, x: s + ops.stack([ops.sum(x), ops.sum(ops.abs(x))])),
     "concatenated": lambda: State(jnp.zeros(2), lambda s, x: ops.stack([ops.sum(x), ops.mean(x)])),
-    "covariance": lambda: State(jnp.zeros((WIDTH, WIDTH)), lambda s, x: 0.9 * s + 0.1 * ops.transpose(x) @ x / rows(x)),
+    "covariance": lambda: State(
+        jnp.zeros((WIDTH, WIDTH)), lambda s, x: 0.9 * s + 0.1 * ops.transpose(x) @ x / rows(x)
+    ),
     "integer mean": lambda: State(COUNT, lambda s, x: ops.cast(ops.mean(10 * x), "int32")),
     "rounded sum": lambda: State(COUNT, lambda s, x: s + ops.cast(ops.sum(x), "int32")),
     "parity": lambda: State(COUNT, lambda s, x: (s + ops.sum(ops.cast(x > 0, "int32"))) % 7),
-    "largest class": lambda: State(COUNT, lambda s, x: ops.maximum(s, ops.max(ops.cast(classes(x), "int32")))),
+    "largest class": lambda: State(
+        COUNT, lambda s, x: ops.maximum(s, ops.max(ops.cast(classes(x), "int32")))
+    ),
     "small counter": lambda: State(jnp.uint8(250), lambda s, x: s + ops.cast(rows(x), "uint8")),
     "largest by class": lambda: State(jnp.zeros(WIDTH), lambda s, x: s.at[classes(x)].max(ops.max(x, -1))),
     "last by class": lambda: State(jnp.zeros(WIDTH), lambda s, x: s.at[classes(x)].set(ops.max(x, -1))),
     "clipped largest": lambda: State(ZERO, lambda s, x: ops.clip(ops.max(x), -1.0, 1.0)),
     "code book": CodeBook,
-}  # fmt: skip
+}
 
 
 class Loss(keras.Layer):
@@ -167,7 +176,9 @@ ADDED = {
     "pairs": pairs_loss,
     "largest": lambda x: 0.1 * ops.max(x),
     "two": lambda x: 0.1 * ops.mean(x) + 0.01 * ops.sum(ops.abs(x)),
-    "entropy": lambda x: 0.1 * ops.sum(ops.mean(ops.softmax(x), axis=0) * ops.log(ops.mean(ops.softmax(x), axis=0))),
+    "entropy": lambda x: (
+        0.1 * ops.sum(ops.mean(ops.softmax(x), axis=0) * ops.log(ops.mean(ops.softmax(x), axis=0)))
+    ),
     "squared mean": lambda x: 0.1 * ops.square(ops.mean(x)),
     "constant": lambda x: ops.ones(()) * 0.3,
-}  # fmt: skip
+}

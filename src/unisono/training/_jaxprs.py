@@ -72,8 +72,8 @@ def _numbered(closed: jex.ClosedJaxpr, given: Sequence[object], keys: dict[objec
         else:
             # The text of an array may be shortened, and that of a program leaves out its arrays.
             key = eqn.primitive.name, str(eqn.params), *operands
-            is_told = not inner_programs(eqn) and not any(np.ndim(p) for p in jax.tree.leaves(eqn.params))
-            place = keys.setdefault(key if is_told else object(), len(keys))
+            has_text = not inner_programs(eqn) and not any(np.ndim(p) for p in jax.tree.leaves(eqn.params))
+            place = keys.setdefault(key if has_text else object(), len(keys))
             found = [(place, i) for i in range(len(eqn.outvars))]
         known.update(zip(eqn.outvars, found, strict=True))
     return [number(atom) for atom in closed.jaxpr.outvars]

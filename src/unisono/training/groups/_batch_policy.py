@@ -161,6 +161,7 @@ class BatchPolicy:
             parts.append(
                 f"{_names(reading.draws)} {_verb(reading.draws, 'draws')} random numbers per replica"
             )
+        parts += reading.others
         if parts:
             self.warn(
                 "differences",

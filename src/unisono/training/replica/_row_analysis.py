@@ -106,7 +106,7 @@ def row_states(
             then treat rows as the functions do.
 
     >>> def step(x, count, top):
-    ...     return count + (x > 0).sum(), jnp.maximum(top, x.max()), x - x.mean(0)
+    ...     return count + (x > 0).sum(), jax.numpy.maximum(top, x.max()), x - x.mean(0)
     >>> x, count, top = np.zeros((4, 3), "f4"), np.int32(0), np.float32(0)
     >>> states = row_states(step, (x,), (count, top), 2, 4)
     >>> [type(s).__name__ for s in states]

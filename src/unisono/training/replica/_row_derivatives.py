@@ -65,7 +65,7 @@ def is_linear(
 
 
 def _derivative(eqn: Equation) -> jex.ClosedJaxpr:
-    """Return a trace from a function's operands, and the gradients of its results, to those of its operands."""
+    """Return a trace from operands, and gradients of the results, to gradients of the operands."""
     variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex.Var)))
     run = jex.jaxpr_as_fun(jex.ClosedJaxpr(jex.Jaxpr((), variables, eqn.outvars, [eqn]), ()))
     varied = [i for i, v in enumerate(variables) if _has_gradient(v)]

@@ -25,7 +25,8 @@ class Constant:
 
     Along an axis that counts rows all entries are equal. `known` are both traces' values: small
     arrays, or a scalar that fills an array of any shape. `origin` is the number of the argument that
-    the value is, unchanged. `is_own` says that each replica has its own, such as the key of its random stream.
+    the value is, unchanged. `is_own` says that each replica has its own, such as the key of its random
+    stream.
     """
 
     power: int = 0

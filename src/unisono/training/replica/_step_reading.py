@@ -75,8 +75,9 @@ class StepReading:
         draws: names of the random generators that the step uses.
         unfillable: why a batch cannot be filled up with further rows; empty where it can.
         findings: all that was read, for people.
-        results: names of a step's logs that are the results of the model's metrics; None where logs with their
-            names are.
+        others: what else differs from one device, as sentences.
+        results: names of a step's logs that are the results of the model's metrics; None where logs with
+            their names are.
     """
 
     mixes: str = ""
@@ -85,6 +86,7 @@ class StepReading:
     draws: tuple[str, ...] = ()
     unfillable: str = "the step was not read"
     findings: tuple[PartTreatment, ...] = ()
+    others: tuple[str, ...] = ()
     results: frozenset[str] | None = None
 
 
@@ -195,6 +197,34 @@ def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
     """
     layers = [x for x in all_layers(model) if training and is_per_replica(x) and x.trainable]
     return StepReading(apart=tuple(x.name for x in layers if not _is_synchronized(x)), unfillable=why)
+
+
+def read_per_replica(
+    model: keras.Model, training: bool, batch: PyTree, replicas: int, why: str
+) -> StepReading:
+    """Return what is known of a step in TensorFlow's form, in which each replica computes its own rows.
+
+    What it computes is not read: only whether the model's forward pass relates rows, and what it writes.
+
+    Args:
+        training: whether the model's layers train.
+        batch: as that of `read_step`.
+        replicas: at least 2.
+        why: a batch cannot be filled up.
+    """
+    known = unread_step(model, training, why)
+    forward = read_step(model, training, batch, replicas)
+    if not forward.findings:
+        # Such a model may have no `call`, or another one than its step uses.
+        return known
+    others = [f"each replica computes its own rows, although {forward.mixes}"] if forward.mixes else []
+    rules = {
+        v.path: (forward.rules.get(id(v)), merge_rule(kind_of(v))) for v in model.non_trainable_variables
+    }
+    paths = [path for path, (read, declared) in rules.items() if read not in (None, Merge.KEEP, declared)]
+    if paths:
+        others.append(f"copies of {paths[0]!r} become one as they are declared, not as the layer writes them")
+    return dataclasses.replace(known, draws=forward.draws, others=tuple(others))
 
 
 class _Forward:

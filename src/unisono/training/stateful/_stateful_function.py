@@ -37,7 +37,7 @@ from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
 from unisono.training.replica._replicated_reading import read_replicated
-from unisono.training.replica._step_reading import StepReading, unread_step
+from unisono.training.replica._step_reading import StepReading, read_per_replica, unread_step
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._grouped_program import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
@@ -129,19 +129,22 @@ class StatefulFunction:
     def _reading(self, batch: PyTree) -> StepReading:
         """Return how the step treats rows: each replica computes its own where the numbers are the same."""
         reason = f"the model has a `{self._task.step}` of its own"
-        unread = unread_step(self._model, self._task is TrainerTask.TRAIN, reason)
-        replicas = self._strategy.num_replicas_in_sync
+        trains, replicas = self._task is TrainerTask.TRAIN, self._strategy.num_replicas_in_sync
         rows = replicas * max(2, rows_in(batch) // replicas)
         empty = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (rows, *x.shape[1:])), batch)
         call = Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), empty),), {})
-        step = ReplicatedStep(self._strategy, self._split, call, self._entry(self._split, call).plan)
-        reading = read_replicated(step)
+        plan = self._entry(self._split, call).plan
+        reading = read_replicated(ReplicatedStep(self._strategy, self._split, call, plan))
         if reading is None:
-            return unread
+            return read_per_replica(self._model, trains, batch, replicas, reason)
         # Copies merge by a guess here: as a mean, or the first replica's.
         merged = (Merge.KEEP, Merge.MEAN)
         states = (f"{v.path}: {meaning}" for v, rule, meaning in reading.guessed if rule not in merged)
-        return dataclasses.replace(unread, mixes=reading.mixes or next(states, ""))
+        return dataclasses.replace(
+            unread_step(self._model, trains, reason),
+            mixes=reading.mixes or next(states, ""),
+            draws=tuple(s.variable.path for s in plan.slots if s.rule is Merge.SEED and s.written),
+        )
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program; see `GroupRunner`."""
