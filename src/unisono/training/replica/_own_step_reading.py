@@ -136,7 +136,7 @@ def read_own_step(
     step = _OwnStep(model, run, variables, rules, 2 * rows * replicas)
     arrays = shapes_of(batch)
     try:
-        trace, states = traced_states(
+        program, states = traced_states(
             step, (arrays, step.parts(every)), step.kept, rows, 2 * rows, step.seeds
         )
     except NeedsPeersError:
@@ -147,7 +147,7 @@ def read_own_step(
             return jax.eval_shape(step, with_rows(arrays, n), step.parts(n), *step.kept)
 
         return unreadable(error, trace, rows, every)
-    return step.reading(trace, states, predicts, rows)
+    return step.reading(program, states, predicts, rows)
 
 
 def _together(reason: str) -> StepReading:
@@ -268,7 +268,7 @@ class _OwnStep:
             found.draws,
             "the model has a step of its own",
             tuple(found.findings),
-            frozenset(name[2:-2] for name in in_metrics),
+            results=frozenset(name[2:-2] for name in in_metrics),
         )
 
 

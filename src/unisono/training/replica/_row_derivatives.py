@@ -79,9 +79,10 @@ def _derivative(eqn: Equation) -> jex.ClosedJaxpr:
 
         return list(jax.vjp(forward, *(operands[i] for i in varied))[1](gradients))
 
+    given: list[Variable] = list(variables)
     shapes = [
         [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in part]
-        for part in (variables, filter(_has_gradient, eqn.outvars))
+        for part in (given, filter(_has_gradient, eqn.outvars))
     ]
     return jax.make_jaxpr(backward)(*shapes)
 

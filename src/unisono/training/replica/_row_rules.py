@@ -342,6 +342,7 @@ def _several(step: Step, operands: list[Operand]) -> list[RowState]:
 def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     """Functions of matrices in the last two axes, or of series in the last ones."""
     axes, name = 2, step.eqn.primitive.name
+    found: RowState
     if name == "fft":
         axes, found = len(step.params["fft_lengths"]), aligned(operands)
     elif name == "triangular_solve" and operands[0] in (Constant(), RowWise(0)):
