@@ -100,6 +100,6 @@ from unisono.strategies._options import RunOptions as RunOptions
 from unisono.strategies._parameter_server import ParameterServerStrategy as ParameterServerStrategy
 from unisono.strategies._tpu import TPUStrategy as TPUStrategy
 from unisono.strategies.parameter_server._server_task import Server as Server
-from unisono.training.replica._step_reading import per_replica as per_replica
+from unisono.training.replica._per_replica_layers import per_replica as per_replica
 
 __version__: str

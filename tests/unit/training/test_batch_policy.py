@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from unisono.training.groups._batch_policy import BatchPolicy, Mode, one_batch_size
-from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._step_reading import StepReading
+from unisono.training.rows._row_analysis import RowUse, row_uses
 
 L = keras.layers
 VECTOR, SERIES, IMAGE, VOLUME = (6,), (5, 4), (6, 6, 4), (4, 4, 4, 2)

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.replica._row_analysis import RowUse, row_states, row_uses
-from unisono.training.replica._row_states import Extreme, Mixed, RowWise
+from unisono.training.rows._row_analysis import RowUse, row_states, row_uses
+from unisono.training.rows._row_states import Extreme, Mixed, RowWise
 
 ops = keras.ops
 APART, SUM, MEAN, NONE, MIXED = (RowUse[n] for n in ("APART", "SUM", "MEAN", "NONE", "MIXED"))

@@ -56,13 +56,18 @@ def test_what_random_plans_have_found(name):
     assert bool(verdict.result.together) == (mode in ("JOINED", "WHOLE")) or "predict" in name, verdict
 
 
+@pytest.mark.parametrize("part", [("mixing", "centered"), ("state", "rows")])
+def test_steps_with_a_tape_are_read_too(part):
+    verdict = checks.check(plans.draw(**{"seed": 0, **BASE, "parts": (part,), "step": "tape"}))
+    assert verdict.kind == "equal", verdict
+    assert verdict.result.together, verdict
+
+
 @pytest.mark.parametrize(
     ("part", "step"),
     [
         (("drawing", "dropout"), ""),
         (("normalizing", "batch norm"), ""),
-        (("mixing", "centered"), "tape"),
-        (("state", "rows"), "tape"),
     ],
 )
 def test_what_differs_is_said_before_the_first_step(part, step):

@@ -16,8 +16,8 @@ from unisono.step._keras_internals import (
     replaced_losses,
     takes_training,
 )
-from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import DiscardingScope, rows_of
+from unisono.training.rows._row_analysis import RowUse, row_uses
 
 
 def added_losses(model: keras.Model, x: PyTree, training: bool, context: Context) -> list[jax.Array] | None:

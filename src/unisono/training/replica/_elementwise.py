@@ -24,8 +24,8 @@ from unisono.step._keras_internals import clipped_by, clips_as_keras, of_shapes,
 from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._gradients_in_parts import is_split
 from unisono.training._jaxprs import Trace, inner_programs
-from unisono.training.replica._row_analysis import RowUse, row_uses
-from unisono.training.replica._row_states import Equation
+from unisono.training.rows._row_analysis import RowUse, row_uses
+from unisono.training.rows._row_states import Equation
 
 #: Lengths of flat weights with which an update is traced.
 _FEW, _MANY = 3, 6

@@ -25,8 +25,8 @@ from unisono._system._blocks import set_attribute
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.training.replica._findings import note
-from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import DiscardingScope, common_rows, gather_rows, own_rows
+from unisono.training.rows._row_analysis import RowUse, row_uses
 
 _LOG = logging.getLogger("unisono")
 

@@ -15,8 +15,8 @@ from unisono._context import Context, OneReplica, ReplicaContext, entered
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
-from unisono.training.replica._row_analysis import RowUse, row_uses
 from unisono.training.replica._rows import DiscardingScope, common_rows, gather_rows
+from unisono.training.rows._row_analysis import RowUse, row_uses
 
 _m = keras.metrics
 

@@ -25,18 +25,18 @@ from unisono.step._keras_internals import stored_dtype
 from unisono.step.variables._merge_rules import Merge, kind_of
 from unisono.training._jaxprs import value_numbers
 from unisono.training.replica._fused_metrics import NeedsPeersError
-from unisono.training.replica._row_analysis import traced_states
-from unisono.training.replica._row_states import Constant, Reduced, RowState, RowWise
+from unisono.training.replica._per_replica_layers import replaced_calls
 from unisono.training.replica._rows import rows_of
 from unisono.training.replica._step_reading import (
     StateRules,
     StepReading,
     cause_of,
-    replaced_calls,
     shapes_of,
     unreadable,
     with_rows,
 )
+from unisono.training.rows._row_analysis import traced_states
+from unisono.training.rows._row_states import Constant, Reduced, RowState, RowWise
 
 Variables = tuple[list[keras.Variable], ...]
 

@@ -22,9 +22,9 @@ from unisono.step._functional import ReplicatedStep, Slot, StatePlan
 from unisono.step._keras_internals import stored_dtype
 from unisono.step.variables._merge_rules import Merge, is_guess
 from unisono.training.replica._own_step_reading import REDUCIBLE, ReadingEngine
-from unisono.training.replica._row_analysis import row_states
-from unisono.training.replica._row_states import RowState
 from unisono.training.replica._step_reading import cause_of, meaning_of, rule_of
+from unisono.training.rows._row_analysis import row_states
+from unisono.training.rows._row_states import RowState
 
 _LOG = logging.getLogger("unisono")
 

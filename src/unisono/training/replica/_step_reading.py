@@ -10,12 +10,9 @@ Tests: tests/virtual/training/test_step_reading.py.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +25,10 @@ from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype
 from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
 from unisono.training.replica._findings import PartTreatment
 from unisono.training.replica._losses import masks_of
-from unisono.training.replica._row_analysis import row_states
-from unisono.training.replica._row_states import (
+from unisono.training.replica._per_replica_layers import is_per_replica, is_synchronized, replaced_calls
+from unisono.training.replica._rows import DiscardingScope, rows_of
+from unisono.training.rows._row_analysis import row_states
+from unisono.training.rows._row_states import (
     AccumulatedSum,
     Constant,
     Extreme,
@@ -38,30 +37,6 @@ from unisono.training.replica._row_states import (
     RowState,
     RowWise,
 )
-from unisono.training.replica._rows import DiscardingScope, rows_of
-
-#: Attribute of a layer that is meant to see the rows of one replica alone.
-_PER_REPLICA = "_unisono_per_replica"
-
-Layer = TypeVar("Layer", bound=keras.Layer)
-
-
-def per_replica(layer: Layer) -> Layer:
-    """Let a layer see the rows of one replica alone, also where its result for a row depends on others.
-
-    `fit` computes a layer that relates the rows of a batch over all rows, as one device does. Statistics of
-    each replica's rows, as in BatchNormalization, need no message between the replicas.
-
-    Args:
-        layer: any layer; its state counts as the mean of the replicas'.
-
-    Returns:
-        The layer.
-
-    >>> centered = per_replica(keras.layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0)))
-    """
-    setattr(layer, _PER_REPLICA, True)
-    return layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +171,7 @@ def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
         why: a batch cannot be filled up.
     """
     layers = [x for x in all_layers(model) if training and is_per_replica(x) and x.trainable]
-    return StepReading(apart=tuple(x.name for x in layers if not _is_synchronized(x)), unfillable=why)
+    return StepReading(apart=tuple(x.name for x in layers if not is_synchronized(x)), unfillable=why)
 
 
 def read_per_replica(
@@ -282,75 +257,9 @@ class _Forward:
         )
 
 
-@contextlib.contextmanager
-def replaced_calls(model: keras.Model, found: dict[int, keras.Layer]) -> Iterator[None]:
-    """Replace layers that are meant to see one replica's rows by others whose rows are apart, for a block.
-
-    Args:
-        found: gets those that were called.
-    """
-    with contextlib.ExitStack() as stack:
-        for layer in all_layers(model):
-            if is_per_replica(layer):
-                stack.enter_context(_replaced_call(layer, found))
-        yield
-
-
-def is_per_replica(layer: keras.Layer) -> bool:
-    """Return whether a layer may see the rows of one replica alone: one that is marked, or normalizes."""
-    return getattr(layer, _PER_REPLICA, False) or isinstance(layer, keras.layers.BatchNormalization)
-
-
-def _is_synchronized(layer: keras.Layer) -> bool:
-    """Return whether a layer normalizes over the rows of all replicas, as one device does."""
-    return isinstance(layer, keras.layers.BatchNormalization) and bool(getattr(layer, "synchronized", False))
-
-
 def _value_after(scope: keras.StatelessScope, variable: keras.Variable, before: jax.Array) -> jax.Array:
     value = scope.get_current_value(variable)
     return before if value is None else value
-
-
-@contextlib.contextmanager
-def _replaced_call(layer: keras.Layer, found: dict[int, keras.Layer]) -> Iterator[None]:
-    original = layer.call
-
-    def call(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        normalizes = kwargs.get("training") and layer.trainable
-        if isinstance(layer, keras.layers.BatchNormalization) and not normalizes:
-            # With moving statistics each row is normalized alone.
-            return original(*args, **kwargs)
-        found[id(layer)] = layer
-        return _apart(functools.partial(original, *args, **kwargs), (args, kwargs), layer)
-
-    # Not through Keras' own `__setattr__`, which tracks the parts of a layer.
-    object.__setattr__(layer, "call", call)
-    try:
-        yield
-    finally:
-        object.__delattr__(layer, "call")
-
-
-def _apart(call: Callable[[], PyTree], given: PyTree, layer: keras.Layer) -> PyTree:
-    """Return arrays like the results of a layer, of which each row depends on that row of what is given."""
-    if isinstance(layer, keras.layers.BatchNormalization):
-        shapes = given[0][0] if given[0] else given[1]["inputs"]
-    else:
-        with DiscardingScope():
-            shapes = jax.eval_shape(call)
-    arrays = [x for x in jax.tree.leaves(given) if isinstance(x, jax.Array) and x.ndim]
-    weights = sum((jnp.sum(v.value).astype("float32") for v in layer.variables), jnp.zeros(()))
-    rows = arrays[0].shape[0] if arrays else 0
-
-    def like(shape: jax.ShapeDtypeStruct) -> jax.Array:
-        value = weights
-        if shape.ndim and shape.shape[0] == rows:
-            for x in arrays:
-                value = value + jnp.sum(x, axis=range(1, x.ndim)).astype("float32")
-            value = value.reshape(-1, *[1] * (shape.ndim - 1))
-        return jnp.broadcast_to(value, shape.shape).astype(shape.dtype)
-
-    return jax.tree.map(like, shapes)
 
 
 class StateRules:
@@ -362,7 +271,7 @@ class StateRules:
 
     def __init__(self, apart: Iterable[keras.Layer]) -> None:
         layers = list(apart)
-        self.names = tuple(layer.name for layer in layers if not _is_synchronized(layer))
+        self.names = tuple(layer.name for layer in layers if not is_synchronized(layer))
         self._of_apart = {id(v) for layer in layers for v in layer.variables}
         self.rules: dict[int, Merge] = {}
         #: Paths of random generators that the step uses, and of states that depend on rows.

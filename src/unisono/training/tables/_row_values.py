@@ -18,7 +18,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from unisono.training._jaxprs import called_by, inner_programs
-from unisono.training.replica._row_rules import SIMPLE_ELEMENTWISE
+from unisono.training.rows._row_rules import SIMPLE_ELEMENTWISE
 
 #: An argument or result of an operation in a trace.
 Operand = jex.Var | jex.Literal

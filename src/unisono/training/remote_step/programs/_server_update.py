@@ -42,7 +42,7 @@ from unisono.training.remote_step.programs._preparation import (
     of_prepared_gradients,
     rounded_to,
 )
-from unisono.training.replica._row_analysis import RowUse, uses_in_traces
+from unisono.training.rows._row_analysis import RowUse, uses_in_traces
 from unisono.training.tables._row_update import RowUpdate, row_update
 from unisono.training.tables._row_values import NotByRowsError
 

@@ -5,7 +5,7 @@ Tests: tests/unit/training/test_row_analysis.py.
 
 from __future__ import annotations
 
-from unisono.training.replica._row_states import (
+from unisono.training.rows._row_states import (
     MIXED,
     AccumulatedSum,
     Constant,

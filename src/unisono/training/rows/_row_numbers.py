@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.replica._row_states import Constant, Equation, RowState, Step
+from unisono.training.rows._row_states import Constant, Equation, RowState, Step
 
 #: Up to this many numbers, an array's values are computed too: shapes and factors such as `1 / rows` are
 #: smaller, and data larger.

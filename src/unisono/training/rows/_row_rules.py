@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.replica._row_indexing import cut, gather, scatter, update
-from unisono.training.replica._row_states import (
+from unisono.training.rows._row_indexing import cut, gather, scatter, update
+from unisono.training.rows._row_states import (
     MIXED,
     AccumulatedSum,
     Constant,

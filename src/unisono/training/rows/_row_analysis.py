@@ -22,11 +22,11 @@ import numpy as np
 
 from unisono._types import ArrayLike, PyTree
 from unisono.training._jaxprs import called_by
-from unisono.training.replica._row_derivatives import CUSTOM, is_linear
-from unisono.training.replica._row_extremes import of_extremes
-from unisono.training.replica._row_numbers import SMALL, chosen, computed
-from unisono.training.replica._row_rules import RULES, linear_in_sums
-from unisono.training.replica._row_states import (
+from unisono.training.rows._row_derivatives import CUSTOM, is_linear
+from unisono.training.rows._row_extremes import of_extremes
+from unisono.training.rows._row_numbers import SMALL, chosen, computed
+from unisono.training.rows._row_rules import RULES, linear_in_sums
+from unisono.training.rows._row_states import (
     MIXED,
     AccumulatedSum,
     Constant,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.training.replica._row_rules import is_total
-from unisono.training.replica._row_states import MIXED, AccumulatedSum, Constant, Extreme, RowState, Step
+from unisono.training.rows._row_rules import is_total
+from unisono.training.rows._row_states import MIXED, AccumulatedSum, Constant, Extreme, RowState, Step
 
 #: Functions of any number that never decrease: the largest of their values is that of the largest number. Not
 #: roots and logarithms: of a negative number they are NaN, which is the largest of all.

@@ -15,7 +15,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from unisono.training.replica._row_states import (
+from unisono.training.rows._row_states import (
     Constant,
     Equation,
     Mixed,
