@@ -272,6 +272,8 @@ class TapeStep(OwnStep):
         x, y = given
         with unisono.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
+            if self.kind == "summed":
+                loss = ops.sum(ops.square(self(x, training=True)))
         grads = tape.gradient(loss, self.trainable_variables)
         if self.kind == "clipped":
             norm = jnp.sqrt(sum(jnp.sum(g**2) for g in grads))
@@ -290,10 +292,11 @@ def largest():
     [
         ("plain", L.LayerNormalization, False),
         ("clipped", L.LayerNormalization, True),
+        ("summed", L.LayerNormalization, True),
         ("plain", largest, True),
         ("plain", lambda: L.Lambda(lambda t: t - ops.mean(t, axis=0)), True),
     ],
-    ids=["plain", "clipped", "maximum", "centered"],
+    ids=["plain", "clipped", "summed", "maximum", "centered"],
 )
 def test_a_train_step_in_tensorflows_form(kind, layer, together, caplog):
     def make():
