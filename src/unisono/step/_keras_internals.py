@@ -25,7 +25,7 @@ from unisono.step._value_handle import VariableValue
 #: Every name, by the class whose code must have it. `training/_bind` wraps some of them.
 RELIED_ON = {
     "Variable": ("_value", "_dtype", "_initializer", "_initialize_with_initializer", "_shape", "_ndim"),
-    "Layer": ("_flatten_layers", "_call_has_training_arg", "_loss_ids", "_losses_override"),
+    "Layer": ("_flatten_layers", "_call_has_training_arg", "_losses_override"),
     "Model": (
         "_jax_state", "_jax_state_synced", "_get_jax_state", "_purge_model_variables", "_initial_epoch",
         "_use_cached_eval_dataset", "batch_outputs", "_compile_config", "_compute_loss", "_symbolic_build",
@@ -37,7 +37,6 @@ RELIED_ON = {
     "optimizers.LossScaleOptimizer": ("check_finite",),
     "callbacks.Callback": ("_model",),
     "layers.BatchNormalization": ("_moments", "_reduction_axes"),
-    "layers.MultiHeadAttention": ("_attention_axes",),
     "losses.MeanSquaredError": ("_fn_kwargs",),
     "metrics.MeanSquaredError": ("_fn_kwargs",),
     "name_scope": ("name_scope_stack", "override_parent"),
@@ -181,14 +180,6 @@ def takes_training(layer: keras.Layer) -> bool:
     return bool(layer._call_has_training_arg)
 
 
-def adds_losses(layer: keras.Layer) -> bool:
-    """Return whether a layer itself, not one inside of it, has called `add_loss` in the last forward pass.
-
-    `Layer._loss_ids`, 3.0.
-    """
-    return bool(layer._loss_ids)
-
-
 def replaced_losses(model: keras.Model) -> list[jax.Array]:
     """Return what `model.losses` gives instead of the losses of the layers; empty for those.
 
@@ -204,16 +195,6 @@ def replace_losses(model: keras.Model, losses: list[jax.Array]) -> None:
     Keras does so with the losses of its stateless call. `Layer._losses_override`, 3.2.
     """
     model._losses_override = losses
-
-
-def named_axes(layer: keras.Layer) -> Iterator[int]:
-    """Return the axes that a layer's configuration names, among them those of attention.
-
-    `MultiHeadAttention._attention_axes`, 3.0.
-    """
-    for name in ("axis", "axes", "_attention_axes"):
-        axes = getattr(layer, name, None)
-        yield from (n for n in (axes if isinstance(axes, (list, tuple)) else [axes]) if n is not None)
 
 
 def reduced_axes(layer: keras.layers.BatchNormalization) -> list[int]:
