@@ -77,7 +77,7 @@ RowKnowledge = Rows | Spread | None
 #: Operations on elements, each of which looks at one element of each operand.
 ELEMENTWISE = {
     *SIMPLE_ELEMENTWISE.split(),
-    *"add add_any convert_element_type copy copy_p div mul neg stop_gradient sub".split(),  # noqa: SIM905
+    *"add add_any convert_element_type copy copy_p div imag mul neg real select_n stop_gradient sub".split(),  # noqa: SIM905
 }
 
 #: What a row that is not computed must hold, so that a reduction over the rows can leave it out.
