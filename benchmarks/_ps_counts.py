@@ -42,8 +42,8 @@ def die_at(point, count):
 
 def watch_server():
     """Note each update before and after it is applied, and what a server finds when it starts."""
-    from unisono.ps._durable import DurableStore
-    from unisono.ps._store import VariableStore
+    from unisono.parameter_server.server._durable import DurableStore
+    from unisono.parameter_server.server._store import VariableStore
 
     push, reset, start = VariableStore.push, VariableStore.reset, DurableStore.__init__
 
@@ -73,9 +73,9 @@ def watch_server():
 def watch_worker():
     """Note each closure that is run, and when a server is missed."""
     watch_absence()
-    from unisono.ps._client import ServerClient
+    from unisono.parameter_server.server._client import ServerClient
     from unisono.rpc._ops import Op
-    from unisono.ps.worker._step_worker import StepWorker
+    from unisono.parameter_server.worker._step_worker import StepWorker
 
     run, send, counts = StepWorker._closure, ServerClient.send, {"run": 0, "push": 0}
 
@@ -102,7 +102,7 @@ def watch_worker():
 
 def watch_chief():
     """Note what is sent to workers and acknowledged by them, and when a task is missed."""
-    from unisono.ps.scheduling._workers import WorkerPool
+    from unisono.parameter_server.chief._workers import WorkerPool
 
     watch_absence()
     run, lost = WorkerPool._run, WorkerPool._lost
@@ -130,7 +130,7 @@ def watch_chief():
 
 def watch_absence():
     """Note when a server is missed."""
-    from unisono.ps._client import _Attempts
+    from unisono.parameter_server.server._client import _Attempts
 
     lost = _Attempts._lost
 

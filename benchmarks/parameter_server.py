@@ -33,13 +33,13 @@ import numpy as np
 from _harness import free_ports
 
 from unisono.cluster_resolver._spec import Task
-from unisono.ps._client import ServerClient
-from unisono.ps._server import VariableServer
-from unisono.ps._store import VariableStore
-from unisono.ps.scheduling._closures import Rules
-from unisono.ps.scheduling._workers import RunRequest, WorkerPool
-from unisono.ps.state._push import Push
-from unisono.ps.worker._batched_reply import BatchedReply
+from unisono.parameter_server.server._client import ServerClient
+from unisono.parameter_server.server._server import VariableServer
+from unisono.parameter_server.server._store import VariableStore
+from unisono.parameter_server.chief._closures import Rules
+from unisono.parameter_server.chief._workers import RunRequest, WorkerPool
+from unisono.parameter_server.state._push import Push
+from unisono.parameter_server.worker._batched_reply import BatchedReply
 from unisono.rpc._ops import Op
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._server import RpcServer

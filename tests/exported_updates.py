@@ -7,7 +7,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.ps._programs import digest_of
+from unisono.parameter_server.server._programs import digest_of
 
 
 def spec(*shape, dtype="float32"):

@@ -3,15 +3,15 @@
 import contextlib
 
 from unisono.cluster_resolver._spec import Task
-from unisono.ps._client import ServerClient
-from unisono.ps._server import VariableServer
-from unisono.ps._store import VariableStore
-from unisono.ps.scheduling._closures import Rules
-from unisono.ps.worker._step_worker import StepWorker
+from unisono.parameter_server.chief._closures import Rules
+from unisono.parameter_server.chief._job import Cluster
+from unisono.parameter_server.server._client import ServerClient
+from unisono.parameter_server.server._server import VariableServer
+from unisono.parameter_server.server._store import VariableStore
+from unisono.parameter_server.strategy._parameter_server import ClusterForm
+from unisono.parameter_server.strategy._serve import load_program
+from unisono.parameter_server.worker._step_worker import StepWorker
 from unisono.rpc._loopback import LoopbackNetwork
-from unisono.strategies._parameter_server import ClusterForm
-from unisono.strategies.parameter_server._serve import load_program
-from unisono.training.remote_step._job import Cluster
 
 
 class LocalCluster:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("step", "collectives", "training/replica", "checkpoint", "ps/state")
+PACKAGES = ("step", "collectives", "training/replica", "checkpoint", "parameter_server/state")
 #: Seconds of CPU that the tests of one mutant may take, and of wall time that they may take.
 MOST_CPU, MOST_WALL = 60, 600
 #: What `make test` runs, and what `make test-all` adds.

@@ -58,7 +58,7 @@ from unisono._values import (
     PerReplica as PerReplica,
     ReduceOp as ReduceOp,
 )
-from unisono.collectives._compressed_all_reduce import CompressedAllReduce as CompressedAllReduce
+from unisono.compression._compressed_all_reduce import CompressedAllReduce as CompressedAllReduce
 from unisono.collectives._cross_device import (
     CommunicationImplementation as CommunicationImplementation,
     CommunicationOptions as CommunicationOptions,
@@ -68,7 +68,7 @@ from unisono.collectives._cross_device import (
     ReductionToOneDevice as ReductionToOneDevice,
     RingAllReduce as RingAllReduce,
 )
-from unisono.collectives._local_updates import LocalUpdates as LocalUpdates
+from unisono.local_updates._local_updates import LocalUpdates as LocalUpdates
 from unisono.data._distribute import DistributedDataset as DistributedDataset
 from unisono.data._iterator import DistributedIterator as DistributedIterator
 from unisono.data._sharding import (
@@ -85,21 +85,23 @@ from unisono.step.variables._merge_rules import (
     VariableAggregation as VariableAggregation,
     VariableSynchronization as VariableSynchronization,
 )
-from unisono.step.variables._sharded_variable import ShardedVariable as ShardedVariable
+from unisono.parameter_server.tables._sharded_variable import ShardedVariable as ShardedVariable
 from unisono.step.variables._variable import Variable as Variable
 from unisono.strategies._base import Strategy as Strategy
 from unisono.strategies._central_storage import CentralStorageStrategy as CentralStorageStrategy
 from unisono.strategies._extended import StrategyExtended as StrategyExtended
 from unisono.strategies._mirrored import MirroredStrategy as MirroredStrategy
-from unisono.strategies._multi_worker import (
+from unisono.cluster.strategy._multi_worker import (
     CollectiveAllReduceStrategy as CollectiveAllReduceStrategy,
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
 from unisono.strategies._one_device import OneDeviceStrategy as OneDeviceStrategy
 from unisono.strategies._options import RunOptions as RunOptions
-from unisono.strategies._parameter_server import ParameterServerStrategy as ParameterServerStrategy
+from unisono.parameter_server.strategy._parameter_server import (
+    ParameterServerStrategy as ParameterServerStrategy,
+)
 from unisono.strategies._tpu import TPUStrategy as TPUStrategy
-from unisono.strategies.parameter_server._server_task import Server as Server
+from unisono.parameter_server.strategy._server_task import Server as Server
 from unisono.training.replica._per_replica_layers import per_replica as per_replica
 
 __version__: str

@@ -12,17 +12,18 @@ from unisono import partitioners
 from unisono._names import no_attribute
 from unisono.checkpoint.preemption._handler import PreemptionCheckpointHandler, TerminationConfig
 from unisono.checkpoint.preemption._watcher import PreemptionWatcher
+from unisono.cluster.strategy import _multi_worker
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._tpu import DeviceAssignment, TPUClusterResolver
 from unisono.collectives._cross_device import CommunicationImplementation, CommunicationOptions
 from unisono.data._sharding import ValueContext
 from unisono.export import export_saved_model, load_from_saved_model
-from unisono.strategies import _multi_worker, _tpu
+from unisono.strategies import _tpu
 from unisono.strategies._central_storage import CentralStorageStrategy
 
 if TYPE_CHECKING:
     from unisono import coordinator
-    from unisono.strategies._parameter_server import ParameterServerStrategy
+    from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
 
 CollectiveCommunication = CommunicationImplementation
 

@@ -1,6 +1,6 @@
 """How `ParameterServerStrategy` cuts large variables into shards: TensorFlow's partitioners.
 
-Tests: tests/unit/ps/test_partition.py.
+Tests: tests/unit/parameter_server/test_partition.py.
 """
 
 from unisono import _names

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.fuzzing.changes import BYTE_CHANGES, SAME, TEXT_CHANGES, changed_bytes, changed_text
 from unisono.cluster.rendezvous import _protocol
-from unisono.ps._durable import DurableStore
-from unisono.ps.state import _container, _records
-from unisono.ps.state._create import NewVariable
-from unisono.ps.state._push import Push
-from unisono.ps.state._variables import StoredSpec
+from unisono.parameter_server.server._durable import DurableStore
+from unisono.parameter_server.state import _container, _records
+from unisono.parameter_server.state._create import NewVariable
+from unisono.parameter_server.state._push import Push
+from unisono.parameter_server.state._variables import StoredSpec
 from unisono.rpc import _frames
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op

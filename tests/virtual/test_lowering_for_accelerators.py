@@ -19,9 +19,9 @@ from tests.virtual.training.test_counts import HostReads
 from unisono import export
 from unisono._mesh import ReplicaMesh
 from unisono.collectives._cross_device import CommunicationOptions, PackedAllReduce
-from unisono.ps.worker._step_worker import StepWorker
+from unisono.parameter_server.strategy._serve import load_program
+from unisono.parameter_server.worker._step_worker import StepWorker
 from unisono.step._run_ahead import RUN_AHEAD, run_ahead_of
-from unisono.strategies.parameter_server._serve import load_program
 
 pytestmark = pytest.mark.numbers
 

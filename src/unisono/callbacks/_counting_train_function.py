@@ -14,8 +14,8 @@ import keras
 from unisono._types import PyTree
 from unisono.callbacks._resumable_data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
+from unisono.local_updates._local_training import steps_to_end_of_phase
 from unisono.training.groups._lookahead import StepLookahead
-from unisono.training.trainer._local_training import steps_to_end_of_phase
 from unisono.training.trainer._protocol import set_lookahead
 
 #: Methods of a callback that have been called for the batches that are passed over.

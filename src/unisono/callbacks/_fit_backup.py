@@ -61,18 +61,18 @@ from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
 from unisono.cluster.liveness._task_events import process_events
-from unisono.step._keras_internals import is_synced
-from unisono.step._value_handle import ValueHandle
-from unisono.strategies.multi_worker_fit._chief_callbacks import SameState, SharedDecisions
-from unisono.training._binding import strategy_of
-from unisono.training._fit_extension import FitCall
-from unisono.training.trainer._local_phase import LocalPhase
-from unisono.training.trainer._local_training import (
+from unisono.cluster.strategy._chief_callbacks import SameState, SharedDecisions
+from unisono.local_updates._local_phase import LocalPhase
+from unisono.local_updates._local_training import (
     begin_local_phase,
     is_in_phase,
     local_phase_of,
     resume_local_phase,
 )
+from unisono.step._keras_internals import is_synced
+from unisono.step._value_handle import ValueHandle
+from unisono.training._binding import strategy_of
+from unisono.training._fit_extension import FitCall
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 

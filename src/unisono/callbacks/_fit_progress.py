@@ -20,9 +20,9 @@ from unisono._types import ArrayLike, PyTree, State
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._json_state import decode, encode, stand_ins
 from unisono.checkpoint._snapshot import Snapshot, copy_of
+from unisono.local_updates._local_phase import LocalPhase
 from unisono.step._call_signature import LazyArray
 from unisono.step._value_handle import ValueHandle
-from unisono.training.trainer._local_phase import LocalPhase
 
 #: With what the names of arrays begin that replicas have of their own.
 _LOCAL = "local/"

@@ -22,6 +22,8 @@ from unisono.checkpoint._snapshot import Copies, Facts, Snapshot, copy_of
 from unisono.checkpoint._tracking import GrowthNotifier, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._unread_arrays import UnreadArray
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
+from unisono.compression._compressed_layout import fitted_errors
+from unisono.local_updates._local_layout import fitted_rows
 from unisono.step._keras_internals import (
     initialize_with,
     store_value,
@@ -30,8 +32,6 @@ from unisono.step._keras_internals import (
     trained_variables,
 )
 from unisono.step._value_handle import ValueHandle, in_parts
-from unisono.step.variables._compressed_layout import fitted_errors
-from unisono.step.variables._local_layout import fitted_rows
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
 from unisono.training._binding import strategy_of

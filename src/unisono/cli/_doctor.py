@@ -183,7 +183,7 @@ def measure(sizes: Sequence[int]) -> list[float]:
     import jax
     import numpy as np
 
-    from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
+    from unisono.cluster.strategy._multi_worker import MultiWorkerMirroredStrategy
 
     strategy = MultiWorkerMirroredStrategy()
     found = []

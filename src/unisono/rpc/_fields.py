@@ -1,6 +1,6 @@
 """The fields of a message from outside, checked one by one: an error names the field that is wrong.
 
-Tests: tests/unit/ps/test_server.py, tests/unit/standalone/test_hostile_requests.py.
+Tests: tests/unit/parameter_server/test_server.py, tests/unit/standalone/test_hostile_requests.py.
 """
 
 from __future__ import annotations

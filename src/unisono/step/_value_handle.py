@@ -1,6 +1,6 @@
 """What a variable holds between steps that is no array on a device of this process.
 
-Tests: tests/virtual/training/remote_step/test_remote_array.py,
+Tests: tests/virtual/parameter_server/chief/test_remote_array.py,
 tests/virtual/strategies/test_sharded_state.py.
 """
 

@@ -11,11 +11,11 @@ import jax
 
 from unisono._checks import check_instance
 from unisono._mesh import ReplicaMesh, resolve_devices
-from unisono.collectives._compressed_all_reduce import CompressedAllReduce
+from unisono.cluster.strategy._multi_worker import MultiWorkerMirroredStrategy
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
-from unisono.collectives._local_updates import LocalUpdates
+from unisono.compression._compressed_all_reduce import CompressedAllReduce
+from unisono.local_updates._local_updates import LocalUpdates
 from unisono.strategies._base import Strategy
-from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_of
 from unisono.training._scope_warnings import strategy_of_process_made

@@ -21,16 +21,16 @@ from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
+from unisono.local_updates._local_layout import LocalLayout
+from unisono.local_updates._local_training import LocalTrainFunction
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
 from unisono.step._layout import StateLayout
-from unisono.step.variables._local_layout import LocalLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
 from unisono.training.replica._replicated_reading import warn_of_guesses
 from unisono.training.stateful._form import is_stateful
 from unisono.training.stateful._stateful_function import StatefulFunction
-from unisono.training.trainer._local_training import LocalTrainFunction
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask

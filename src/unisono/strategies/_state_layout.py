@@ -9,14 +9,14 @@ from unisono._checks import check_instance
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono.cluster._process_group import ProcessGroup
-from unisono.collectives._compressed_all_reduce import CompressedAllReduce
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.collectives._local_updates import LocalUpdates
+from unisono.compression._compressed_all_reduce import CompressedAllReduce
+from unisono.compression._compressed_layout import CompressedLayout
+from unisono.local_updates._local_layout import LocalLayout, LoneLayout
+from unisono.local_updates._local_updates import LocalUpdates
+from unisono.sharding._fully_sharded_layout import FullyShardedLayout
+from unisono.sharding._sharded_layout import ShardedLayout
 from unisono.step._layout import StateLayout
-from unisono.step._sharded_layout import ShardedLayout
-from unisono.step.variables._compressed_layout import CompressedLayout
-from unisono.step.variables._fully_sharded_layout import FullyShardedLayout
-from unisono.step.variables._local_layout import LocalLayout, LoneLayout
 from unisono.training.replica._elementwise import why_whole
 
 _IN_PARTS = {layout.name: layout for layout in (ShardedLayout, FullyShardedLayout)}

@@ -17,6 +17,7 @@ from typing import Any
 
 from unisono._lowering._install import install_lowerings
 from unisono._types import Wrapper
+from unisono.parameter_server.tables import _row_initial
 from unisono.step._keras_internals import check_keras
 from unisono.training import (
     _chief_save,
@@ -30,7 +31,6 @@ from unisono.training import (
 )
 from unisono.training.groups import _batch_policy
 from unisono.training.stateful import _inherited_steps
-from unisono.training.tables import _row_initial
 from unisono.training.trainer import _run_ahead_of_loop
 
 #: Those that replace methods of Keras.

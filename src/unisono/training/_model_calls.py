@@ -20,6 +20,7 @@ from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
+from unisono.local_updates._local_training import end_local_phase
 from unisono.step._explain import explaining
 from unisono.step._keras_internals import training_state
 from unisono.step._program import current_frame
@@ -44,7 +45,6 @@ from unisono.training.stateful._form import (
     running_task,
     task_of_state,
 )
-from unisono.training.trainer._local_training import end_local_phase
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
     apart_from_outer_call,

@@ -13,9 +13,9 @@ import numpy as np
 from unisono._context import current
 from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap
+from unisono.local_updates._local_layout import fitted_rows, value_for_file
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import is_added, making_slot
-from unisono.step.variables._local_layout import fitted_rows, value_for_file
 
 
 def wraps() -> list[KerasWrap]:

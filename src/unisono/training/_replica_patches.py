@@ -27,6 +27,8 @@ import keras
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
 from unisono._system._blocks import set_attribute, set_for_block
 from unisono._types import KerasWrap, PyTree
+from unisono.compression._compressed_layout import is_of_compression
+from unisono.parameter_server.programs._push_layout import is_pushing
 from unisono.step._keras_internals import (
     compiled_metrics,
     reduced_axes,
@@ -37,9 +39,7 @@ from unisono.step._keras_internals import (
 from unisono.step._layout import GradientReducer, StateLayout
 from unisono.step._program import current_frame
 from unisono.step._value_handle import in_parts
-from unisono.step.variables._compressed_layout import is_of_compression
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule, note_mean
-from unisono.training.remote_step.programs._push_layout import is_pushing
 from unisono.training.replica._added_losses import added_losses
 from unisono.training.replica._findings import note
 from unisono.training.replica._gradients import aggregate_gradients

@@ -18,7 +18,7 @@ from unisono.cluster.rendezvous import _protocol
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import RunPaths, make_plan
-from unisono.ps.scheduling import _closures
+from unisono.parameter_server.chief import _closures
 from unisono.rpc._transport._client_thread import acquire_thread, release_thread
 
 FOLDER = str(Path(unisono.__file__).parent)

@@ -7,7 +7,7 @@ import pytest
 
 from unisono._errors import ClusterError
 from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
-from unisono.ps._client import ServerClient
+from unisono.parameter_server.server._client import ServerClient
 from unisono.rpc._calls import PeerRejectedError
 from unisono.rpc._transport import _refusal
 from unisono.rpc._transport._client import RpcClient

@@ -12,7 +12,7 @@ from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.rpc._transport._local import free_port
 from unisono.rpc._transport._client import RpcClient
-from unisono.strategies.parameter_server._serve import service_of
+from unisono.parameter_server.strategy._serve import service_of
 
 address = f"127.0.0.1:{free_port()}"
 me = Task("ps", 0)

@@ -2,7 +2,7 @@
 
 import keras
 
-from unisono.strategies.multi_worker_fit._chief_callbacks import (
+from unisono.cluster.strategy._chief_callbacks import (
     DECISION_HOOKS,
     decision_hooks,
     shared_decisions,

@@ -7,8 +7,8 @@ import types
 import keras
 import pytest
 
-from unisono.strategies.multi_worker_fit import _chief_callbacks
-from unisono.strategies.multi_worker_fit._chief_callbacks import LOGGERS, is_chief_only, silence_autologging
+from unisono.cluster.strategy import _chief_callbacks
+from unisono.cluster.strategy._chief_callbacks import LOGGERS, is_chief_only, silence_autologging
 
 
 def made_in(module, *bases, **attributes):

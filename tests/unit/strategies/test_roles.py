@@ -4,7 +4,7 @@ import pytest
 
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
-from unisono.strategies.parameter_server._roles import roles_of
+from unisono.parameter_server.strategy._roles import roles_of
 
 SPEC = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
 

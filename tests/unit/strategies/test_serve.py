@@ -12,11 +12,11 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._lease import Lease
 from unisono.cluster_resolver._base import seconds_of
 from unisono.cluster_resolver._spec import ClusterSpec, Task
-from unisono.ps._end_marker import leave_end_marker
-from unisono.ps.scheduling._heartbeats import chief_lease
-from unisono.strategies.parameter_server import _serve
-from unisono.strategies.parameter_server._roles import roles_of
-from unisono.strategies.parameter_server._serve import (
+from unisono.parameter_server.server._end_marker import leave_end_marker
+from unisono.parameter_server.server._heartbeats import chief_lease
+from unisono.parameter_server.strategy import _serve
+from unisono.parameter_server.strategy._roles import roles_of
+from unisono.parameter_server.strategy._serve import (
     CHIEF_VARIABLE,
     Service,
     durable_store,

@@ -8,8 +8,8 @@ import pytest
 from tests.virtual.collectives.test_reduce import AXIS, on_replicas
 
 import unisono
-from unisono.collectives._compressed_all_reduce import Compression
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.compression._compressed_all_reduce import Compression
 
 pytestmark = pytest.mark.numbers
 

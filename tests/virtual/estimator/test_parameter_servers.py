@@ -37,7 +37,7 @@ from unisono.estimator._train_op import minimize
 from unisono.estimator.session._input import InputFunction
 from unisono.estimator.session._model_step import ModelFunction
 from unisono.estimator.session._train import Training, TrainTask
-from unisono.training.remote_step import _remote_variables
+from unisono.parameter_server.chief import _remote_variables
 
 SCE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unisono.step.variables._gather_on_use import gather_on_use, note_part, part_of
+from unisono.sharding._gather_on_use import gather_on_use, note_part, part_of
 
 PARTS = [np.arange(6, dtype="float32") / 7, np.arange(4, dtype="float32") - 1.5]
 WHOLES = [jax.ShapeDtypeStruct((3, 4), "float32"), jax.ShapeDtypeStruct((4, 2), "float32")]

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.strategies.multi_worker_fit._call_description import (
+from unisono.cluster.strategy._call_description import (
     call_fingerprint,
     described,
     layers_of,

@@ -20,7 +20,7 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from tests.support import PLATFORM, devices
-from unisono.strategies import _parameter_server
+from unisono.parameter_server.strategy import _parameter_server
 
 pytestmark = pytest.mark.numbers
 

@@ -22,8 +22,8 @@ from unisono import LocalUpdates
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.callbacks import BackupAndRestore
 from unisono.cluster._process_group import SingleProcessGroup
+from unisono.local_updates._local_layout import LocalLayout
 from unisono.step._dispatch import CompiledStep
-from unisono.step.variables._local_layout import LocalLayout
 
 pytestmark = pytest.mark.numbers
 

@@ -10,9 +10,9 @@ import unisono
 from tests.ps_cluster import LocalCluster, local_strategy
 from unisono.cluster_resolver._base import SimpleClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec
+from unisono.parameter_server.strategy import _parameter_server
+from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
 from unisono.step._keras_internals import stored_value
-from unisono.strategies import _parameter_server
-from unisono.strategies._parameter_server import ParameterServerStrategy
 
 
 def data(rows=96):

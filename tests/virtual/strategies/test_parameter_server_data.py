@@ -10,7 +10,7 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.data import DatasetCreator
-from unisono.ps.worker._step_worker import current_worker_index
+from unisono.parameter_server.worker._step_worker import current_worker_index
 
 
 def rows(count=64):

@@ -13,8 +13,8 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.cluster_resolver._spec import Task
+from unisono.parameter_server.chief._train_function import RemoteTrainFunction
 from unisono.step._call_signature import LazyArray
-from unisono.training.remote_step._train_function import RemoteTrainFunction
 
 pytestmark = pytest.mark.numbers
 

@@ -14,7 +14,7 @@ import unisono
 from tests.ps_cluster import local_strategy
 from tests.support import LIMIT
 from unisono.coordinator import ClusterCoordinator
-from unisono.ps import _client
+from unisono.parameter_server.server import _client
 from unisono.rpc._calls import PeerLostError
 from unisono.step._call_signature import LazyArray
 

@@ -6,10 +6,10 @@ import pytest
 
 import unisono
 from tests.ps_cluster import local_strategy
+from unisono.parameter_server.chief import _remote_variables
+from unisono.parameter_server.programs import _push_layout
 from unisono.partitioners import FixedShardsPartitioner
 from unisono.step.variables._deferred_value import DeferredValue
-from unisono.training.remote_step import _remote_variables
-from unisono.training.remote_step.programs import _push_layout
 
 K, L = keras.optimizers, keras.layers
 ROWS = 90

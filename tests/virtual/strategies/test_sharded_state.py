@@ -11,9 +11,9 @@ import pytest
 
 import unisono
 from unisono.checkpoint import Checkpoint
+from unisono.sharding._sharded_layout import Shards
 from unisono.step._call_signature import Call
 from unisono.step._keras_internals import stored_value
-from unisono.step._sharded_layout import Shards
 
 pytestmark = pytest.mark.numbers
 

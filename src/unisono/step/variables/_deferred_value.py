@@ -1,6 +1,6 @@
 """The first value of a variable before it is made, so that it is never whole where it lies in parts.
 
-Tests: tests/virtual/strategies/test_first_parts.py, tests/virtual/training/tables/test_row_initial.py.
+Tests: tests/virtual/strategies/test_first_parts.py.
 """
 
 from __future__ import annotations

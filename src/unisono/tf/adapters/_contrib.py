@@ -10,14 +10,14 @@ from typing import Any
 
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import resolve_devices
+from unisono.cluster.strategy._multi_worker import MultiWorkerMirroredStrategy
 from unisono.cluster_resolver._detect import resolve
 from unisono.collectives._cross_device import CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce
+from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
 from unisono.strategies._base import Strategy
 from unisono.strategies._central_storage import CentralStorageStrategy
 from unisono.strategies._mirrored import MirroredStrategy
-from unisono.strategies._multi_worker import MultiWorkerMirroredStrategy
 from unisono.strategies._one_device import OneDeviceStrategy
-from unisono.strategies._parameter_server import ParameterServerStrategy
 from unisono.strategies._tpu import TPUStrategy
 
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from unisono._context import entered
 from unisono._types import ArrayLike
+from unisono.compression._compressed_layout import is_of_compression
+from unisono.sharding._gradients_in_parts import is_split
 from unisono.step._keras_internals import clipped_by, clips_as_keras, of_shapes, trained_variables
-from unisono.step.variables._compressed_layout import is_of_compression
-from unisono.step.variables._gradients_in_parts import is_split
 from unisono.training._jaxprs import Trace, inner_programs
 from unisono.training.rows._row_analysis import RowUse, row_uses
 from unisono.training.rows._row_states import Equation

@@ -1,0 +1,1 @@
+"""`MultiWorkerMirroredStrategy`, and what its workers share in `fit`."""

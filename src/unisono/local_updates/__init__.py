@@ -1,0 +1,1 @@
+"""Replicas that train by themselves for some steps, and then average."""

@@ -1,0 +1,214 @@
+"""`fit` and `evaluate` with data that each worker makes for itself, from a function of an `InputContext`.
+
+Keras' loop on the chief counts steps; its batches are one batch of the chief's own dataset, again and again,
+from which Keras learns shapes. What a step computes with is the next batch of the worker that runs it.
+
+Tests: tests/virtual/strategies/test_parameter_server_data.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._types import PyTree
+from unisono.data._sharding import InputContext
+from unisono.parameter_server.chief._dataset_function import dataset_maker, pickled
+from unisono.parameter_server.chief._epoch_numbers import EpochNumbers
+from unisono.parameter_server.chief._job import Job
+from unisono.parameter_server.chief._scheduled_function import ScheduledFunction
+from unisono.parameter_server.chief._workers import RunResult
+from unisono.parameter_server.programs._function_step import FunctionProgram
+from unisono.parameter_server.server._traffic import StepTally
+from unisono.parameter_server.worker._step_worker import as_worker
+from unisono.step._keras_internals import is_validation
+
+_NUMBERS = itertools.count()
+
+#: Arguments of `fit` and `evaluate` that say what the batches themselves must hold.
+_IN_BATCHES = ("y", "sample_weight", "class_weight", "batch_size", "validation_split")
+
+
+def makes_data(value: object) -> bool:
+    """Return whether an argument of `fit` is a function that makes data, and not data.
+
+    Args:
+        value: `x` or `validation_data`.
+
+    >>> makes_data(lambda context: []), makes_data(np.ones(3)), makes_data(None)
+    (True, False, False)
+    """
+    return callable(value) and not any(hasattr(value, name) for name in ("__iter__", "__getitem__"))
+
+
+class WorkerDatasets:
+    """The workers' datasets of one argument of `fit` or `evaluate`."""
+
+    def __init__(self, job: Job, function: object) -> None:
+        number = next(_NUMBERS)
+        self._job = job
+        self._dataset = f"dataset of fit {number}"
+        job.pool.make_dataset(self._dataset, pickled(make := dataset_maker(function, gives_context=True)))
+        with as_worker(0):
+            self._example = _first(make(InputContext(job.num_workers, 0, 1)))
+        self._function: ScheduledFunction | None = None
+        #: The workers' name of the iterator.
+        self._iterator = ""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin each worker's dataset again."""
+        self._forget_iterator()
+        self._iterator = f"iterator of fit {next(_NUMBERS)}"
+        self._job.pool.iterate(self._iterator, self._dataset)
+
+    def forget(self) -> None:
+        """Let the workers drop their datasets."""
+        self._forget_iterator()
+        self._job.pool.forget(self._dataset)
+
+    def _forget_iterator(self) -> None:
+        if self._iterator:
+            self._job.pool.forget(self._iterator)
+
+    @property
+    def examples(self) -> Iterator[PyTree]:
+        """What Keras gets: one batch, for ever."""
+        return (self._example for _ in itertools.count())
+
+    def run(
+        self, make: Callable[[PyTree], FunctionProgram], tally: StepTally | None = None
+    ) -> Future[RunResult]:
+        """Schedule the step with a worker's next batch; return its result, later.
+
+        Args:
+            make: gets shapes and types of a batch, and returns the step's program.
+        """
+        if self._function is None:
+            self._function = ScheduledFunction(self._job, "step", lambda specs: make(specs[0]))
+        return self._function.run([self._iterator], tally=tally)
+
+
+class RunningCalls:
+    """What the calls of `fit` and `evaluate` that run now have: data of workers, and counts of steps."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        #: Of the innermost call; None where the chief's pipeline gives the batches.
+        self.current: WorkerDatasets | None = None
+        #: What the training steps of the innermost `fit` cost; None in other methods.
+        self.tally: StepTally | None = None
+        #: What shows it, in the innermost `fit`.
+        self.numbers: EpochNumbers | None = None
+        self._validation: WorkerDatasets | None = None
+
+    @contextlib.contextmanager
+    def around_method(self) -> Iterator[None]:
+        """Surround each call of a method: within a callback, the outer call's data are not its own."""
+        before, self.current = self.current, None
+        tally, self.tally = self.tally, None
+        try:
+            yield
+        finally:
+            self.current, self.tally = before, tally
+
+    @contextlib.contextmanager
+    def around_fit(self, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
+        """Surround `fit`, inside of `around_method`.
+
+        Yields:
+            The arguments for Keras.
+
+        Raises:
+            InvalidArgumentError: the number of steps is missing, or there are other data beside a function.
+        """
+        before = self._validation
+        with contextlib.ExitStack() as stack:
+            # The outer call's again, where a callback calls `fit`.
+            stack.callback(setattr, self, "_validation", before)
+            stack.callback(setattr, self, "numbers", self.numbers)
+            self._validation, self.tally = None, StepTally()
+            self.numbers = EpochNumbers(self.tally)
+            arguments = dict(arguments)
+            if makes_data(arguments["validation_data"]):
+                _check(arguments, "validation_data", "validation_steps", ())
+                data = self._made(stack, arguments["validation_data"])
+                arguments["validation_data"] = data.examples
+                self._validation = data
+            if not makes_data(arguments["x"]):
+                yield arguments
+                return
+            _check(arguments, "x", "steps_per_epoch", _IN_BATCHES)
+            data = self._made(stack, arguments["x"])
+            stack.enter_context(self._job.streams.ahead())
+            self.current = data
+            yield {**arguments, "x": data.examples, "shuffle": False}
+            self._job.pool.queue.join()
+
+    @contextlib.contextmanager
+    def around_test(self, name: str, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
+        """Surround `evaluate` or `predict`, inside of `around_method`.
+
+        Yields:
+            The arguments for Keras.
+
+        Raises:
+            InvalidArgumentError: as `around_fit` does.
+            UnsupportedError: for `predict` with data of the workers.
+        """
+        with contextlib.ExitStack() as stack:
+            if is_validation(arguments) and self._validation is not None:
+                self._validation.restart()
+                self.current = self._validation
+            elif makes_data(arguments.get("x")):
+                if name == "predict":
+                    raise UnsupportedError(
+                        "`predict` needs data whose order is known, to return a row for each. Received: a "
+                        "function that makes data on each worker. Write `predict(dataset_fn(context))`."
+                    )
+                _check(arguments, "x", "steps", _IN_BATCHES)
+                self.current = self._made(stack, arguments["x"])
+                arguments = {**arguments, "x": self.current.examples}
+            if self.current is not None:
+                stack.enter_context(self._job.streams.ahead())
+            yield arguments
+
+    def _made(self, stack: contextlib.ExitStack, function: object) -> WorkerDatasets:
+        data = WorkerDatasets(self._job, function)
+        stack.callback(data.forget)
+        return data
+
+
+def _check(arguments: Mapping[str, object], name: str, steps: str, others: tuple[str, ...]) -> None:
+    beside = [other for other in others if arguments.get(other) not in (None, 0.0)]
+    if not arguments.get(steps) or beside:
+        raise InvalidArgumentError(
+            "Data that workers make need the number of steps, and hold batches of inputs, targets and "
+            f"perhaps weights themselves. Received: a function as `{name}`, {steps}={arguments.get(steps)!r}"
+            f"{', and ' + ', '.join(beside) if beside else ''}. Write "
+            f"`{'evaluate' if steps == 'steps' else 'fit'}(..., {steps}=100)`, and put what belongs to the "
+            "rows into the batches."
+        )
+
+
+def _first(dataset: Any) -> PyTree:
+    if not hasattr(dataset, "__iter__"):
+        raise InvalidTypeError(
+            "The function that makes the workers' data must return a dataset of batches. Received: "
+            f"{type(dataset).__name__}. Return a `unisono.data.Dataset`, or another iterable."
+        )
+    batches = dataset.as_numpy_iterator() if hasattr(dataset, "as_numpy_iterator") else iter(dataset)
+    first = next(iter(batches), None)
+    if first is None:
+        raise InvalidArgumentError(
+            "The function that makes the workers' data must return a dataset with batches. Received: an "
+            "empty one."
+        )
+    return jax.tree.map(np.asarray, first)

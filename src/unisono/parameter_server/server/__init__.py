@@ -1,0 +1,1 @@
+"""The process that holds variables, and how others speak with it."""

@@ -1,0 +1,1 @@
+"""What a server holds, and how that survives a crash."""

@@ -1,0 +1,1 @@
+"""`ParameterServerStrategy`, its tasks, and the coordinator."""

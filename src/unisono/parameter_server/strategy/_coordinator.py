@@ -1,0 +1,243 @@
+"""`ClusterCoordinator`: functions that run on whichever worker is free."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+import jax
+import numpy as np
+
+from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._reads import DataIterator
+from unisono._types import PyTree
+from unisono.parameter_server.chief._dataset_function import dataset_maker, pickled
+from unisono.parameter_server.chief._job import Job
+from unisono.parameter_server.chief._scheduled_function import ScheduledFunction
+from unisono.parameter_server.chief._workers import RunResult
+from unisono.parameter_server.programs._function_step import (
+    FunctionProgram,
+    FunctionSteps,
+    WorkerIterator,
+    not_a_workers,
+)
+from unisono.parameter_server.strategy._remote_values import PerWorkerIterator, PerWorkerValues, RemoteValue
+from unisono.step._call_signature import Call
+from unisono.step.functions._function import BoundFunction, Function
+from unisono.step.functions._identity import identity_of
+from unisono.training._scope_warnings import strategy_used
+
+if TYPE_CHECKING:
+    from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
+
+_NUMBERS = itertools.count()
+
+#: Positional and keyword arguments of a call.
+Given = TypeVar("Given", bound=tuple[tuple[object, ...], dict[str, object]])
+
+
+class ClusterCoordinator:
+    """Schedules functions on the workers of a strategy; one object for each strategy.
+
+    A scheduled function runs once, on any worker. If that worker is lost, another one runs it again, and
+    what it changes is applied once. The first error of a function is raised by the next call of `schedule`,
+    `join` or `done`, when no function runs any more; functions that were scheduled are cancelled.
+
+    Args:
+        strategy: a `ParameterServerStrategy` with a cluster.
+
+    Raises:
+        InvalidArgumentError: for another strategy.
+        UnsupportedError: for one without a cluster.
+    """
+
+    def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
+        """Return the coordinator of a strategy: the second time, the same one."""
+        job = getattr(strategy, "job", None)
+        if not isinstance(job, Job):
+            raise InvalidArgumentError(
+                "A `ClusterCoordinator` needs a `ParameterServerStrategy`. "
+                f"Received: {strategy!r}. Create one, and pass it here."
+            )
+        made = job.owned.setdefault(cls, super().__new__(cls))
+        if not isinstance(made, cls):
+            raise TypeError(f"{made!r} is no {cls.__name__}")
+        return made
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        if hasattr(self, "_strategy"):
+            return
+        self._strategy, self._job = strategy, strategy.job
+        strategy_used(strategy)
+        self._steps = FunctionSteps(strategy, self._job.destination)
+        #: By function and kinds of arguments.
+        self._functions: dict[Hashable, ScheduledFunction] = {}
+        #: What calls will return, with their iterators, which the program may have dropped.
+        self._waiting: collections.deque[tuple[Future[RunResult], list[PerWorkerIterator]]] = (
+            collections.deque()
+        )
+
+    @property
+    def strategy(self) -> ParameterServerStrategy:
+        """The strategy."""
+        return self._strategy
+
+    def schedule(
+        self,
+        fn: Callable[..., object],
+        args: Sequence[object] | None = None,
+        kwargs: Mapping[str, object] | None = None,
+    ) -> RemoteValue:
+        """Schedule a function; return its result, later.
+
+        Waits where 262,144 functions wait already.
+
+        Args:
+            fn: decorated with `@unisono.function`.
+            args: its arguments: arrays, Python objects, iterators of per-worker datasets.
+            kwargs: likewise.
+
+        Raises:
+            InvalidTypeError: `fn` is no `unisono.function`.
+            InvalidArgumentError: an argument is a `RemoteValue`, or an iterator that this process has made.
+            Exception: the error of an earlier function, once.
+        """
+        self._drop_iterators()
+        own = _python_function(fn)
+        given = (tuple(args or ()), dict(kwargs or {}))
+        leaves = jax.tree.leaves(given)
+        if any(isinstance(leaf, RemoteValue) for leaf in leaves):
+            raise InvalidArgumentError(
+                "An argument of a scheduled function must be there already. Received: a `RemoteValue`. "
+                "Fetch it first, or compute it inside of the function."
+            )
+        if any(isinstance(leaf, DataIterator) for leaf in leaves):
+            raise not_a_workers("as argument")
+        iterators = {leaf.name: leaf for leaf in leaves if isinstance(leaf, PerWorkerIterator)}
+        if iterators:
+            taking, rebuild = self._run_with_batches(own, given, list(iterators))
+            self._waiting.append((taking, list(iterators.values())))
+            return RemoteValue(self._job.pool.queue.result, taking, rebuild)
+        program = self._steps.program(own, *given)
+        self._job.place(program)
+        future = self._job.run(program.step, self._steps.arrays(*given))
+        return RemoteValue(
+            self._job.pool.queue.result, future, lambda done: program.step.result.rebuild(done.arrays)
+        )
+
+    def _run_with_batches(
+        self,
+        fn: Callable[..., object],
+        given: tuple[tuple[object, ...], dict[str, object]],
+        iterators: list[str],
+    ) -> tuple[Future[RunResult], Callable[[RunResult], PyTree]]:
+        """Schedule a call with iterators of the workers; return what it will compute, and what that means."""
+        example = _with_specs(given, iterators, [()] * len(iterators))
+        call = Call.parse(*example)
+        key = identity_of(fn), call.signature
+        if key not in self._functions:
+
+            def make(specs: list[PyTree]) -> FunctionProgram:
+                return self._steps.program(fn, *_with_specs(example, iterators, specs))
+
+            self._functions[key] = ScheduledFunction(self._job, "function", make, len(iterators))
+        function = self._functions[key]
+        return function.run(iterators, [_canonical(array) for array in call.arrays]), function.rebuild
+
+    def join(self) -> None:
+        """Wait until every scheduled function has run. Ctrl-C cancels those that no worker has begun.
+
+        Raises:
+            Exception: the first error of a function, once.
+        """
+        try:
+            self._job.pool.queue.join()
+        except KeyboardInterrupt:
+            self._job.pool.leave(0, drops=True)
+            raise
+        finally:
+            self._drop_iterators()
+
+    def done(self) -> bool:
+        """Return whether every scheduled function has run.
+
+        Raises:
+            Exception: the first error of a function, once, when none runs any more.
+        """
+        self._drop_iterators()
+        return self._job.pool.queue.done()
+
+    def fetch(self, val: PyTree) -> PyTree:
+        """Wait for results, and return them with NumPy arrays.
+
+        Args:
+            val: a `RemoteValue`, or a structure of them and other values.
+        """
+        return jax.tree.map(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else _here(leaf), val)
+
+    def create_per_worker_dataset(self, dataset_fn: object) -> PerWorkerValues:
+        """Let every worker make a dataset of its own.
+
+        The data are not divided between the workers, unless the function does it.
+
+        Args:
+            dataset_fn: a function without arguments, or of an `InputContext` with the worker's number; it
+                returns an iterable of batches. Or a `unisono.data.Dataset`. Workers get it by `cloudpickle`.
+
+        Raises:
+            InvalidTypeError: it is neither, or cannot be sent.
+        """
+        name = f"dataset {next(_NUMBERS)}"
+        self._job.pool.make_dataset(name, pickled(dataset_maker(dataset_fn)))
+        return PerWorkerValues(self._job.pool, name)
+
+    def _drop_iterators(self) -> None:
+        """Let go of the iterators of calls that have ended.
+
+        Here, and not where a call ends: workers get the request to forget one under a lock of the pool, for
+        which the thread that ends a call must not wait.
+        """
+        while self._waiting and self._waiting[0][0].done():
+            self._waiting.popleft()
+
+
+def _with_specs(given: Given, iterators: Sequence[str], specs: Sequence[PyTree]) -> Given:
+    """Return arguments with what stands for the workers' iterators, by their place in the call."""
+    place = {name: number for number, name in enumerate(iterators)}
+
+    def stand_in(leaf: object) -> object:
+        if not isinstance(leaf, (PerWorkerIterator, WorkerIterator)):
+            return leaf
+        number = place[leaf.name] if isinstance(leaf, PerWorkerIterator) else leaf.number
+        return WorkerIterator(number, jax.tree.map(_canonical_spec, specs[number]))
+
+    changed: Given = jax.tree.map(stand_in, given)
+    return changed
+
+
+def _canonical_spec(spec: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
+
+
+def _canonical(array: object) -> np.ndarray:
+    host = np.asarray(array)
+    return np.asarray(host, jax.dtypes.canonicalize_dtype(host.dtype))
+
+
+def _here(leaf: object) -> object:
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+def _python_function(fn: object) -> Callable[..., object]:
+    """Return the Python function behind a `unisono.function`, also behind a method that is one."""
+    if isinstance(fn, Function):
+        return fn.python_function
+    if isinstance(fn, BoundFunction):
+        return functools.partial(fn.function.python_function, *fn.args)
+    raise InvalidTypeError(
+        f"`schedule` takes a `unisono.function`. Received: {fn!r}. Decorate it with `@unisono.function`."
+    )

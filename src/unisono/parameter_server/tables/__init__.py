@@ -1,0 +1,1 @@
+"""Programs that compute with some rows of large tables."""

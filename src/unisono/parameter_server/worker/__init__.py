@@ -1,0 +1,1 @@
+"""A worker's side: pull, run a program, push."""

@@ -1,1 +1,0 @@
-"""What the chief of a cluster decides, and sends to its workers."""

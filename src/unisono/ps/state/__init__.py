@@ -1,1 +1,0 @@
-"""What a parameter server holds: variables, pushes that change them, and the files that keep both."""

@@ -1,1 +1,0 @@
-"""What a worker does with the closures that it is sent."""

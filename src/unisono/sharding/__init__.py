@@ -1,0 +1,1 @@
+"""State in parts: of optimizers, and of weights."""

@@ -1,1 +1,0 @@
-"""A call of `fit` on several workers: comparison, shared decisions, summary."""

@@ -1,1 +1,0 @@
-"""What the tasks of a `ParameterServerStrategy` do: chief, workers and parameter servers."""

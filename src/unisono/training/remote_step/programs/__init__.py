@@ -1,1 +1,0 @@
-"""Programs for the workers and servers of a parameter-server strategy, made on the chief."""

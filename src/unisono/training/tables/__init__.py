@@ -1,1 +1,0 @@
-"""Programs that compute with some rows of large tables in place of all."""
