@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -95,7 +96,8 @@ def is_complete(extra):
 def owned():
     """From each path of one or two parts to the packages that have files there, and to where it is."""
     owners, places = collections.defaultdict(set), {}
-    for distribution in importlib.metadata.distributions():
+    # Ray, where it is imported, adds a folder of its own to `sys.path`, with other copies of some packages.
+    for distribution in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")]):
         name = canonicalize_name(distribution.name)
         # Lines of a path, its hash and its size; `distribution.files` takes seconds.
         record = (distribution.read_text("RECORD") or "").splitlines()
