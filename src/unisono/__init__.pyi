@@ -50,7 +50,7 @@ from unisono._errors import (
     UnisonoError as UnisonoError,
     UnsupportedError as UnsupportedError,
 )
-from unisono._launch_function import launch as launch
+from unisono.cli._launch_function import launch as launch
 from unisono._values import (
     DistributedValues as DistributedValues,
     IndexedSlices as IndexedSlices,

@@ -1,16 +1,15 @@
 """The optional features, by what the core asks for: the one table below the strategies that names them.
 
-A feature is one folder. It is loaded by the first program that uses it, and everything else works without it.
+A feature is one folder. The first program that uses it loads it, and everything else works without it.
 
 Tests: tests/virtual/test_shut_doors.py.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from unisono._errors import UnsupportedError
+from unisono._names import feature_module
 
 #: From what is asked for to the module and name that has it.
 FEATURES = {
@@ -21,25 +20,16 @@ FEATURES = {
 
 
 def load(asked: str) -> Any:
-    """Return what a feature has for the core, and load it at the first time.
+    """Return an optional part, and load its feature at the first time.
 
     Args:
         asked: a key of the table.
 
     Raises:
-        UnsupportedError: this installation lacks the feature's folder.
+        MissingPackageError: this installation lacks the feature's folder.
 
     >>> load("sharded layout").__name__
     'ShardedLayout'
     """
     path, _, name = FEATURES[asked].partition(":")
-    try:
-        return getattr(importlib.import_module(path), name)
-    except ModuleNotFoundError as error:
-        folder = ".".join(path.split(".")[:-1])
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise
-        raise UnsupportedError(
-            f"The {asked} needs the whole of Unisono. Received: an installation without `{folder}`. Install "
-            "it again: `pip install --force-reinstall unisono`."
-        ) from error
+    return getattr(feature_module(path, asked), name)

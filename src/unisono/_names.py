@@ -16,6 +16,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 from unisono._tracebacks import mark_explained
@@ -116,6 +117,30 @@ def missing_name(text: str, name: str) -> AttributeError:
     return mark_explained(AttributeError(text, name=name, obj=None))
 
 
+def feature_module(module: str, used: str) -> ModuleType:
+    """Import a module of Unisono, whose folder may have been taken away.
+
+    Args:
+        module: such as `unisono.sharding._sharded_layout`.
+        used: what needs it, for the message.
+
+    Raises:
+        MissingPackageError: the folder of this module, or of one that it needs, is not there.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("unisono."):
+            raise
+        from unisono._errors import MissingPackageError
+
+        raise MissingPackageError(
+            f"`{used}` needs `{error.name}`. Received: an installation without it. Write: pip install "
+            "--force-reinstall unisono",
+            name=error.name,
+        ) from error
+
+
 def lazy_names(
     module: str, more: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -137,7 +162,7 @@ def lazy_names(
         home, own = homes[name]
         if home == module:
             return importlib.import_module(f"{module}.{own}")
-        value = getattr(importlib.import_module(home), own)
+        value = getattr(feature_module(home, f"{module}.{name}"), own)
         setattr(sys.modules[module], name, value)
         return value
 

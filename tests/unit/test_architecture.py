@@ -116,7 +116,12 @@ def is_dotted(node):
 
 @functools.cache
 def own_imports(name):
-    names = {i.removeprefix("unisono.") for i in imports_of(trees()[name]) if i.startswith("unisono.")}
+    return modules_in(trees()[name])
+
+
+def modules_in(tree):
+    """The modules of Unisono that a tree imports."""
+    names = {i.removeprefix("unisono.") for i in imports_of(tree) if i.startswith("unisono.")}
     return {n for n in names if n in MODULES}
 
 
@@ -270,6 +275,36 @@ def test_no_import_circle():
 
     for name in MODULES:
         visit(name)
+
+
+#: The modules and lines that some modules load when they are imported; the numbers may only shrink.
+CLOSURES = {"step._compiler": (46, 10_065), "checkpoint._checkpoint": (116, 24_095)}
+
+
+@pytest.mark.parametrize("name", CLOSURES)
+def test_what_a_module_loads_only_shrinks(name):
+    """What a program loads that trains is measured in `tests/virtual/test_shut_doors.py`."""
+    loaded, waiting = set(), [name]
+    while waiting:
+        module = waiting.pop()
+        if module not in loaded:
+            loaded.add(module)
+            waiting += loaded_by(module)
+    lines = sum(MODULES[module].read_text().count("\n") for module in loaded)
+    assert len(loaded) <= CLOSURES[name][0], sorted(loaded)
+    assert lines <= CLOSURES[name][1]
+
+
+def loaded_by(name):
+    """The modules that a module imports outside of functions, and not for types alone."""
+    inside = {
+        node
+        for function in nodes_of(trees()[name])
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+    }
+    imported = [node for node in visited_in(trees()[name]) if node not in inside]
+    return modules_in(ast.Module([n for n in imported if isinstance(n, (ast.Import, ast.ImportFrom))], []))
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -210,7 +210,7 @@ def between(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[
         InvalidArgumentError: fewer than two processes or hosts, or no size.
         ClusterError: a server does not answer, or a process has ended.
     """
-    from unisono._launch_function import launch
+    from unisono.cli._launch_function import launch
 
     count = len(hosts) if workers is None else workers
     if count < 2 or model_mb <= 0:

@@ -16,7 +16,7 @@ _TIME_LIMIT = 1800.0
 
 def main(model: str, devices: int) -> str:
     """Read a model's step in a new process with virtual devices, and return the table as text."""
-    from unisono._launch_function import launch
+    from unisono.cli._launch_function import launch
 
     if devices < 2:
         raise InvalidArgumentError(

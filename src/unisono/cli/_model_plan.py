@@ -343,7 +343,7 @@ def _ms(seconds: float) -> str:
 
 def main(options: PlanOptions) -> str:
     """Examine a model in a new process with two virtual devices, and return the plan as text."""
-    from unisono._launch_function import launch
+    from unisono.cli._launch_function import launch
 
     (size,) = launch(
         _examine, workers=1, args=(options,), devices_per_worker=_COMPILED_FOR, timeout=_TIME_LIMIT
