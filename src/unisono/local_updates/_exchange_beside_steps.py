@@ -32,7 +32,7 @@ from unisono.training.trainer._protocol import State
 
 if TYPE_CHECKING:
     from unisono.local_updates._local_training import LocalState
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 class _SentFragment(NamedTuple):
@@ -59,13 +59,13 @@ class ExchangeBesideSteps:
     """Sends each fragment where its turn ends, and applies it `overlap` steps later.
 
     Args:
-        strategy: of the replicas.
+        replicas: that train.
         layout: where their state lies.
         carried: the state between steps.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy, layout: LocalLayout, carried: LocalState) -> None:
-        self._strategy, self._carried = strategy, carried
+    def __init__(self, replicas: Replicas, layout: LocalLayout, carried: LocalState) -> None:
+        self._replicas, self._carried = replicas, carried
         self._sync, self._mesh = layout.sync, layout.exchange_mesh
         #: The smallest group size that a process proposed with the fragment applied last; None for one.
         self.agreed: jax.Array | None = None
@@ -115,7 +115,7 @@ class ExchangeBesideSteps:
         """Apply all that was sent; return the state, and which fragments were trained since then."""
         while self._running:
             state = self._apply(self._running.popleft(), state, None)
-        mesh, due = self._strategy.mesh, np.array(self._trained) > 0
+        mesh, due = self._replicas.mesh, np.array(self._trained) > 0
         self._trained = [0] * len(self._trained)
         return state, mesh.put(due, mesh.replicated)
 
@@ -129,7 +129,7 @@ class ExchangeBesideSteps:
 
     def resume(self, sent: Sequence[SentMessage], trained: Sequence[int]) -> None:
         """Continue from what `sent` has returned in another process."""
-        device, mesh = self._mesh.local_devices[0], self._strategy.mesh
+        device, mesh = self._mesh.local_devices[0], self._replicas.mesh
         self._steps, self._trained = 0, list(trained)
         self._running.clear()
         for each in sent:
@@ -147,10 +147,10 @@ class ExchangeBesideSteps:
     def _send(self, number: int, state: State, wish: int) -> None:
         program = self._program("send", number)
         (parts, rows), _ = program((), state)
-        mesh, group = self._mesh, self._strategy.process_group
+        mesh, group = self._mesh, self._replicas.process_group
         # Copying may wait for the replicas, which may wait for the other processes.
         with group.dispatch():
-            own = self._own_sum([self._moved(parts, device) for device in self._strategy.mesh.local_devices])
+            own = self._own_sum([self._moved(parts, device) for device in self._replicas.mesh.local_devices])
         given = [self._of_all(x) for x in own], mesh.put_own(np.int32(wish))
         (sums, agreed), _ = self._sum((), given)
         trained, self._trained[number] = self._trained[number], 0
@@ -169,8 +169,8 @@ class ExchangeBesideSteps:
         return jax.make_array_from_single_device_arrays(shape, self._mesh.sharded, [row])
 
     def _apply(self, sent: _SentFragment, state: State, newest: list[Started[PyTree, State]] | None) -> State:
-        program, mesh = self._program("apply", sent.number), self._strategy.mesh
-        with self._strategy.process_group.dispatch():
+        program, mesh = self._program("apply", sent.number), self._replicas.mesh
+        with self._replicas.process_group.dispatch():
             sums = mesh.put(sent.sums, mesh.replicated)
         _, state = program(state, (sums, sent.rows), newest)
         if self.agreed is not None:
@@ -199,10 +199,10 @@ class ExchangeBesideSteps:
 
         return CompiledStep(
             program,
-            self._strategy.mesh,
+            self._replicas.mesh,
             in_specs=((), carried.specs),
             out_specs=(SHARDED, ()),
-            process_group=self._strategy.process_group,
+            process_group=self._replicas.process_group,
         )
 
     def _sum_program(self) -> CompiledStep[PyTree, PyTree, PyTree]:
@@ -210,7 +210,7 @@ class ExchangeBesideSteps:
         processes = self._mesh.num_replicas
         engine: ReplicaEngine = OneReplica()
         if processes > 1:
-            engine = SpmdEngine(processes, self._strategy.cross_device_ops)
+            engine = SpmdEngine(processes, self._replicas.cross_device_ops)
 
         def program(_: PyTree, given: tuple[list[jax.Array], jax.Array]) -> tuple[PyTree, PyTree]:
             rows, wish = given
@@ -222,7 +222,7 @@ class ExchangeBesideSteps:
             self._mesh,
             in_specs=((), SHARDED),
             out_specs=(UNSHARDED, ()),
-            process_group=self._strategy.process_group,
+            process_group=self._replicas.process_group,
         )
 
     def _apply_program(self, number: int) -> CompiledStep[State, PyTree, PyTree]:

@@ -64,7 +64,7 @@ from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunc
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 #: Which copies of a variable differ within a phase, and are made one at its end.
 _MERGED = (Merge.MEAN, Merge.SUM, Merge.FIRST)
@@ -173,8 +173,8 @@ class LocalState(FitState):
 
     def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
         super()._layouts_of_state()
-        mesh = self._strategy.mesh
-        rules = LocalStep(self._model, self._strategy, self._task).rules()
+        mesh = self._replicas.mesh
+        rules = LocalStep(self._model, self._replicas, self._task).rules()
         layouts: list[list[VariableLayout]] = []
         for number, part in enumerate(variables_of(self._model, self._task)):
             layouts.append(
@@ -231,20 +231,20 @@ class LocalState(FitState):
         Args:
             given: how what it gets besides lies on the replicas.
         """
-        strategy = self._strategy
+        replicas = self._replicas
         return CompiledStep(
             program,
-            strategy.mesh,
+            replicas.mesh,
             state_shardings=self.shardings,
             in_specs=(self.specs, given),
             out_specs=((), self.specs),
-            process_group=strategy.process_group,
+            process_group=replicas.process_group,
         )
 
     @property
     def engine(self) -> ReplicaEngine:
         """How a replica exchanges values with the others inside of a program."""
-        return LocalStep(self._model, self._strategy, self._task).engine()
+        return LocalStep(self._model, self._replicas, self._task).engine()
 
     def turn(self, number: int) -> Turn:
         """Return what the exchange of a fragment changes: the last one's that of all but weights, too."""
@@ -300,7 +300,7 @@ class LocalState(FitState):
 
     def resume(self, phase: LocalPhase) -> None:
         """Let the next step begin with the rows of a phase, as if a step had left them."""
-        mesh, parts = self._strategy.mesh, variables_of(self._model, self._task)
+        mesh, parts = self._replicas.mesh, variables_of(self._model, self._task)
         self._lay_out(parts)
         self._changed = [i for (p, i), _ in phase.others if p == NON_TRAINABLE]
         values: list[list[Any]] = [[None] * len(part) for part in parts]
@@ -353,17 +353,17 @@ class LocalTrainFunction(TrainerFunction):
     step_type, state_type, policy_type = LocalStep, LocalState, LocalPolicy
     carried: LocalState
 
-    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
-        super().__init__(model, strategy, task)
+    def __init__(self, model: keras.Model, replicas: Replicas, task: TrainerTask) -> None:
+        super().__init__(model, replicas, task)
         self._model = model
-        layout = strategy.state_layout
+        layout = replicas.state_layout
         #: How many steps a phase has, and how many of the running one are done, where steps do not run again.
         self.every = layout.sync.every if isinstance(layout, LocalLayout) else 1
         self.steps_in_phase = 0
         #: What is sent while the next steps run; None where steps wait for it.
         self._beside: ExchangeBesideSteps | None = None
         if isinstance(layout, LocalLayout) and layout.sync.overlap:
-            self._beside = beside = ExchangeBesideSteps(strategy, layout, self.carried)
+            self._beside = beside = ExchangeBesideSteps(replicas, layout, self.carried)
             self.loop.limit = lambda: beside.room(self.steps_in_phase)
             # Without a message in a step: with the fragments.
             self._programs.agree = False
@@ -411,7 +411,7 @@ class LocalTrainFunction(TrainerFunction):
 
     def phase(self) -> LocalPhase | None:
         """Return what replicas hold apart; None where they hold the same; all workers must call it."""
-        layout, strategy = self.carried.local, self._strategy
+        layout, replicas = self.carried.local, self._replicas
         if layout.sync.fragments == 1 and self._beside is None and not self.steps_in_phase:
             return None
         state: Any = self.carried.newest()
@@ -419,11 +419,11 @@ class LocalTrainFunction(TrainerFunction):
         rows = self.carried.rows_of(state)
         sent, trained = ([], []) if self._beside is None else self._beside.sent()
         all_rows = [*rows.values(), *(x for message in sent for x in message.rows)]
-        spread = iter(rows_in_parts(strategy.mesh, strategy.process_group, all_rows))
+        spread = iter(rows_in_parts(replicas.mesh, replicas.process_group, all_rows))
         own = {place: next(spread) for place in rows}
         sent = [dataclasses.replace(m, rows=[next(spread) for _ in m.rows]) for m in sent]
         steps = state[OPTIMIZER][layout.added(self._model.optimizer).steps]
-        when = when_exchanged(layout.sync, strategy.num_replicas_in_sync)
+        when = when_exchanged(layout.sync, replicas.num_replicas_in_sync)
         return LocalPhase(when, self.steps_in_phase, steps, own, self.carried.joined(), trained, sent)
 
     def begin_phase(self) -> None:
@@ -439,7 +439,7 @@ class LocalTrainFunction(TrainerFunction):
             Whether it is such a phase.
         """
         layout = self.carried.local
-        if when_exchanged(layout.sync, self._strategy.num_replicas_in_sync) != [*phase.sync]:
+        if when_exchanged(layout.sync, self._replicas.num_replicas_in_sync) != [*phase.sync]:
             return False
         steps = self._model.optimizer.variables[layout.added(self._model.optimizer).steps]
         store_value(steps, jnp.asarray(np.asarray(phase.steps)))

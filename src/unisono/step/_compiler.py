@@ -33,7 +33,7 @@ from unisono.step.functions._identity import identity_of
 if TYPE_CHECKING:
     from types import CodeType
 
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 _LOG = logging.getLogger("unisono")
 
@@ -63,7 +63,7 @@ class Entry:
         self,
         traced: Callable[[list[jax.Array], list[jax.Array]], tuple[object, list[jax.Array]]],
         plan: StatePlan,
-        strategy: ReplicatedStrategy,
+        replicas: Replicas,
         is_shared: bool = True,
         executables: Executables | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Entry:
         self._steps = 0
         shapes = ", ".join(str(tuple(slot.variable.shape)) for slot in plan.slots)
         self._kind = f"run with variables {shapes}" if shapes else "run"
-        self.strategy = strategy
+        self.replicas = replicas
         self._results: list[Result] = []
         # By slot: what the variable holds between steps, and the array on all devices that stands for it.
         self._held: list[object] = [_NOTHING] * len(plan.slots)
@@ -84,7 +84,7 @@ class Entry:
         self._read = [i for i, s in enumerate(plan.slots) if not s.written]
         # Asked of each variable in each step: 320 small variables have 962 slots.
         self._readers = [_reader_of(s) for s in plan.slots]
-        mesh = strategy.mesh
+        mesh = replicas.mesh
         written = [s for s in plan.slots if s.written]
         is_written = [s.written for s in plan.slots]
 
@@ -103,7 +103,7 @@ class Entry:
 
         shardings = [s.layout.sharding for s in written]
         self.step = CompiledStep(
-            pure, mesh, state_shardings=shardings, process_group=strategy.process_group,
+            pure, mesh, state_shardings=shardings, process_group=replicas.process_group,
             executables=executables,
         )  # fmt: skip
 
@@ -119,7 +119,7 @@ class Entry:
                 assigned[i] = value
         if assigned:
             self._place_all(assigned)
-        values = self.strategy.state_layout.fetch(self._arrays)
+        values = self.replicas.state_layout.fetch(self._arrays)
         written = [values[i] for i, _ in self._written]
         return written, ([values[i] for i in self._read], self.place_arrays(call))
 
@@ -134,20 +134,20 @@ class Entry:
             done.clear()
             if self._is_shared:
                 self._steps += 1
-                self.strategy.process_group.check_state(self.strategy.mesh, self, self._steps, self._compared)
+                self.replicas.process_group.check_state(self.replicas.mesh, self, self._steps, self._compared)
         except (RuntimeError, ValueError) as error:
-            explained = self.strategy.process_group.explain(error)
+            explained = self.replicas.process_group.explain(error)
             if explained is None:
                 raise
             raise explained from error
         finally:
             if done:  # an interrupt came after the step had started
                 self._store_all(done[0][1])
-        return self._results[-1].rebuild(self.strategy.mesh.local_each(outputs))
+        return self._results[-1].rebuild(self.replicas.mesh.local_each(outputs))
 
     def note(self, call: Call) -> None:
         """Note that a step of all processes begins."""
-        self.strategy.process_group.note_step(self._kind, (call.arrays,))
+        self.replicas.process_group.note_step(self._kind, (call.arrays,))
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Names and arrays of what all workers must hold alike after a step."""
@@ -156,7 +156,7 @@ class Entry:
 
     def _store_all(self, new: Sequence[jax.Array]) -> None:
         """Store the new state in the variables."""
-        for (i, slot), value in zip(self._written, self.strategy.state_layout.rest(new), strict=True):
+        for (i, slot), value in zip(self._written, self.replicas.state_layout.rest(new), strict=True):
             if self._elsewhere and i in self._elsewhere:
                 self._elsewhere[i].assigned(value)
                 continue
@@ -172,7 +172,7 @@ class Entry:
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
         # Of what lies in parts each worker has its own, and parameter servers have one value for all.
         new = [s for s in new if not isinstance(_stored(s), ValueHandle)]
-        values = self.strategy.process_group.broadcast_arrays([_stored(s) for s in new])
+        values = self.replicas.process_group.broadcast_arrays([_stored(s) for s in new])
         for slot, value in zip(new, values, strict=True):
             _store(slot, jnp.asarray(value))
             object.__setattr__(slot.variable, _IS_ALIKE, True)
@@ -206,7 +206,7 @@ class Entry:
 
     def place_arrays(self, call: Call) -> list[jax.Array]:
         """Return the arrays of a call on their devices."""
-        mesh = self.strategy.mesh
+        mesh = self.replicas.mesh
         return [
             x
             if split and getattr(x, "sharding", None) == mesh.sharded
@@ -250,19 +250,18 @@ class StepCompiler:
     """Runs functions once per replica, compiled once per signature.
 
     Args:
-        strategy: whose replicas; gives `mesh`, `num_replicas_in_sync`, `cross_device_ops` and
-            `state_layout`.
+        replicas: that run the functions.
         explains_many: whether to say, once for each function, that it was compiled for many signatures.
         examine: called with each new step, before it is compiled.
     """
 
     def __init__(
         self,
-        strategy: ReplicatedStrategy,
+        replicas: Replicas,
         explains_many: bool = True,
         examine: Callable[[ReplicatedStep], object] = lambda step: None,
     ) -> None:
-        self._strategy, self._explains_many, self._examine = strategy, explains_many, examine
+        self._replicas, self._explains_many, self._examine = replicas, explains_many, examine
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Code of functions that change what they close over: each function is a step of its own.
         self._changing: set[CodeType | None] = set()
@@ -291,7 +290,7 @@ class StepCompiler:
     def entry(self, fn: Callable[..., object], call: Call) -> Entry:
         """The compiled step for a function and a call's signature."""
         code, same = getattr(fn, "__code__", None), identity_of(fn)
-        layout = self._strategy.state_layout
+        layout = self._replicas.state_layout
         key = (fn if code in self._changing else same, call.signature, layout.version)
         entry = self._entries.get(key)
         if entry is None:
@@ -309,28 +308,28 @@ class StepCompiler:
 
     def _build(self, fn: Callable[..., object], call: Call) -> Entry:
         plan = self._discover(fn, call, None)
-        step = ReplicatedStep(self._strategy, fn, call, plan)
-        if self._strategy.num_replicas_in_sync > 1:
+        step = ReplicatedStep(self._replicas, fn, call, plan)
+        if self._replicas.num_replicas_in_sync > 1:
             self._examine(step)
-        return Entry(step, plan, self._strategy)
+        return Entry(step, plan, self._replicas)
 
     def _discover(self, fn: Callable[..., object], call: Call, parent: StateScope | None) -> StatePlan:
-        step = ReplicatedStep(self._strategy, fn, call, parent=parent)
+        step = ReplicatedStep(self._replicas, fn, call, parent=parent)
         discover(lambda arrays: step([], arrays), call.arrays)
-        plan = StatePlan.from_scopes(step.scopes, self._strategy.state_layout)
+        plan = StatePlan.from_scopes(step.scopes, self._replicas.state_layout)
         # Inside a `unisono.function` the plan of the function does this.
         if parent is None:
             for slot in plan.slots:
                 if slot.is_stacked:
-                    slot.variable.promote(self._strategy.num_replicas_in_sync)
+                    slot.variable.promote(self._replicas.num_replicas_in_sync)
         return plan
 
     def _run_inside(self, fn: Callable[..., object], call: Call, scope: StateScope) -> PyTree:
         """Run as a part of the program of a `unisono.function`."""
-        scope.strategies.add(self._strategy)
+        scope.replicas.add(self._replicas)
         plan = self._discover(fn, call, scope)
-        values = [_value_in(s, scope, self._strategy.num_replicas_in_sync) for s in plan.slots]
-        result, new = ReplicatedStep(self._strategy, fn, call, plan)(values, call.arrays)
+        values = [_value_in(s, scope, self._replicas.num_replicas_in_sync) for s in plan.slots]
+        result, new = ReplicatedStep(self._replicas, fn, call, plan)(values, call.arrays)
         # The step has merged these values; the function around must not merge them again.
         with scope.synced():
             for slot, value in zip((s for s in plan.slots if s.written), new, strict=True):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine
+from unisono._context import Context, OneReplica, ReplicaEngine
 from unisono._errors import ContextError
 from unisono._reads import NOT_IN_A_STEP
 from unisono._types import PyTree
@@ -29,7 +29,7 @@ from unisono.step._scope import StateScope, discovering
 from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_all, merge_in_turn, merge_rule
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ReplicatedStep:
         scopes: filled with each replica's state when traced.
     """
 
-    strategy: ReplicatedStrategy
+    replicas: Replicas
     fn: Callable[..., object]
     call: Call
     plan: StatePlan | None = None
@@ -136,31 +136,31 @@ class ReplicatedStep:
         self, values: list[jax.Array], arrays: Sequence[CallArray]
     ) -> tuple[PyTree, list[jax.Array]]:
         slots = self.plan.slots if self.plan else ()
-        mesh, replicas = self.strategy.mesh, self.strategy.num_replicas_in_sync
+        mesh, count = self.replicas.mesh, self.replicas.num_replicas_in_sync
         outputs: list[Output] = []
 
         def body(
             values: list[jax.Array], arrays: Sequence[CallArray]
         ) -> tuple[list[jax.Array], list[CallArray], list[jax.Array]]:
             engine: ReplicaEngine = OneReplica()
-            if replicas > 1:
-                engine = SpmdEngine(replicas, self.strategy.cross_device_ops)
+            if count > 1:
+                engine = SpmdEngine(count, self.replicas.cross_device_ops)
             out, own, mirrored, new = self.one_replica(engine, values, arrays)
             # Python objects leave a trace only as a side effect; a jitted function returns arrays alone.
             outputs.append(out)
             # A leading axis, along which `shard_map` puts the replicas' rows together.
-            return ([x[None] for x in own] if replicas > 1 else own), mirrored, new
+            return ([x[None] for x in own] if count > 1 else own), mirrored, new
 
         state_specs = [s.layout.spec for s in slots]
         written_specs = [p for p, s in zip(state_specs, slots, strict=True) if s.written]
         array_specs = [SHARDED if split else UNSHARDED for split in self.call.split]
-        if replicas > 1:
+        if count > 1:
             in_specs, out_specs = (state_specs, array_specs), (SHARDED, UNSHARDED, written_specs)
             body = jax.shard_map(
                 body, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
             )
         own, mirrored, new = body(values, arrays)
-        given = [PerReplica.from_stacked(x) for x in own] if replicas > 1 else own
+        given = [PerReplica.from_stacked(x) for x in own] if count > 1 else own
         return outputs[-1].rebuild(given, mirrored), new
 
     def one_replica(
@@ -188,7 +188,7 @@ class ReplicatedStep:
             outputs.append(out)
             return (own, mirrored), new
 
-        layout = self.strategy.state_layout
+        layout = self.replicas.state_layout
         (own, mirrored), new = layout.run_replica([s.variable for s in slots], start, code)
         return outputs[-1], own, mirrored, new
 
@@ -198,7 +198,7 @@ class ReplicatedStep:
         """Run the step of one replica on what its code sees of the variables; see `one_replica`."""
         slots = self.plan.slots if self.plan else ()
         args, kwargs = self.call.rebuild(arrays, lambda _, part: part[0][0])
-        context = Context(self.strategy, ReplicaContext(self.strategy, engine))
+        context = self.replicas.context(engine)
         program = Program(
             [lambda: self.fn(*args, **kwargs)],
             [lambda: StateScope(zip((s.variable for s in slots), start, strict=True), parent=self.parent)],
@@ -224,7 +224,7 @@ class ReplicatedStep:
         """The replicas one after the other in one program, meeting at their collectives."""
         slots = self.plan.slots if self.plan else ()
         run = Run(self._turn_program(slots, values, arrays))
-        outcomes = [run.complete(i) for i in range(self.strategy.num_replicas_in_sync)]
+        outcomes = [run.complete(i) for i in range(self.replicas.num_replicas_in_sync)]
         self.scopes.extend(frame.scope for _, frame in outcomes)
         for scope in self.scopes:
             self._check(scope)
@@ -252,7 +252,7 @@ class ReplicatedStep:
             return lambda: self.fn(*args, **kwargs)
 
         def scope_of(i: int) -> Callable[[], StateScope]:
-            engine = _ReplicaNumber(i, self.strategy.num_replicas_in_sync)
+            engine = _ReplicaNumber(i, self.replicas.num_replicas_in_sync)
             start = [
                 localize(s.rule, v[i] if s.is_stacked else s.layout.enter(v, in_replica=False), engine)
                 for s, v in zip(slots, values, strict=True)
@@ -261,10 +261,10 @@ class ReplicatedStep:
             return lambda: StateScope(pairs, parent=self.parent)
 
         def context_of(frame: ReplicaFrame) -> Context:
-            engine = TurnEngine(frame, self.strategy.cross_device_ops, self.call.is_empty(frame.index))
-            return Context(self.strategy, ReplicaContext(self.strategy, engine))
+            engine = TurnEngine(frame, self.replicas.cross_device_ops, self.call.is_empty(frame.index))
+            return self.replicas.context(engine)
 
-        replicas = range(self.strategy.num_replicas_in_sync)
+        replicas = range(self.replicas.num_replicas_in_sync)
         return Program(
             [body_of(i) for i in replicas],
             [scope_of(i) for i in replicas],

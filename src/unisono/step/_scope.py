@@ -19,8 +19,8 @@ from unisono._system._blocks import set_for_block
 from unisono.step._keras_internals import stored_dtype, stored_value
 
 if TYPE_CHECKING:
+    from unisono.step._replicas import Replicas
     from unisono.step._value_handle import VariableValue
-    from unisono.strategies._replicated import ReplicatedStrategy
 
 #: Whether steps run to learn what they touch; values do not matter then.
 _DISCOVERING: ContextVar[bool] = ContextVar("unisono_discovering", default=False)
@@ -77,7 +77,7 @@ class StateScope(keras.StatelessScope):
         self.written: dict[int, keras.Variable] = {}
         self.written_by_replica: dict[int, keras.Variable] = {}
         #: Strategies whose `run` was called inside.
-        self.strategies: set[ReplicatedStrategy] = set()
+        self.replicas: set[Replicas] = set()
         self._parent = parent
         self._synced = 0
 

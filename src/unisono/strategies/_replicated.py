@@ -26,6 +26,7 @@ from unisono.local_updates._local_training import LocalTrainFunction
 from unisono.step import _per_replica_ops as results
 from unisono.step._compiler import StepCompiler
 from unisono.step._layout import StateLayout
+from unisono.step._replicas import Replicas
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
 from unisono.training.replica._replicated_reading import warn_of_guesses
@@ -61,10 +62,7 @@ class ReplicatedStrategy(Strategy):
         ensure_collectives_can_run(mesh.devices)
         self._mesh = mesh
         super().__init__(process_group)
-        # What this strategy's models have begun with values that all processes hold.
-        self._begun: set[str] = set()
         self._state_layout = StateLayout(mesh)
-        self._compiler = StepCompiler(self, examine=warn_of_guesses)
 
     # --- what a strategy decides ---------------------------------------------------------
 
@@ -86,6 +84,17 @@ class ReplicatedStrategy(Strategy):
         take longer, and state in parts is for programs that run once per replica.
         """
         return self._mesh.local_devices == self._mesh.devices and self.state_layout.is_whole
+
+    @functools.cached_property
+    def replicas(self) -> Replicas:
+        """What steps know of this strategy."""
+        return Replicas(
+            self._mesh, self._group, self.state_layout, self.cross_device_ops, self, self.joins_rows
+        )
+
+    @functools.cached_property
+    def _compiler(self) -> StepCompiler:
+        return StepCompiler(self.replicas, examine=warn_of_guesses)
 
     def explain(
         self, model: keras.Model, data: PyTree = None, print_fn: Callable[[str], object] = print
@@ -114,15 +123,15 @@ class ReplicatedStrategy(Strategy):
         """
         from unisono.training._explanation import explanation
 
-        print_fn(explanation(model, self, data))
+        print_fn(explanation(model, self.replicas, data))
 
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what runs compiled steps on the mesh."""
         if task is TrainerTask.TRAIN and isinstance(self.state_layout, LocalLayout):
-            return LocalTrainFunction(model, self, task)
+            return LocalTrainFunction(model, self.replicas, task)
         if is_stateful(model, task):
-            return StatefulFunction(model, self, task)
-        return TrainerFunction(model, self, task)
+            return StatefulFunction(model, self.replicas, task)
+        return TrainerFunction(model, self.replicas, task)
 
     def make_step_runner(
         self, step: NamedStep, source: ElementSource, executables: Executables | None = None
@@ -216,39 +225,6 @@ class ReplicatedStrategy(Strategy):
         from unisono.data._workers import values_of_workers
 
         return values_of_workers(values, self._mesh, self._group)
-
-    # --- one begin for all processes ---------------------------------------------------------
-
-    def same_on_all(
-        self, values: PyTree, what: str, known: Sequence[bool], key: object, batch: PyTree = None
-    ) -> PyTree:
-        """Return the first process' values on every process: once for each call of `fit`, else once.
-
-        Args:
-            values: pytree of arrays with which a step is about to begin.
-            what: the step: one may begin with what it ended with the last time.
-            known: for each array, whether it is what the step ended with.
-            key: which step that was, the same on processes that took the same steps.
-            batch: what the step begins with, the same on all processes; pytree of host arrays.
-
-        Returns:
-            The values; None where they are what the last step of all processes ended with.
-        """
-        if what in self._begun:
-            return None if all(known) else values
-        self._begun.add(what)
-        leaves, structure = jax.tree.flatten(values)
-        rows = None if batch is None else jax.tree.leaves(batch)
-        found = self._group.equal_arrays(leaves, known, (what, key), "The variables of the model", rows)
-        return None if found is None else jax.tree.unflatten(structure, found)
-
-    def begin_again(self, what: str) -> None:
-        """Let the next step begin with the first process' values.
-
-        Args:
-            what: the step, as in `same_on_all`.
-        """
-        self._begun.discard(what)
 
     def __repr__(self) -> str:
         # The devices of all processes: the name is the same in the logs of each.

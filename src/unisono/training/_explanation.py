@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._context import Context, ReplicaContext, entered
+from unisono._context import entered
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
@@ -25,10 +25,10 @@ from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
-def explanation(model: keras.Model, strategy: ReplicatedStrategy, data: PyTree = None) -> str:
+def explanation(model: keras.Model, replicas: Replicas, data: PyTree = None) -> str:
     """Return a table of how each part of a model is computed.
 
     Args:
@@ -38,12 +38,12 @@ def explanation(model: keras.Model, strategy: ReplicatedStrategy, data: PyTree =
     Raises:
         InvalidArgumentError: the shapes of the inputs are not known, and no data is given.
     """
-    replicas = strategy.num_replicas_in_sync
-    batch = _batch_of(model, data, 4 * replicas)
-    lines = list(_findings(model, strategy, batch)) if replicas > 1 else []
+    count = replicas.num_replicas_in_sync
+    batch = _batch_of(model, data, 4 * count)
+    lines = list(_findings(model, replicas, batch)) if count > 1 else []
     if not lines:
         return f"{model.name}: one replica computes all rows, as plain Keras does."
-    rows = [PartTreatment("part", f"on {replicas} replicas", "because"), *lines]
+    rows = [PartTreatment("part", f"on {count} replicas", "because"), *lines]
     widths = [max(len(x.part) for x in rows), max(len(x.treatment) for x in rows)]
     return "\n".join(f"{x.part:{widths[0]}}  {x.treatment:{widths[1]}}  {x.reason}".rstrip() for x in rows)
 
@@ -68,7 +68,7 @@ def _batch_of(model: keras.Model, data: PyTree, rows: int) -> PyTree:
     return (keras.tree.map_structure(shape, given),)
 
 
-def _findings(model: keras.Model, strategy: ReplicatedStrategy, batch: PyTree) -> Iterator[PartTreatment]:
+def _findings(model: keras.Model, replicas: Replicas, batch: PyTree) -> Iterator[PartTreatment]:
     fixed = one_batch_size(model)
     if fixed:
         yield PartTreatment("all", "every replica computes all rows", fixed)
@@ -81,14 +81,14 @@ def _findings(model: keras.Model, strategy: ReplicatedStrategy, batch: PyTree) -
     if model.compiled:
         # The variables of the optimizer, which Keras makes in the first step.
         model.optimizer.build(model.trainable_variables)
-    reading = TrainerStep(model, strategy, task).read(batch)
+    reading = TrainerStep(model, replicas, task).read(batch)
     yield from _of_layers(model, reading)
     yield from reading.findings
     if reading.mixes:
-        how = "one program, divided by XLA" if strategy.joins_rows else "every replica computes all rows"
+        how = "one program, divided by XLA" if replicas.joins_rows else "every replica computes all rows"
         yield PartTreatment("rows of a batch", how, reading.mixes)
     elif model.compiled and len(batch) > 1:
-        yield from _of_losses(model, strategy, batch)
+        yield from _of_losses(model, replicas, batch)
 
 
 def _of_layers(model: keras.Model, reading: StepReading) -> Iterator[PartTreatment]:
@@ -135,22 +135,20 @@ class _AllRowsEngine:
         raise NotImplementedError
 
 
-def _of_losses(
-    model: keras.Model, strategy: ReplicatedStrategy, batch: Sequence[PyTree]
-) -> list[PartTreatment]:
+def _of_losses(model: keras.Model, replicas: Replicas, batch: Sequence[PyTree]) -> list[PartTreatment]:
     """Return how losses and metrics are computed of predictions whose rows are apart."""
-    replicas = strategy.num_replicas_in_sync
+    count = replicas.num_replicas_in_sync
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
-        with_rows(tuple(batch), (rows_of(batch) or replicas) // replicas)
+        with_rows(tuple(batch), (rows_of(batch) or count) // count)
     )
     findings: list[PartTreatment] = []
-    replica = ReplicaContext(strategy, _AllRowsEngine(replicas))
+    context = replicas.context(_AllRowsEngine(count), means=True)
 
     def losses(x: PyTree, y: PyTree, sample_weight: PyTree) -> None:
         with DiscardingScope():
             with entered(None):
                 outputs = model(x)
-            with entered(Context(strategy, replica, means=True)):
+            with entered(context):
                 model.compute_loss(x, y, outputs, sample_weight)
                 model.compute_metrics(x, y, outputs, sample_weight)
 

@@ -6,8 +6,7 @@ import types
 import pytest
 
 import unisono
-from unisono.cli import _launch_function
-from unisono.cli import _doctor
+from unisono.cli import _doctor, _launch_function
 from unisono.cli import _machine_checks as checks
 
 

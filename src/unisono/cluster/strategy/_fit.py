@@ -83,7 +83,7 @@ class MultiWorkerFit:
         every = _Message.read(
             self._group.require_same(call_fingerprint(model, arguments), "A call of `fit`", own.to_bytes())
         )
-        self._strategy.begin_again("TRAIN")
+        self._strategy.replicas.begin_again("TRAIN")
         # Names and the state of generators are sent only where their digests differ.
         if any(answer.callbacks != every[0].callbacks for answer in every):
             self._compare_callbacks(others)

@@ -163,7 +163,7 @@ class RemoteStepRunner:
             if element is not END:
                 self._like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), element)
                 like = jax.tree.map(lambda leaf: leaf[None], element)
-                Programs(self._strategy).create_variables(self._step.create, like, is_whole=False)
+                Programs(self._strategy.replicas).create_variables(self._step.create, like, is_whole=False)
                 return True
         return False
 

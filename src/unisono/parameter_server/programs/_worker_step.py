@@ -26,7 +26,7 @@ from unisono.step._scope import StateScope
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, in_lists, variables_of
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 class WorkerStep:
@@ -34,20 +34,20 @@ class WorkerStep:
 
     Args:
         model: built and compiled in the strategy's scope, its optimizer built.
-        strategy: of one replica, with a `PushLayout`.
+        replicas: one, with a `PushLayout`.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        strategy: ReplicatedStrategy,
+        replicas: Replicas,
         task: TrainerTask,
         destination: Destination | None = None,
     ) -> None:
         self._model, self._task = model, task
         self._destination = destination
-        self._step = TrainerStep(model, strategy, task)
-        self._layout = push_layout_of(strategy)
+        self._step = TrainerStep(model, replicas, task)
+        self._layout = push_layout_of(replicas)
         #: The lists of Keras' state as `look` has found them, which takes 0.07 ms for those of an MLP, and
         #: 0.5 ms for those of ResNet50 (2 cores, 2026-11-22).
         self._lists: tuple[list[keras.Variable], ...] = ()

@@ -46,7 +46,7 @@ from unisono.step.functions._input_signature import InputSignature
 from unisono.step.variables._variable import UnknownInitialValueError
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 #: Errors of JAX where code needs the value of what is traced, as `range(steps)` does.
 _NEEDS_VALUE = (
@@ -239,12 +239,12 @@ class Function:
             raise TraceStop
         if trace.fetched.needs is not None:
             return trace.fetched.needs
-        strategy = _one_strategy(trace.scope.strategies)
-        plan = StatePlan.from_cross_replica(trace.scope, strategy.state_layout)
+        replicas = _sole_replicas(trace.scope.replicas)
+        plan = StatePlan.from_cross_replica(trace.scope, replicas.state_layout)
         # Nothing happened before the end of the data: there is no program to run.
         if isinstance(trace.result, _DataEnd) and not any(slot.written for slot in plan.slots):
             return trace.result
-        return _SignatureProgram(trace, plan, strategy)
+        return _SignatureProgram(trace, plan, replicas)
 
 
 def _discover(step: Callable[[Sequence[CallArray]], object], arrays: list[CallArray]) -> None:
@@ -332,11 +332,11 @@ class _Trace:
 class _SignatureProgram:
     """The program of a function for one signature."""
 
-    def __init__(self, trace: _Trace, plan: StatePlan, strategy: ReplicatedStrategy) -> None:
+    def __init__(self, trace: _Trace, plan: StatePlan, replicas: Replicas) -> None:
         self._trace, self.plan = trace, plan
         # Without `run` inside, no other worker needs to take part.
-        self._is_step = bool(trace.scope.strategies)
-        self._entry = Entry(self.traced, plan, strategy, is_shared=self._is_step)
+        self._is_step = bool(trace.scope.replicas)
+        self._entry = Entry(self.traced, plan, replicas, is_shared=self._is_step)
         # The result holds tracers, which must not outlive their trace.
         trace.result = None
 
@@ -382,16 +382,16 @@ def _per_replica(kind: Kind, part: tuple[object, ...]) -> PerReplica:
     return PerReplica.from_stacked(part[0]) if kind is Kind.SPLIT else PerReplica(part)
 
 
-def _one_strategy(strategies: set[ReplicatedStrategy]) -> ReplicatedStrategy:
-    if len(strategies) > 1:
+def _sole_replicas(used: set[Replicas]) -> Replicas:
+    if len(used) > 1:
         raise MixedStrategyError(
             "A function may call `run` of one strategy only. Received: "
-            f"{sorted(repr(s) for s in strategies)}. Write one `@unisono.function` for each."
+            f"{sorted(map(repr, used))}. Write one `@unisono.function` for each."
         )
-    if strategies:
-        return next(iter(strategies))
+    if used:
+        return next(iter(used))
     # Without `run` in it the function asks for no replicas: any mesh will do.
-    return get_strategy().replicated or default_strategy()
+    return (get_strategy().replicated or default_strategy()).replicas
 
 
 def function(

@@ -32,7 +32,7 @@ from unisono.training.groups._multi_step import slots_for, slots_of_size
 from unisono.training.groups._step_profile import start_steps
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 #: A state of so many arrays makes the program of a loop long to compile, and fewer steps than these do not
@@ -84,18 +84,18 @@ class StepLoop:
     def __init__(
         self,
         model: keras.Model,
-        strategy: ReplicatedStrategy,
+        replicas: Replicas,
         kind: str,
         runner: GroupRunner,
         notes_lone: bool = True,
     ) -> None:
-        self._model, self._strategy, self._kind, self._runner = model, strategy, kind, runner
+        self._model, self._replicas, self._kind, self._runner = model, replicas, kind, runner
         self._notes_lone = notes_lone
         #: Gives how many steps the next program may have.
         self.limit: Callable[[], int] = lambda: sys.maxsize
-        self._stagers = StagerCache(strategy.mesh)
-        platform = strategy.mesh.platform
-        self.group_size = AdaptiveGroupSize(strategy.process_group.size, platform)
+        self._stagers = StagerCache(replicas.mesh)
+        platform = replicas.mesh.platform
+        self.group_size = AdaptiveGroupSize(replicas.process_group.size, platform)
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
         self._can_loop = may_loop(platform)
         #: The most batches in one program, where large predictions allow no more.
@@ -104,7 +104,7 @@ class StepLoop:
         self._source, self._planned, self._is_short = BatchSource(), 0, False
         #: Where the host's time goes.
         self.timer = HostTimer(process_events() if kind == "train" else None)
-        self._notes = BatchNotes(strategy.process_group, kind, self.timer)
+        self._notes = BatchNotes(replicas.process_group, kind, self.timer)
 
     @property
     def is_eager(self) -> bool:
@@ -203,7 +203,7 @@ class StepLoop:
         Before further batches are taken, which could not be given back to the data.
         """
         trace = self._runner.trace(group, stager)
-        self._can_loop = not is_slow_in_loop(trace.jaxpr, self._strategy.mesh.platform)
+        self._can_loop = not is_slow_in_loop(trace.jaxpr, self._replicas.mesh.platform)
         if self._kind != "train" and is_ahead:
             # With a message in each step a loop of test steps was not faster between processes (2 cores, MLP,
             # November 2026: 3.4 ms a step of `evaluate` instead of 3.0, 4.1 of `predict` instead of 2.9).

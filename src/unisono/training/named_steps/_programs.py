@@ -21,7 +21,7 @@ from unisono.training.groups._batch_placement import form_of
 from unisono.training.stateful._grouped_program import GroupedProgram, GroupEntry
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 #: The step of one replica: from an element of its data to named values, which are the same on all replicas.
 Step = Callable[[PyTree], Mirrored[Any]]
@@ -34,9 +34,9 @@ class Programs:
         executables: of earlier trainings and evaluations, which may have had equal programs.
     """
 
-    def __init__(self, strategy: ReplicatedStrategy, executables: Executables | None = None) -> None:
-        self._strategy, self._executables = strategy, executables
-        self._compiler = StepCompiler(strategy, explains_many=False)
+    def __init__(self, replicas: Replicas, executables: Executables | None = None) -> None:
+        self._replicas, self._executables = replicas, executables
+        self._compiler = StepCompiler(replicas, explains_many=False)
         self._entries: dict[Hashable, GroupEntry] = {}
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Programs:
 
     def create_variables(self, step: Step, batch: PyTree, is_whole: bool) -> None:
         """Trace a step without computing it, so that the variables are made that it creates."""
-        self._compiler.entry(step, _call(batch, is_whole, self._strategy.num_replicas_in_sync))
+        self._compiler.entry(step, _call(batch, is_whole, self._replicas.num_replicas_in_sync))
 
     def __call__(self, step: Step, key: Hashable, like: PyTree, slots: int, is_whole: bool) -> GroupEntry:
         """Return the program for a step and the form of its batches.
@@ -54,11 +54,11 @@ class Programs:
         """
         full = (key, form_of(like), slots, is_whole)
         if full not in self._entries:
-            call = _call(like, is_whole, self._strategy.num_replicas_in_sync)
+            call = _call(like, is_whole, self._replicas.num_replicas_in_sync)
             plan = self._compiler.entry(step, call).plan
-            replicated = ReplicatedStep(self._strategy, step, call, plan)
+            replicated = ReplicatedStep(self._replicas, step, call, plan)
             traced = GroupedProgram(replicated, slots, is_whole)
-            self._entries[full] = GroupEntry(traced, plan, self._strategy, executables=self._executables)
+            self._entries[full] = GroupEntry(traced, plan, self._replicas, executables=self._executables)
         return self._entries[full]
 
     def remove(self, program: GroupEntry) -> None:

@@ -58,7 +58,7 @@ class ReplicaStepRunner:
         # Without a scope nothing else does it.
         wrap_keras()
         self._strategy, self._step = strategy, step
-        self._programs = Programs(strategy, executables)
+        self._programs = Programs(strategy.replicas, executables)
         self._stagers = StagerCache(strategy.mesh, RowStager)
         self._pace = AdaptiveGroupSize(platform=strategy.mesh.platform)
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.

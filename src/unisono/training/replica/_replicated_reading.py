@@ -61,7 +61,7 @@ def read_replicated(step: ReplicatedStep) -> ReplicatedReading | None:
     Args:
         step: with its plan, and a call whose arrays all have as many rows.
     """
-    if step.plan is None or step.call.is_ragged or not step.strategy.state_layout.is_whole:
+    if step.plan is None or step.call.is_ragged or not step.replicas.state_layout.is_whole:
         return None
     arrays, split = step.call.arrays, step.call.split
     rows = {x.shape[1] if x.ndim > 1 else 0 for x, is_split in zip(arrays, split, strict=True) if is_split}
@@ -104,7 +104,7 @@ class _ReducedValues:
     """A step as a function of rows, and of what is the same for any rows: to what replicas would reduce."""
 
     def __init__(self, step: ReplicatedStep, rows: int) -> None:
-        self._rows, self._total = rows, 2 * rows * step.strategy.num_replicas_in_sync
+        self._rows, self._total = rows, 2 * rows * step.replicas.num_replicas_in_sync
         plan = step.plan or StatePlan()
         # Merged as sums, so that the engine is given the copies themselves.
         self._slots = [dataclasses.replace(s, rule=Merge.TOTAL) if _is_guessed(s) else s for s in plan.slots]

@@ -54,7 +54,7 @@ class GroupedProgram:
                 `agrees`, the size that each replica's process proposes precedes them.
         """
         self.one.scopes.clear()
-        strategy, slots = self.one.strategy, self._plan_slots
+        replicas, slots = self.one.replicas, self._plan_slots
         outputs: list[Output] = []
         proposed, (count, *batches) = (arrays[:1], arrays[1:]) if self.agrees else ([], arrays)
 
@@ -75,7 +75,7 @@ class GroupedProgram:
             written = [p for p, s in zip(specs, slots, strict=True) if s.written]
             several = jax.shard_map(
                 several,
-                mesh=strategy.mesh.mesh,
+                mesh=replicas.mesh.mesh,
                 in_specs=(specs, [SHARDED] * len(proposed), UNSHARDED, [_STACKED] * len(batches)),
                 out_specs=(UNSHARDED, UNSHARDED, written),
                 check_vma=False,
@@ -90,16 +90,16 @@ class GroupedProgram:
 
     @property
     def _is_split(self) -> bool:
-        return self.one.strategy.num_replicas_in_sync > 1 and not self.is_whole
+        return self.one.replicas.num_replicas_in_sync > 1 and not self.is_whole
 
     def _step_of(
         self, values: list[jax.Array], outputs: list[Output]
     ) -> Callable[[list[jax.Array], list[jax.Array]], tuple[list[Any], list[jax.Array]]]:
         """Return the step of one replica as a function of what it writes and of its part of a batch."""
-        strategy = self.one.strategy
+        replicas = self.one.replicas
         engine: ReplicaEngine = OneReplica()
         if self._is_split:
-            engine = SpmdEngine(strategy.num_replicas_in_sync, strategy.cross_device_ops)
+            engine = SpmdEngine(replicas.num_replicas_in_sync, replicas.cross_device_ops)
 
         def step(state: list[jax.Array], batch: list[jax.Array]) -> tuple[list[Any], list[jax.Array]]:
             of_written = iter(state)
@@ -134,11 +134,11 @@ class RepeatedEntry(GroupEntry):
     """A compiled program that repeats a step in TensorFlow's form over several batches."""
 
     def __init__(self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int) -> None:
-        strategy = one.strategy
-        self._agrees = strategy.process_group.size > 1
-        step = ReplicatedStep(strategy, fn, call, one.plan)
+        replicas = one.replicas
+        self._agrees = replicas.process_group.size > 1
+        step = ReplicatedStep(replicas, fn, call, one.plan)
         program = GroupedProgram(step, slots, splits_rows=True, agrees=self._agrees)
-        super().__init__(program, one.plan, strategy)
+        super().__init__(program, one.plan, replicas)
         #: Whether it has run.
         self.is_used = False
 
@@ -160,7 +160,7 @@ class RepeatedEntry(GroupEntry):
     def call_with(self, stager: BatchStager, wish: int) -> Call:
         """Return a call whose arrays are on the devices."""
         count, batches = stager.place()
-        proposed = [self.strategy.mesh.put_own(np.int32(wish))] if self._agrees else []
+        proposed = [self.replicas.mesh.put_own(np.int32(wish))] if self._agrees else []
         return self.call_of([*proposed, count, *jax.tree.leaves(batches)])
 
     def note(self, call: Call) -> None:

@@ -18,7 +18,6 @@ import jax
 import keras
 import numpy as np
 
-from unisono._context import Context
 from unisono._reads import NOT_IN_A_STEP
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import ArrayLike, PyTree
@@ -46,23 +45,23 @@ from unisono.training.trainer._speculation import Speculation
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 class StatefulFunction:
     """Keras' `train_function`, `test_function` or `predict_function` of a step in TensorFlow's form."""
 
-    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
-        self._model, self._strategy, self._task = model, strategy, task
-        self._step = StatefulStep(model, strategy, task)
+    def __init__(self, model: keras.Model, replicas: Replicas, task: TrainerTask) -> None:
+        self._model, self._replicas, self._task = model, replicas, task
+        self._step = StatefulStep(model, replicas, task)
         # Its arguments are batches, of whose shapes the policy says more.
-        self._compiler = StepCompiler(strategy, explains_many=False)
-        self.batch_policy = BatchPolicy(model, strategy.num_replicas_in_sync, self._reading)
+        self._compiler = StepCompiler(replicas, explains_many=False)
+        self.batch_policy = BatchPolicy(model, replicas.num_replicas_in_sync, self._reading)
         self._split = self._step.split
         self._whole = self._step.whole
         self._is_prepared = False
         # A program of one step notes its batch itself.
-        self._loop = StepLoop(model, strategy, task.name.lower(), self, notes_lone=False)
+        self._loop = StepLoop(model, replicas, task.name.lower(), self, notes_lone=False)
         #: Where the host's time goes.
         self.timer = self._loop.timer
         #: What runs ahead of Keras' loop, during a call in which no callback sees single batches.
@@ -88,7 +87,7 @@ class StatefulFunction:
         self._entry(*self._call_of(batch))
         if _ids_of_metrics(self._model) != metrics:
             # Metrics that are there when the step begins are merged in another way.
-            self._compiler = StepCompiler(self._strategy, explains_many=False)
+            self._compiler = StepCompiler(self._replicas, explains_many=False)
             self._entry(*self._call_of(batch))
         mark_built(self._model)
         self._is_prepared = True
@@ -119,7 +118,7 @@ class StatefulFunction:
     def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
         """Return how the rows of a batch reach the replicas: all on each where they do not divide."""
         sizes = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
-        if self._strategy.num_replicas_in_sync == 1 and len(sizes) != 1:
+        if self._replicas.num_replicas_in_sync == 1 and len(sizes) != 1:
             # Such a step may get arrays that have not the same number of rows.
             return Mode.WHOLE, 0
         rows = rows_in(batch)
@@ -129,14 +128,14 @@ class StatefulFunction:
     def _reading(self, batch: PyTree) -> StepReading:
         """Return how the step treats rows: each replica computes its own where the numbers are the same."""
         reason = f"the model has a `{self._task.step}` of its own"
-        trains, replicas = self._task is TrainerTask.TRAIN, self._strategy.num_replicas_in_sync
-        rows = replicas * max(2, rows_in(batch) // replicas)
+        trains, count = self._task is TrainerTask.TRAIN, self._replicas.num_replicas_in_sync
+        rows = count * max(2, rows_in(batch) // count)
         empty = jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), (rows, *x.shape[1:])), batch)
-        call = Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), empty),), {})
+        call = Call.parse((jax.tree.map(lambda x: _in_rows(x, count), empty),), {})
         plan = self._entry(self._split, call).plan
-        reading = read_replicated(ReplicatedStep(self._strategy, self._split, call, plan))
+        reading = read_replicated(ReplicatedStep(self._replicas, self._split, call, plan))
         if reading is None:
-            return read_per_replica(self._model, trains, batch, replicas, reason)
+            return read_per_replica(self._model, trains, batch, count, reason)
         # Copies merge by a guess here: as a mean, or the first replica's.
         merged = (Merge.KEEP, Merge.MEAN)
         states = (f"{v.path}: {meaning}" for v, rule, meaning in reading.guessed if rule not in merged)
@@ -181,10 +180,10 @@ class StatefulFunction:
     def _call_of(self, batch: PyTree) -> tuple[Callable[[PyTree], PyTree], Call]:
         """Return what each replica calls with a batch, and the arguments."""
         self.batch_policy.note_shapes(batch)
-        replicas = self._strategy.num_replicas_in_sync
-        if replicas == 1 or self.batch_policy.mode(batch, rows_in(batch)) is not Mode.SPLIT:
+        count = self._replicas.num_replicas_in_sync
+        if count == 1 or self.batch_policy.mode(batch, rows_in(batch)) is not Mode.SPLIT:
             return self._whole, Call.parse((batch,), {})
-        return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, replicas), batch),), {})
+        return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, count), batch),), {})
 
     def _entry(self, fn: Callable[[PyTree], PyTree], call: Call) -> Entry:
         with explaining(type(self._model), f"`{self._task.step}`"):
@@ -241,7 +240,7 @@ def _run_with(
     step: StatefulStep, pairs: list[tuple[keras.Variable, jax.Array]], batch: PyTree
 ) -> tuple[PyTree, StateScope]:
     """Run a step with values of variables; return its result, and the state after it."""
-    context = Context(step.strategy)
+    context = step.replicas.context()
     bodies, scopes = [lambda: step.alone(batch)], [lambda: StateScope(pairs)]
     program = Program(bodies, scopes, [lambda _: context], NOT_IN_A_STEP)
     result, frame = Run(program).complete(0)

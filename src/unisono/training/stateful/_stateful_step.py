@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, current, entered
+from unisono._context import Context, OneReplica, ReplicaEngine, current, entered
 from unisono._errors import InvalidTypeError
 from unisono._types import PyTree, Tree
 from unisono._values import Mirrored, ReduceOp
@@ -31,8 +31,8 @@ from unisono.step.variables._merge_rules import Merge, kind_of, localize, merge_
 from unisono.training.trainer._trainer_step import TrainerTask, as_float
 
 if TYPE_CHECKING:
+    from unisono.step._replicas import Replicas
     from unisono.step._value_handle import VariableValue
-    from unisono.strategies._replicated import ReplicatedStrategy
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class StatefulStep:
     """One of a model's steps in TensorFlow's form."""
 
     model: keras.Model
-    strategy: ReplicatedStrategy
+    replicas: Replicas
     task: TrainerTask
     #: Variables that a whole batch's step has used, by `id`.
     used: dict[int, keras.Variable] = dataclasses.field(default_factory=dict)
@@ -55,7 +55,7 @@ class StatefulStep:
         engine = context.replica.engine
         metrics = ReplicaMetrics(self.model, engine, frame.scope)
         # A context of its own: optimizers note in it whose loss was scaled.
-        own = ReplicaContext(self.strategy, engine)
+        own = self.replicas.replica(engine)
         with entered(dataclasses.replace(context, replica=own, means=True)), metrics.in_parts():
             result = self._step(batch)
         if self.task is TrainerTask.PREDICT:
@@ -65,7 +65,7 @@ class StatefulStep:
     def whole(self, batch: PyTree) -> Mirrored[PyTree]:
         """Run the step as one replica of one: every device computes the same."""
         context, frame = self._running()
-        own = ReplicaContext(self.strategy, OneReplica())
+        own = self.replicas.replica(OneReplica())
         if context.replica is not None and context.replica.num_replicas_in_sync > 1:
             self._unite_copies(context.replica.engine, frame.scope)
         with entered(dataclasses.replace(context, replica=own, means=True)), frame.scope.synced():
@@ -97,7 +97,7 @@ class StatefulStep:
         context, frame = current(), current_frame()
         if frame is None:
             raise RuntimeError("A stateful step runs within a program.")
-        return context or Context(self.strategy), frame
+        return context or self.replicas.context(), frame
 
     def _step(self, batch: PyTree) -> Any:
         name = self.task.step

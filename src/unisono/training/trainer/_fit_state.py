@@ -26,7 +26,7 @@ from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, in_lists, variables_of
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 #: Numbers of train functions, alike on workers that make the same ones.
 _NUMBERS = itertools.count()
@@ -99,9 +99,9 @@ class StatePart(Sequence[jax.Array]):
 class FitState:
     """The state between the steps of one train function."""
 
-    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
-        self._model, self._strategy, self._task = model, strategy, task
-        self._layout: StateLayout = strategy.state_layout
+    def __init__(self, model: keras.Model, replicas: Replicas, task: TrainerTask) -> None:
+        self._model, self._replicas, self._task = model, replicas, task
+        self._layout: StateLayout = replicas.state_layout
         self._layouts: tuple[list[VariableLayout], ...] = ()
         #: How many variables each part has, and the version of the layout; none before a state was placed.
         self.sizes: tuple[int, ...] = ()
@@ -144,7 +144,7 @@ class FitState:
         # Keras stores it when the function has returned. An interrupt in between must find it, too.
         hold_state(self._model, self._task.value, self._returned)
         if self._task is TrainerTask.TRAIN:
-            self._strategy.process_group.check_state(self._strategy.mesh, self, steps, self._compared)
+            self._replicas.process_group.check_state(self._replicas.mesh, self, steps, self._compared)
         return self._returned
 
     def keep_unread(self, read: Callable[[], State]) -> State:
@@ -205,7 +205,7 @@ class FitState:
         last: list[VariableValue | None] = [*self._last(state)]
         known = [array is not None for array in last]
         key = self._number, self._count
-        found = self._strategy.same_on_all(values, self._task.name, known, key, batch)
+        found = self._replicas.same_on_all(values, self._task.name, known, key, batch)
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
@@ -227,7 +227,7 @@ class FitState:
 
     def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program."""
-        layouts, in_replica = self._layouts, self._strategy.mesh.num_replicas > 1
+        layouts, in_replica = self._layouts, self._replicas.mesh.num_replicas > 1
 
         def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
             entered = tuple(
@@ -269,5 +269,5 @@ class FitState:
         for variables, values in zip(variables_of(self._model, self._task), state, strict=True):
             for variable, value in zip(variables, values, strict=True):
                 if not value.is_deleted():
-                    variable.assign(self._strategy.mesh.local(value))
+                    variable.assign(self._replicas.mesh.local(value))
         release_state(self._model)

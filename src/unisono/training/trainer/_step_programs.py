@@ -59,7 +59,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         super().__init__()
         self._step, self._state = step, state
         #: Whether the processes agree in each program of several steps how many the next ones have.
-        self.agree = step.strategy.process_group.size > 1
+        self.agree = step.replicas.process_group.size > 1
         #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
         self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
@@ -81,7 +81,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
 
     def compile(self, key: ProgramKey) -> StepProgram:
         """Return a new program; JAX compiles it at its first call."""
-        strategy = self._step.strategy
+        replicas = self._step.replicas
         step, batch, outputs = self._single_step(key)
         same = key.mode, key.true_rows, key.sizes
         if same not in self._traced:
@@ -99,21 +99,21 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
-            return CompiledStep(whole, strategy.mesh, shardings, donates=not key.keeps_state)
+            return CompiledStep(whole, replicas.mesh, shardings, donates=not key.keeps_state)
         return CompiledStep(
             whole,
-            strategy.mesh,
+            replicas.mesh,
             state_shardings=shardings,
             in_specs=(specs, batch),
             out_specs=(outputs, specs),
-            process_group=strategy.process_group,
+            process_group=replicas.process_group,
             donates=not key.keeps_state,
         )
 
     def _merges_once(self, key: ProgramKey) -> bool:
         """Return whether the replicas of a program may exchange what they computed at its end alone."""
-        strategy = self._step.strategy
-        if key.mode is not Mode.SPLIT or strategy.num_replicas_in_sync == 1:
+        replicas = self._step.replicas
+        if key.mode is not Mode.SPLIT or replicas.num_replicas_in_sync == 1:
             return False
         return self._step.gathers_predictions or self._step.task is TrainerTask.TEST
 

@@ -32,7 +32,7 @@ from unisono.training.trainer._step_programs import StepProgram, StepPrograms
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 class ReadyProgram(NamedTuple):
@@ -49,20 +49,21 @@ class TrainerFunction:
     #: What a step is, how its state is carried, and how rows reach the replicas.
     step_type, state_type, policy_type = TrainerStep, FitState, BatchPolicy
 
-    def __init__(self, model: keras.Model, strategy: ReplicatedStrategy, task: TrainerTask) -> None:
-        self._strategy, self._task = strategy, task
-        replicas = strategy.num_replicas_in_sync
+    def __init__(self, model: keras.Model, replicas: Replicas, task: TrainerTask) -> None:
+        self._replicas, self._task = replicas, task
         reader = StepReader(self._read)
-        self._step = self.step_type(model, strategy, task, reader)
+        self._step = self.step_type(model, replicas, task, reader)
         #: The state between calls.
-        self.carried = self.state_type(model, strategy, task)
+        self.carried = self.state_type(model, replicas, task)
         self._programs = StepPrograms(self._step, self.carried)
-        self.batch_policy = self.policy_type(model, replicas, reader, strategy.joins_rows)
+        self.batch_policy = self.policy_type(
+            model, replicas.num_replicas_in_sync, reader, replicas.joins_rows
+        )
         self.mode_of = self.batch_policy.mode_of
-        self.loop = StepLoop(model, strategy, task.name.lower(), self)
+        self.loop = StepLoop(model, replicas, task.name.lower(), self)
         #: Where the host's time goes.
         self.timer = self.loop.timer
-        self._place = GroupPlacer(strategy.mesh)
+        self._place = GroupPlacer(replicas.mesh)
         #: What runs ahead of Keras' loop, during a call of `fit` and the like for which steps may.
         self.lookahead: StepLookahead | None = None
         #: The newest state, and whether it is on the devices as programs want it.
@@ -126,7 +127,7 @@ class TrainerFunction:
         data, size = self._place(group), self.loop.group_size
         self.timer.placing += perf_counter() - began
         if group.stager is not None and self._programs.agree:
-            data = self._strategy.mesh.put_own(np.int32(size.wish)), data
+            data = self._replicas.mesh.put_own(np.int32(size.wish)), data
         return ReadyProgram(self._programs.of_group(group), self._state, data)
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
@@ -139,7 +140,7 @@ class TrainerFunction:
         program, state, data = self.prepare(group)
         results, self._state = program(state, data, self.carried.done)
         self.num_steps += group.count
-        results = jax.tree.map(self._strategy.mesh.local, results)
+        results = jax.tree.map(self._replicas.mesh.local, results)
         if group.stager is None or not self._programs.agree:
             return results, None
         logs, agreed = results
@@ -152,7 +153,7 @@ class TrainerFunction:
         size = 0
         if self._task is TrainerTask.TEST:
             # Each replica's part of the metrics, gathered.
-            size = self._strategy.num_replicas_in_sync * sum(x.nbytes for x in state[-1])
+            size = self._replicas.num_replicas_in_sync * sum(x.nbytes for x in state[-1])
         elif self._task is TrainerTask.PREDICT:
             outputs = jaxpr.out_avals[: -1 - len(jax.tree.leaves(state))]
             size = int(sum(x.size * x.dtype.itemsize for x in outputs) // stager.slots)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._context import Context, OneReplica, ReplicaContext, ReplicaEngine, entered
+from unisono._context import OneReplica, ReplicaEngine, entered
 from unisono._system._blocks import garbage_collection_paused
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
@@ -35,7 +35,7 @@ from unisono.training.replica._step_reading import StepReader, StepReading, read
 from unisono.training.trainer._protocol import State
 
 if TYPE_CHECKING:
-    from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.step._replicas import Replicas
 
 
 class TrainerTask(enum.Enum):
@@ -87,7 +87,7 @@ class TrainerStep:
     """A Keras step on all replicas, as a pure function of `(state, batch)`."""
 
     model: keras.Model
-    strategy: ReplicatedStrategy
+    replicas: Replicas
     task: TrainerTask
     #: Has read the step before its program is made; without one, copies merge as variables are declared.
     reader: StepReader | None = None
@@ -98,7 +98,7 @@ class TrainerStep:
 
         As in tf.distribute; in one process they stay on their devices.
         """
-        return self.task is TrainerTask.PREDICT and self.strategy.process_group.size > 1
+        return self.task is TrainerTask.PREDICT and self.replicas.process_group.size > 1
 
     def one_device(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
         """Run Keras' own step on all rows."""
@@ -108,7 +108,7 @@ class TrainerStep:
             logs, new = self._keras_step(in_lists(values, state), batch)
             return logs, list(itertools.chain(*new))
 
-        logs, values = self.strategy.state_layout.run_replica(variables, list(itertools.chain(*state)), code)
+        logs, values = self.replicas.state_layout.run_replica(variables, list(itertools.chain(*state)), code)
         return logs, in_lists(values, state)
 
     def _keras_step(self, state: State, batch: PyTree) -> tuple[PyTree, State]:
@@ -147,7 +147,7 @@ class TrainerStep:
     ) -> tuple[PyTree, State, tuple[list[Merge], ...]]:
         """Run one replica's step; return by which rules the rest of its state is merged, too."""
         fused: _EarlyValues | None = None
-        if self.task is TrainerTask.TRAIN and self.strategy.process_group.size > 1 and can_fuse(self.model):
+        if self.task is TrainerTask.TRAIN and self.replicas.process_group.size > 1 and can_fuse(self.model):
             fused = self._values_to_fuse(DryRunEngine(engine), rules, local, batch)
         if fused is None:
             return *self.inside(engine, local, batch), rules
@@ -189,26 +189,24 @@ class TrainerStep:
             return self._read(batch)
 
     def _read(self, batch: PyTree) -> StepReading:
-        model, task, replicas = self.model, self.task, self.strategy.num_replicas_in_sync
+        model, task, count = self.model, self.task, self.replicas.num_replicas_in_sync
         names = [task.step] if task is TrainerTask.PREDICT else [task.step, "compute_metrics"]
         if all(getattr(type(model), name) is getattr(keras.Model, name) for name in names):
             has_loss = task is not TrainerTask.PREDICT
-            return read_step(model, task is TrainerTask.TRAIN, batch, replicas, has_loss)
+            return read_step(model, task is TrainerTask.TRAIN, batch, count, has_loss)
 
         def run(engine: ReplicaEngine, state: State, batch: PyTree) -> tuple[PyTree, State]:
-            replica = ReplicaContext(self.strategy, engine)
-            with entered(Context(self.strategy, replica, means=True)):
+            with entered(self.replicas.context(engine, means=True)):
                 return self._keras_step(state, batch)
 
         variables, predicts = variables_of(model, task), task is TrainerTask.PREDICT
-        return read_own_step(model, run, variables, self.rules(), batch, replicas, predicts)
+        return read_own_step(model, run, variables, self.rules(), batch, count, predicts)
 
     def inside(
         self, engine: ReplicaEngine, local: State, batch: PyTree, true_rows: int | None = None
     ) -> tuple[PyTree, State]:
         """Run Keras' own step on one replica's rows, without a merge."""
-        replica = ReplicaContext(self.strategy, engine)
-        with entered(Context(self.strategy, replica, means=True, true_rows=true_rows)):
+        with entered(self.replicas.context(engine, means=True, true_rows=true_rows)):
             return self.one_device(local, batch)
 
     def padded(self, true_rows: int, state: State, batch: PyTree) -> tuple[PyTree, State]:
@@ -228,8 +226,8 @@ class TrainerStep:
 
     def engine(self) -> ReplicaEngine:
         """Return how a replica exchanges values with the others inside a program."""
-        replicas = self.strategy.num_replicas_in_sync
-        return OneReplica() if replicas == 1 else SpmdEngine(replicas, self.strategy.cross_device_ops)
+        count = self.replicas.num_replicas_in_sync
+        return OneReplica() if count == 1 else SpmdEngine(count, self.replicas.cross_device_ops)
 
     def rules(self) -> tuple[list[Merge], ...]:
         """Return the rule of every variable, in the order of the state."""

@@ -34,7 +34,9 @@ def built(call, optimizer="sgd"):
     model(batch[0])
     model.optimizer.build(model.trainable_variables)
     tables = {id(layer.embeddings) for layer in (model.one, model.two, model.other)}
-    step = WorkerStep(model, strategy, TrainerTask.TRAIN, Destination(lambda v, optimizer: id(v) in tables))
+    step = WorkerStep(
+        model, strategy.replicas, TrainerTask.TRAIN, Destination(lambda v, optimizer: id(v) in tables)
+    )
     return model, step.program(batch), batch
 
 
