@@ -1,6 +1,7 @@
 """Clusters of parameter servers within a process: servers and workers as threads over the loopback."""
 
 import contextlib
+from unittest import mock
 
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief._closures import Rules
@@ -8,7 +9,9 @@ from unisono.parameter_server.chief._job import Cluster
 from unisono.parameter_server.server._client import ServerClient
 from unisono.parameter_server.server._server import VariableServer
 from unisono.parameter_server.server._store import VariableStore
-from unisono.parameter_server.strategy._parameter_server import ClusterForm
+from unisono.parameter_server.strategy import _parameter_server
+from unisono.parameter_server.strategy._forms import ClusterForm
+from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
 from unisono.parameter_server.strategy._serve import load_program
 from unisono.parameter_server.worker._step_worker import StepWorker
 from unisono.rpc._loopback import LoopbackNetwork
@@ -84,7 +87,9 @@ class LocalCluster:
 def local_strategy(workers=2, servers=1, max_staleness=None, variable_partitioner=None, copies=None, **types):
     """Give a strategy on servers and workers of this process."""
     cluster = LocalCluster(workers, servers, copies)
-    strategy = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner, **types)
+    form = ClusterForm(cluster.connections(), Rules(max_staleness), variable_partitioner, **types)
+    with mock.patch.object(_parameter_server, "StrategyForm", return_value=form):
+        strategy = ParameterServerStrategy()
     strategy.cluster = cluster
     try:
         yield strategy

@@ -20,7 +20,7 @@ import numpy as np
 from unisono._context import ReplicaContext, current, get_replica_context
 from unisono._errors import ContextError, InvalidArgumentError
 from unisono._types import ArrayLike
-from unisono.parameter_server.tables._sharded_variable import rows_handle_of
+from unisono.training._variable_calls import rows_handle_of
 from unisono.training.replica._losses import mark_local
 
 Loss = TypeVar("Loss", bound="keras.Loss | Callable[..., ArrayLike]")

@@ -181,6 +181,11 @@ class StateLayout:
         """Whether training steps may run again from an earlier state: nothing is sent beside them."""
         return True
 
+    @property
+    def notes_updates(self) -> bool:
+        """True while a program is traced in which `update` notes gradients, also outside of the replicas."""
+        return False
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies.
 

@@ -18,7 +18,6 @@ from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import DistributedValues, Mirrored, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CommunicationOptions, Destinations, check_destinations
-from unisono.parameter_server.tables._sharded_variable import VariableShard
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.strategies._steps import MultiStepContext, run_steps
 
@@ -80,14 +79,14 @@ class StrategyExtended:
         return creator_of(variable) is self._strategy
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, variable: keras.Variable | VariableShard) -> Iterator[None]:
+    def colocate_vars_with(self, variable: keras.Variable) -> Iterator[None]:
         """Accepted for tf.distribute's signature: variables of a strategy lie together anyway.
 
         Raises:
             InvalidArgumentError: when `variable` is not one of this strategy.
         """
-        whole = variable.whole if isinstance(variable, VariableShard) else variable
-        if not self.variable_created_in_scope(whole):
+        # A part of a divided variable names the whole one.
+        if not self.variable_created_in_scope(getattr(variable, "whole", variable)):
             raise InvalidArgumentError(
                 "`colocate_vars_with` needs a variable created in the strategy's scope. "
                 f"Received: {variable!r}. Create it inside `with strategy.scope():`."

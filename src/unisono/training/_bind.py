@@ -17,7 +17,6 @@ from typing import Any
 
 from unisono._lowering._install import install_lowerings
 from unisono._types import Wrapper
-from unisono.parameter_server.tables import _row_initial
 from unisono.step._keras_internals import check_keras
 from unisono.training import (
     _chief_save,
@@ -36,7 +35,6 @@ from unisono.training.trainer import _run_ahead_of_loop
 #: Those that replace methods of Keras.
 _SUBJECTS = (
     _variable_calls,  # where variables are created, assigned and read
-    _row_initial,  # large variables on parameter servers are computed there
     _initial_values,  # initializers of all shapes share programs
     _batch_policy,  # the number of rows that a `Sequential` is built with
     _model_calls,  # compile, fit, evaluate, predict, and the functions that they call

@@ -28,7 +28,6 @@ from unisono._context import Context, OneReplica, ReplicaContext, current, enter
 from unisono._system._blocks import set_attribute, set_for_block
 from unisono._types import KerasWrap, PyTree
 from unisono.compression._compressed_layout import is_of_compression
-from unisono.parameter_server.programs._push_layout import is_pushing
 from unisono.step._keras_internals import (
     compiled_metrics,
     reduced_axes,
@@ -203,18 +202,18 @@ def _aggregated(synced: bool = True) -> Iterator[None]:
 
 def _must_aggregate(optimizer: keras.Optimizer) -> Context | None:
     """Return the context of a replica whose gradients are not aggregated yet, else None."""
-    context = None if _AGGREGATED.get() else _replica_context() or _pushing_context()
+    context = None if _AGGREGATED.get() else _replica_context() or _noting_context()
     # Gradients of a scaled loss, which `_scale_loss` has divided, are summed.
     if context is not None and context.replica is not None and id(optimizer) in context.replica.scaled_by:
         return dataclasses.replace(context, means=False)
     return context
 
 
-def _pushing_context() -> Context | None:
-    """Return the context of code outside of the replicas in a program that pushes gradients, else None."""
+def _noting_context() -> Context | None:
+    """Return the context of code outside of the replicas whose updates the layout notes, else None."""
     context = current()
     replicated = context.strategy.replicated if context is not None else None
-    if context is None or replicated is None or not is_pushing():
+    if context is None or replicated is None or not replicated.state_layout.notes_updates:
         return None
     return dataclasses.replace(context, replica=ReplicaContext(replicated, OneReplica()))
 

@@ -12,14 +12,15 @@ from collections.abc import Callable
 import jax
 import keras
 
-from unisono._context import check_holder
+from unisono._context import check_holder, current
 from unisono._mesh import on_device
 from unisono._types import KerasWrap
-from unisono.step._keras_internals import store_value, stored_value
+from unisono.step._keras_internals import store_value, stored_dtype, stored_value
 from unisono.step._layout import note_slot
 from unisono.step._program import current_frame
-from unisono.step._value_handle import ValueHandle, as_read
+from unisono.step._value_handle import RowsHandle, ValueHandle, as_read, in_parts
 from unisono.step.eager._recording import note_read, read_as
+from unisono.step.variables._deferred_value import DeferredValue
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import current_strategy, mark_creation
 
@@ -32,6 +33,7 @@ def wraps() -> list[KerasWrap]:
     return [
         (keras.Variable, "__new__", _allocated),
         (keras.Variable, "__init__", _marked),
+        (keras.Variable, "_initialize_with_initializer", _initialize),
         (keras.Variable, "assign", _assign),
         (keras.Variable, "value", _value),
         (keras.Model, "__new__", _marked_model),
@@ -69,6 +71,20 @@ def _marked(original: Callable[..., None], self: keras.Variable, *args: object, 
         store.made(self)
     if (strategy := current_strategy()) is not None:
         strategy.variable_created(self)
+
+
+def _initialize(
+    original: Callable[..., None], self: keras.Variable, initializer: Callable[..., jax.Array]
+) -> None:
+    """Let a variable begin with the value that its strategy's state layout chooses."""
+    context = current()
+    replicated = None if context is None else context.strategy.replicated
+    value = DeferredValue(initializer, tuple(self.shape), stored_dtype(self))
+    held = replicated.state_layout.first(self, value) if replicated is not None and self.shape else None
+    if held is None:
+        original(self, initializer)
+    else:
+        store_value(self, held)
 
 
 def _assign(
@@ -123,6 +139,15 @@ def _value(original: Callable[[keras.Variable], jax.Array], self: keras.Variable
     note_read(self)
     held: jax.Array = as_read(on_device(original(self)))
     return held if isinstance(stored_value(self), jax.Array) else read_as(self, held)
+
+
+def rows_handle_of(variable: keras.Variable) -> RowsHandle | None:
+    """Return the handle from which single rows of a variable can be read; None without one."""
+    if variable.dtype != stored_dtype(variable):
+        return None  # a layer of mixed precision reads it
+    with in_parts():
+        held = variable.value
+    return held if isinstance(held, RowsHandle) else None
 
 
 def _marked_model(

@@ -10,7 +10,7 @@ import unisono
 from tests.ps_cluster import LocalCluster, local_strategy
 from unisono.cluster_resolver._base import SimpleClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec
-from unisono.parameter_server.strategy import _parameter_server
+from unisono.parameter_server.strategy import _parameter_server, _serve
 from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
 from unisono.step._keras_internals import stored_value
 
@@ -93,6 +93,8 @@ def test_a_subclass_keeps_its_methods_on_a_cluster(monkeypatch):
         assert (type(strategy).__name__, type(strategy).__doc__) == ("Noting", "A user's.")
         assert strategy.has_cluster
         assert strategy.cluster_resolver is not None
+        with pytest.raises(unisono.ContextError, match="must have one `ParameterServerStrategy`"):
+            ParameterServerStrategy(strategy.cluster_resolver)
         with strategy.scope():
             model = compiled()
         model.fit(*data(), batch_size=32, verbose=0)
@@ -100,6 +102,17 @@ def test_a_subclass_keeps_its_methods_on_a_cluster(monkeypatch):
     finally:
         strategy.end()
         cluster.close()
+
+
+def test_a_task_that_serves_ends_its_process_with_the_code_of_the_chief(monkeypatch):
+    class Served:
+        def join(self):
+            return 3
+
+    monkeypatch.setattr(_serve, "service_of", lambda roles: Served())
+    spec = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
+    with pytest.raises(SystemExit, match="^3$"):
+        ParameterServerStrategy(SimpleClusterResolver(spec, "", "ps", 0))
 
 
 def test_variables_lie_balanced_on_the_servers_and_slots_beside_them():

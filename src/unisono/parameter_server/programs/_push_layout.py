@@ -129,11 +129,6 @@ def pushing(trace: PushTrace) -> Iterator[PushTrace]:
         yield trace
 
 
-def is_pushing() -> bool:
-    """Return whether a program for workers is traced, whose updates of optimizers are noted."""
-    return _TRACE.get() is not None
-
-
 class PushLayout(StateLayout):
     """Variables lie on servers, which update them; a worker's program sends gradients.
 
@@ -148,6 +143,11 @@ class PushLayout(StateLayout):
         #: By the `id`s of all that an optimizer changes: of its first update in a step, its second, ...
         self._notes: dict[tuple[int, ...], list[GradientNotes]] = {}
 
+    @property
+    def notes_updates(self) -> bool:
+        """True while a program for workers is traced."""
+        return _TRACE.get() is not None
+
     def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
         """Return the value itself, where it is so large that servers make it; see `StateLayout.first`."""
         nbytes = math.prod(value.shape) * value.dtype.itemsize
@@ -155,7 +155,7 @@ class PushLayout(StateLayout):
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Build the optimizer where a worker's program is traced; return whether `update` notes gradients."""
-        if optimizer is None or not variables or not is_pushing():
+        if optimizer is None or not variables or not self.notes_updates:
             return False
         if not optimizer.built:
             # Keras would build it in `apply`, which updates at once.

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 
 from unisono._checks import check_instance, checked_whole
-from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
-from unisono._mesh import ReplicaMesh, resolve_devices
-from unisono._system._program_end import expected_exit_code, note_exits, watch_program
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._mesh import resolve_devices
+from unisono._system._program_end import note_exits
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.parameter_server.chief._closures import Rules
-from unisono.parameter_server.chief._epoch_callbacks import epoch_callbacks
-from unisono.parameter_server.chief._job import Cluster, Job
-from unisono.parameter_server.chief._partition import shard_bounds, shard_count
-from unisono.parameter_server.chief._train_function import RemoteStatefulTrainFunction, RemoteTrainFunction
-from unisono.parameter_server.chief._worker_datasets import RunningCalls
-from unisono.parameter_server.programs._push_layout import PushLayout
+from unisono.parameter_server.chief._job import Job
 from unisono.parameter_server.strategy._connect import connect
+from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm
 from unisono.parameter_server.strategy._roles import roles_of
-from unisono.parameter_server.strategy._serve import service_of
-from unisono.parameter_server.tables._sharded_variable import divide
-from unisono.step._keras_internals import stored_dtype
-from unisono.step._layout import CentralLayout
-from unisono.step.variables._merge_rules import kind_of
+from unisono.parameter_server.strategy._serve import serve_and_exit
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.training._scope_warnings import servers_joined, strategy_used
-from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
     from unisono._lowering._executables import Executables
     from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
-
-#: The job of this process: a cluster serves one chief.
-_JOB: list[Job] = []
 
 
 class ParameterServerStrategy(ReplicatedStrategy):
@@ -84,11 +69,6 @@ class ParameterServerStrategy(ReplicatedStrategy):
     True
     """
 
-    _resolver: ClusterResolver | None = None
-
-    #: Whether variables live on parameter servers, and not in this process.
-    has_cluster = False
-
     #: The state is elsewhere after each step.
     runs_ahead = False
 
@@ -105,42 +85,43 @@ class ParameterServerStrategy(ReplicatedStrategy):
         _check_types(push_dtype, pull_dtype)
         resolver = resolve() if cluster_resolver is None else cluster_resolver
         spec = None if resolver is None else resolver.cluster_spec()
-        if resolver is not None and spec:
-            self._resolver = resolver
-            roles = roles_of(spec, resolver.task)
-            if not roles.is_chief and not roles.is_evaluator:
-                sys.exit(service_of(roles).join())
-            if _JOB:
+        self._resolver = resolver if spec else None
+        roles = roles_of(spec, resolver.task) if resolver is not None and spec else None
+        if roles is None or roles.is_evaluator:
+            self._form = StrategyForm()
+        elif roles.is_chief:
+            if ClusterForm.running:
                 raise ContextError(
                     "A process must have one `ParameterServerStrategy` of its cluster. Received: a second "
                     "one. Use the first one for all models."
                 )
-            if not roles.is_evaluator:
-                note_exits()
-                # Here, and not in `__new__`: a subclass of the user decides what this constructor is given.
-                self.__class__ = _cluster_form_of(type(self))
-                form = cast("ClusterForm", self)
-                rules = Rules(max_staleness)
-                cluster = connect(roles)
-                ClusterForm.__init__(form, cluster, rules, variable_partitioner, push_dtype, pull_dtype)
-                report_ready()
-                return
-        super().__init__(ReplicaMesh(resolve_devices(None)))
-        home = jax.sharding.SingleDeviceSharding(self.parameter_devices[0])
-        self._state_layout = CentralLayout(self._mesh, home)
+            note_exits()
+            rules = Rules(max_staleness)
+            self._form = ClusterForm(connect(roles), rules, variable_partitioner, push_dtype, pull_dtype)
+            report_ready()
+        else:
+            serve_and_exit(roles)
+        super().__init__(self._form.mesh)
+        self._state_layout = self._form.state_layout
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether variables live on parameter servers, and not in this process."""
+        return self._form.has_cluster
+
+    @property
+    def workers_make_data(self) -> bool:
+        """Whether a function as data of `fit` is called on the workers."""
+        return self._form.has_cluster
 
     @property
     def job(self) -> Job:
         """What the chief does with the cluster.
 
         Raises:
-            UnsupportedError: in the local form.
+            UnsupportedError: without a cluster.
         """
-        raise UnsupportedError(
-            "A coordinator needs a cluster with parameter servers and workers. Received: a "
-            "`ParameterServerStrategy` without a cluster. Start the program with "
-            "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
-        )
+        return self._form.job
 
     @functools.cached_property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
@@ -157,120 +138,51 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Makes this strategy in each task of a remote cluster."""
         return ParameterServerStrategy
 
-    def end(self) -> None:
-        """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
-
-    def __reduce__(self) -> tuple[type[ReplicatedStrategy], tuple[str]]:
-        # In a function that goes to workers: there it stands for the worker's own devices.
-        return OneDeviceStrategy, ("cpu:0",)
-
-
-class ClusterForm(ParameterServerStrategy):
-    """A `ParameterServerStrategy` on the chief of a cluster.
-
-    Args:
-        partitioner: divides variables; None for whole ones.
-        push_dtype: the type in which large gradients are pushed; None for that of their variables.
-        pull_dtype: likewise of the weights that steps train.
-    """
-
-    has_cluster = True
-
-    #: A function as data of `fit` is called on the workers.
-    workers_make_data = True
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        rules: Rules,
-        partitioner: Callable[..., Any] | None = None,
-        push_dtype: str | None = None,
-        pull_dtype: str | None = None,
-    ) -> None:
-        # One replica: what the chief traces is what one worker computes.
-        ReplicatedStrategy.__init__(self, ReplicaMesh(self.parameter_devices))
-        self._state_layout = PushLayout(self._mesh, push_dtype)
-        self._partitioner = partitioner
-        self._job = Job(cluster, rules, push_dtype, pull_dtype)
-        self._calls = RunningCalls(self._job)
-        _JOB.append(self._job)
-        servers_joined()
-        watch_program()
-        atexit.register(self._end)
-
-    @property
-    def job(self) -> Job:
-        """What the chief does with the cluster."""
-        return self._job
-
     def variable_created(self, variable: keras.Variable) -> None:
         """Divide a variable that was made in the scope, where the partitioner wants it."""
-        # What belongs to a random generator stays on the chief.
-        if self._partitioner is None or kind_of(variable).is_seed:
-            return
-        shape = tuple(variable.shape)
-        shards = shard_count(self._partitioner, shape, stored_dtype(variable), variable.path)
-        if shards > 1:
-            divide(variable, shard_bounds(shape[0], shards))
+        self._form.variable_created(variable)
 
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
-        """Return what sends each batch to a worker."""
-        made = RemoteStatefulTrainFunction if is_stateful(model, task) else RemoteTrainFunction
-        return made(model, self, task, self._job, self._calls)
+        """Return what runs compiled steps here, or sends each batch to a worker."""
+        return self._form.trainer_function(self, model, task)
 
     def make_step_runner(
         self, step: NamedStep, source: ElementSource, executables: Executables | None = None
     ) -> StepRunner:
-        """Return what schedules steps on workers, which make their data."""
-        from unisono.parameter_server.chief._step_runner import RemoteStepRunner
-
-        strategy_used(self)
-        return RemoteStepRunner(self, step, source)
+        """Return what runs steps here, or schedules them on workers, which make their data."""
+        return self._form.step_runner(self, step, source, executables)
 
     @property
     def own_callbacks(self) -> list[keras.callbacks.Callback]:
         """What adds speed, staleness and bytes to the logs of epochs."""
-        return [] if self._calls.numbers is None else [self._calls.numbers]
+        return [] if self._form.numbers is None else [self._form.numbers]
 
     @property
     def numbers_of_workers(self) -> Mapping[str, float]:
         """Speed, staleness and bytes of each worker in the last epoch of the `fit` that runs now."""
-        return {} if self._calls.numbers is None else self._calls.numbers.of_workers
+        return {} if self._form.numbers is None else self._form.numbers.of_workers
 
-    @contextlib.contextmanager
-    def around_method(self) -> Iterator[None]:
-        """Surround a call of `fit` and the like: its steps are left where it raises."""
-        with self._calls.around_method(), self._job.around_call():
-            yield
+    def around_method(self) -> contextlib.AbstractContextManager[None]:
+        """Surround a call of `fit` and the like."""
+        return self._form.around_method()
 
-    @contextlib.contextmanager
     def around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
-    ) -> Iterator[tuple[Arguments, bool]]:
+    ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
-        with epoch_callbacks(arguments["callbacks"]), self._calls.around_fit(arguments) as changed:
-            yield changed, False
+        return self._form.around_fit(arguments, ahead)
 
     def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        return self._calls.around_test(name, arguments)
+        return self._form.around_test(name, arguments)
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
-        self._end(code=0)
+        self._form.end()
 
-    def _end(self, code: int | None = None) -> None:
-        self._job.end(expected_exit_code() if code is None else code)
-        if self._job in _JOB:
-            _JOB.remove(self._job)
-        atexit.unregister(self._end)
-
-
-@functools.cache
-def _cluster_form_of(kind: type[ParameterServerStrategy]) -> type[ClusterForm]:
-    """Return the cluster's form of a class: of its name, and with the methods that a user has overridden."""
-    bases = (ClusterForm,) if kind is ParameterServerStrategy else (kind, ClusterForm)
-    return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    def __reduce__(self) -> tuple[type[ReplicatedStrategy], tuple[str]]:
+        # In a function that goes to workers: there it stands for the worker's own devices.
+        return OneDeviceStrategy, ("cpu:0",)
 
 
 def _check(resolver: object, partitioner: object, max_staleness: object) -> None:

@@ -9,10 +9,12 @@ import abc
 import atexit
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from unisono._errors import ClusterError
 from unisono._mesh import fuse_results, stay_on_cpus
@@ -116,6 +118,19 @@ def service_of(roles: Roles) -> Service:
     atexit.register(service.close)
     report_ready()
     return service
+
+
+def serve_and_exit(roles: Roles) -> NoReturn:
+    """Serve the chief of a cluster, then end this process with the exit code of the chief's program.
+
+    The constructor of a `ParameterServerStrategy` calls it in workers and servers: the program that follows
+    is the chief's, and must not run here.
+
+    Raises:
+        SystemExit: the job has ended.
+        ClusterError: the task cannot listen at its address, or the chief has vanished.
+    """
+    sys.exit(service_of(roles).join())
 
 
 class Service(abc.ABC):

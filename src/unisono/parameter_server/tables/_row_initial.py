@@ -11,14 +11,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
-from unisono._context import current
-from unisono._types import KerasWrap
 from unisono.parameter_server.tables._row_program import GatheredRows, RowProgram
 from unisono.parameter_server.tables._row_values import NotByRowsError, RowGroup
-from unisono.step._keras_internals import store_value, stored_dtype
 from unisono.step.variables._deferred_value import DeferredValue
 from unisono.training._jaxprs import exported
 
@@ -47,22 +43,3 @@ def rows_of(value: DeferredValue) -> Callable[[int], bytes] | None:
         return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)])
 
     return program_from
-
-
-def wraps() -> list[KerasWrap]:
-    """Return what is wrapped of `keras.Variable`."""
-    return [(keras.Variable, "_initialize_with_initializer", initialize_later)]
-
-
-def initialize_later(
-    original: Callable[..., None], self: keras.Variable, initializer: Callable[..., jax.Array]
-) -> None:
-    """Let a variable begin with what its strategy's state layout says; for Keras' private method."""
-    context = current()
-    replicated = None if context is None else context.strategy.replicated
-    value = DeferredValue(initializer, tuple(self.shape), stored_dtype(self))
-    held = replicated.state_layout.first(self, value) if replicated is not None and self.shape else None
-    if held is None:
-        original(self, initializer)
-    else:
-        store_value(self, held)

@@ -20,7 +20,7 @@ import numpy as np
 from unisono._context import check_holder
 from unisono._types import ArrayLike
 from unisono.step._keras_internals import stored_dtype
-from unisono.step._value_handle import RowsHandle, in_parts
+from unisono.training._variable_calls import rows_handle_of
 
 if TYPE_CHECKING:
     import jax
@@ -217,15 +217,6 @@ def bounds_of(variable: keras.Variable) -> list[tuple[int, int]]:
     """Return the bounds of a variable's parts; none for one that is not divided."""
     bounds: list[tuple[int, int]] = getattr(variable, _BOUNDS, [])
     return bounds
-
-
-def rows_handle_of(variable: keras.Variable) -> RowsHandle | None:
-    """Return what a variable holds, where code here would read it from servers; else None."""
-    if variable.dtype != stored_dtype(variable):
-        return None  # a layer of mixed precision reads it
-    with in_parts():
-        held = variable.value
-    return held if isinstance(held, RowsHandle) else None
 
 
 def needed_rows(index: object, rows: int) -> tuple[int, int, tuple[Any, ...]] | None:
