@@ -17,9 +17,6 @@ from unisono.estimator._collections import current_collections
 from unisono.estimator._docstrings import Texts
 from unisono.estimator.layers._scopes import found_or_made
 
-#: A number, or one for each axis.
-Sizes: TypeAlias = "int | tuple[int, ...] | list[int]"
-
 #: What Keras' layers take: a name, a function, an object or None.
 KerasArgument: TypeAlias = Any
 
@@ -75,11 +72,6 @@ REUSED = {
     "ContextError": "`reuse` is True or `AUTO_REUSE` outside of a model_fn.",
     "InvalidArgumentError": "an earlier call has used `name`, or has not, against what `reuse` says.",
 }
-
-#: The shapes of inputs with one, two or three axes over which windows move.
-STEPS = "(batch, steps, channels)"
-IMAGES = "(batch, height, width, channels)"
-VOLUMES = "(batch, depth, height, width, channels)"
 
 
 class GraphLayer(keras.Layer):
