@@ -6,7 +6,7 @@ Tests: tests/unit/estimator/test_layers.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -99,11 +99,6 @@ class GraphLayer(keras.Layer):
             The outputs of the layer, an array.
         """
         return self(inputs, *args, **kwargs)
-
-
-def own_arguments(local: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an `__init__`, which hands all of them on by their names."""
-    return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
 def as_function(cls: type[GraphLayer], kind: str, shape: str) -> Callable[..., jax.Array]:

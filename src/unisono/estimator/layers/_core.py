@@ -19,7 +19,6 @@ from unisono.estimator.layers._base import (
     TEXTS,
     GraphLayer,
     KerasArgument,
-    own_arguments,
     texts_of,
 )
 from unisono.estimator.layers._scopes import found_or_made
@@ -49,9 +48,10 @@ _NORMALIZATION = TEXTS.with_texts(
     adjustment="must be None.",
 )
 
-#: The arguments of TensorFlow 1 that the Keras layer does not take; `trainable` is about two variables alone.
+#: The names of `__init__` that the Keras layer does not take; `trainable` is about two variables alone.
 _NOT_OF_KERAS = {
     "renorm", "renorm_clipping", "renorm_momentum", "fused", "trainable", "virtual_batch_size", "adjustment",
+    "self", "__class__",
 }  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class BatchNormalization(GraphLayer, keras.layers.BatchNormalization):
         name: str | None = None,
     ) -> None:
         _check_absent(renorm=renorm, virtual_batch_size=virtual_batch_size, adjustment=adjustment)
-        options = {k: v for k, v in own_arguments(locals()).items() if k not in _NOT_OF_KERAS}
+        options = {k: v for k, v in locals().items() if k not in _NOT_OF_KERAS}
         if isinstance(axis, (list, tuple)) and len(axis) == 1:
             options["axis"] = axis[0]
         super().__init__(**options)

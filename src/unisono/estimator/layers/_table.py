@@ -6,7 +6,7 @@ Tests: tests/unit/estimator/test_layers.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -35,17 +35,20 @@ _TYPES = {
 }
 
 
+def _each(variables: Sequence[str], what: str) -> Arguments:
+    return {f"{variable}_{what}": None for variable in variables}
+
+
 def _weights(*kernels: str) -> Arguments:
     """Return the arguments with which layers that have kernels end."""
-    variables = (*kernels, "bias")
     return {
         "activation": None,
         "use_bias": True,
-        **{f"{kernel}_initializer": None for kernel in kernels},
+        **_each(kernels, "initializer"),
         "bias_initializer": "zeros",
-        **{f"{variable}_regularizer": None for variable in variables},
+        **_each([*kernels, "bias"], "regularizer"),
         "activity_regularizer": None,
-        **{f"{variable}_constraint": None for variable in variables},
+        **_each([*kernels, "bias"], "constraint"),
         "trainable": True,
         "name": None,
     }
