@@ -1,6 +1,19 @@
 """The public names of `unisono.estimator.layers`; they are loaded when they are first used."""
 
-from unisono.estimator.layers._convolutions import (
+from unisono.estimator.layers._core import (
+    BatchNormalization as BatchNormalization,
+    Dropout as Dropout,
+    batch_normalization as batch_normalization,
+    dropout as dropout,
+)
+from unisono.estimator.layers._scopes import (
+    AUTO_REUSE as AUTO_REUSE,
+    VariableScope as VariableScope,
+    get_variable as get_variable,
+    get_variable_scope as get_variable_scope,
+    variable_scope as variable_scope,
+)
+from unisono.estimator.layers._table import (
     AveragePooling1D as AveragePooling1D,
     AveragePooling2D as AveragePooling2D,
     AveragePooling3D as AveragePooling3D,
@@ -9,6 +22,8 @@ from unisono.estimator.layers._convolutions import (
     Conv2DTranspose as Conv2DTranspose,
     Conv3D as Conv3D,
     Conv3DTranspose as Conv3DTranspose,
+    Dense as Dense,
+    Flatten as Flatten,
     MaxPooling1D as MaxPooling1D,
     MaxPooling2D as MaxPooling2D,
     MaxPooling3D as MaxPooling3D,
@@ -22,26 +37,11 @@ from unisono.estimator.layers._convolutions import (
     conv2d_transpose as conv2d_transpose,
     conv3d as conv3d,
     conv3d_transpose as conv3d_transpose,
+    dense as dense,
+    flatten as flatten,
     max_pooling1d as max_pooling1d,
     max_pooling2d as max_pooling2d,
     max_pooling3d as max_pooling3d,
     separable_conv1d as separable_conv1d,
     separable_conv2d as separable_conv2d,
-)
-from unisono.estimator.layers._core import (
-    BatchNormalization as BatchNormalization,
-    Dense as Dense,
-    Dropout as Dropout,
-    Flatten as Flatten,
-    batch_normalization as batch_normalization,
-    dense as dense,
-    dropout as dropout,
-    flatten as flatten,
-)
-from unisono.estimator.layers._scopes import (
-    AUTO_REUSE as AUTO_REUSE,
-    VariableScope as VariableScope,
-    get_variable as get_variable,
-    get_variable_scope as get_variable_scope,
-    variable_scope as variable_scope,
 )

@@ -6,7 +6,7 @@ Tests: tests/unit/estimator/test_layers.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
@@ -16,9 +16,6 @@ from unisono._types import PyTree
 from unisono.estimator._collections import current_collections
 from unisono.estimator._docstrings import Texts
 from unisono.estimator.layers._scopes import found_or_made
-
-#: A number, or one for each axis.
-Sizes: TypeAlias = "int | tuple[int, ...] | list[int]"
 
 #: What Keras' layers take: a name, a function, an object or None.
 KerasArgument: TypeAlias = Any
@@ -76,11 +73,6 @@ REUSED = {
     "InvalidArgumentError": "an earlier call has used `name`, or has not, against what `reuse` says.",
 }
 
-#: The shapes of inputs with one, two or three axes over which windows move.
-STEPS = "(batch, steps, channels)"
-IMAGES = "(batch, height, width, channels)"
-VOLUMES = "(batch, depth, height, width, channels)"
-
 
 class GraphLayer(keras.Layer):
     """A Keras layer with the defaults of TensorFlow 1, whose regularizers count in `tf.losses`."""
@@ -107,11 +99,6 @@ class GraphLayer(keras.Layer):
             The outputs of the layer, an array.
         """
         return self(inputs, *args, **kwargs)
-
-
-def own_arguments(local: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an `__init__`, which hands all of them on by their names."""
-    return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
 def as_function(cls: type[GraphLayer], kind: str, shape: str) -> Callable[..., jax.Array]:

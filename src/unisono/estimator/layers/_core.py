@@ -1,4 +1,4 @@
-"""Dense layers, normalization, dropout and flattening with TensorFlow 1's arguments.
+"""Normalization and dropout with TensorFlow 1's arguments.
 
 Tests: tests/unit/estimator/test_layers.py.
 """
@@ -19,8 +19,6 @@ from unisono.estimator.layers._base import (
     TEXTS,
     GraphLayer,
     KerasArgument,
-    as_function,
-    own_arguments,
     texts_of,
 )
 from unisono.estimator.layers._scopes import found_or_made
@@ -50,48 +48,11 @@ _NORMALIZATION = TEXTS.with_texts(
     adjustment="must be None.",
 )
 
-#: The arguments of TensorFlow 1 that the Keras layer does not take; `trainable` is about two variables alone.
+#: The names of `__init__` that the Keras layer does not take; `trainable` is about two variables alone.
 _NOT_OF_KERAS = {
     "renorm", "renorm_clipping", "renorm_momentum", "fused", "trainable", "virtual_batch_size", "adjustment",
+    "self", "__class__",
 }  # fmt: skip
-
-
-@TEXTS
-class Dense(GraphLayer, keras.layers.Dense):
-    """A product with a matrix, over the last axis.
-
-    >>> Dense(4)(keras.ops.ones((2, 3))).shape
-    (2, 4)
-    """
-
-    def __init__(
-        self,
-        units: int,
-        activation: KerasArgument = None,
-        use_bias: bool = True,
-        kernel_initializer: KerasArgument = None,
-        bias_initializer: KerasArgument = "zeros",
-        kernel_regularizer: KerasArgument = None,
-        bias_regularizer: KerasArgument = None,
-        activity_regularizer: KerasArgument = None,
-        kernel_constraint: KerasArgument = None,
-        bias_constraint: KerasArgument = None,
-        trainable: bool = True,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(**own_arguments(locals()))
-
-
-@TEXTS
-class Flatten(GraphLayer, keras.layers.Flatten):
-    """All axes but the first as one.
-
-    >>> Flatten()(keras.ops.ones((2, 3, 4))).shape
-    (2, 12)
-    """
-
-    def __init__(self, data_format: str = "channels_last", name: str | None = None) -> None:
-        super().__init__(data_format=data_format, name=name)
 
 
 @_DROPOUT
@@ -147,7 +108,7 @@ class BatchNormalization(GraphLayer, keras.layers.BatchNormalization):
         name: str | None = None,
     ) -> None:
         _check_absent(renorm=renorm, virtual_batch_size=virtual_batch_size, adjustment=adjustment)
-        options = {k: v for k, v in own_arguments(locals()).items() if k not in _NOT_OF_KERAS}
+        options = {k: v for k, v in locals().items() if k not in _NOT_OF_KERAS}
         if isinstance(axis, (list, tuple)) and len(axis) == 1:
             options["axis"] = axis[0]
         super().__init__(**options)
@@ -173,10 +134,6 @@ def _check_absent(**given: object) -> None:
                 f"`{name}` has no counterpart in Keras' BatchNormalization. Received: {value!r}. Leave it "
                 "out; `keras.layers.BatchNormalization(synchronized=True)` takes those of all replicas."
             )
-
-
-dense = as_function(Dense, "dense", "(batch, ..., features)")
-flatten = as_function(Flatten, "flatten", "(batch, ...)")
 
 
 @_DROPOUT.with_texts(
