@@ -16,6 +16,10 @@ from unisono._errors import UnsupportedError
 FEATURES = {
     "sharded layout": "unisono.sharding._sharded_layout:ShardedLayout",
     "fully sharded layout": "unisono.sharding._fully_sharded_layout:FullyShardedLayout",
+    "steps in TensorFlow's form": "unisono.training.stateful._stateful_function:StatefulFunction",
+    "Keras' step in TensorFlow's form": "unisono.training.stateful._inherited_steps:inherited_step",
+    "call of a step in TensorFlow's form": "unisono.training.stateful._form:note_call",
+    "variables of a step in TensorFlow's form": "unisono.training.stateful._form:preparation_of",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }
 

@@ -15,6 +15,7 @@ import keras
 
 from unisono._context import current
 from unisono._errors import InvalidArgumentError
+from unisono._features import load
 from unisono._mesh import ReplicaMesh, check_alike, ensure_collectives_can_run
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
@@ -28,9 +29,8 @@ from unisono.step._compiler import StepCompiler
 from unisono.step._layout import StateLayout
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
+from unisono.training._step_form import is_stateful
 from unisono.training.replica._replicated_reading import warn_of_guesses
-from unisono.training.stateful._form import is_stateful
-from unisono.training.stateful._stateful_function import StatefulFunction
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -121,7 +121,8 @@ class ReplicatedStrategy(Strategy):
         if task is TrainerTask.TRAIN and isinstance(self.state_layout, LocalLayout):
             return LocalTrainFunction(model, self, task)
         if is_stateful(model, task):
-            return StatefulFunction(model, self, task)
+            stateful: StepFunction = load("steps in TensorFlow's form")(model, self, task)
+            return stateful
         return TrainerFunction(model, self, task)
 
     def make_step_runner(

@@ -26,11 +26,10 @@ from unisono.training import (
     _model_calls,
     _optimizer_variables,
     _replica_patches,
-    _run_numbers,
+    _step_form,
     _variable_calls,
 )
 from unisono.training.groups import _batch_policy
-from unisono.training.stateful import _inherited_steps
 from unisono.training.trainer import _run_ahead_of_loop
 
 #: Those that replace methods of Keras.
@@ -40,13 +39,12 @@ _SUBJECTS = (
     _initial_values,  # initializers of all shapes share programs
     _batch_policy,  # the number of rows that a `Sequential` is built with
     _model_calls,  # compile, fit, evaluate, predict, and the functions that they call
-    _inherited_steps,  # Keras' own steps within steps in TensorFlow's form
+    _step_form,  # Keras' own steps within steps in TensorFlow's form
     _replica_patches,  # losses, metrics and optimizers inside of a replica
     _optimizer_variables,  # what a state layout adds to an optimizer, and files without it
     _run_ahead_of_loop,  # callbacks of steps that run ahead
     _chief_save,  # files, which the first of several workers writes
-    _fit_extension,  # Keras' TensorBoard, without TensorFlow
-    _run_numbers,  # `History` has metrics alone
+    _fit_extension,  # Keras' TensorBoard, without TensorFlow, and `History`, which has metrics alone
 )
 
 _installed = False
