@@ -23,12 +23,12 @@ from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import UNSHARDED
 from unisono.step._explain import explain
 from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discover
+from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
+from unisono.step._recorders import current_recorder, note_read
 from unisono.step._scope import StateScope
 from unisono.step._value_handle import RowsHandle, ValueHandle, VariableValue
-from unisono.step.eager._recording import current_recorder, note_read
-from unisono.step.functions._identity import identity_of
 
 if TYPE_CHECKING:
     from types import CodeType
