@@ -15,7 +15,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from unisono._features import load
 from unisono._lowering._install import install_lowerings
+from unisono._system._program_end import EXPLAINERS
 from unisono._types import Wrapper
 from unisono.parameter_server.tables import _row_initial
 from unisono.step._keras_internals import check_keras
@@ -66,6 +68,14 @@ def wrap_keras() -> None:
     for subject in _SUBJECTS:
         for wrap in subject.wraps():
             _wrap(*wrap)
+
+
+def _explain_last_error(error: BaseException) -> None:
+    """Add a note to an error that ends the program, where it is about a value of a step or of `reduce`."""
+    load("explanation of a last error")(error)
+
+
+EXPLAINERS.append(_explain_last_error)
 
 
 def _wrap(owner: type | types.ModuleType, name: str, wrapper: Wrapper) -> None:
