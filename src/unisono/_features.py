@@ -15,6 +15,15 @@ from unisono._names import feature_module
 FEATURES = {
     "sharded layout": "unisono.sharding._sharded_layout:ShardedLayout",
     "fully sharded layout": "unisono.sharding._fully_sharded_layout:FullyShardedLayout",
+    "steps in TensorFlow's form": "unisono.training.stateful._stateful_function:StatefulFunction",
+    "Keras' step in TensorFlow's form": "unisono.training.stateful._inherited_steps:inherited_step",
+    "call of a step in TensorFlow's form": "unisono.training.stateful._form:note_call",
+    "variables of a step in TensorFlow's form": "unisono.training.stateful._form:preparation_of",
+    "reading of a step of your own": "unisono.training.replica._own_step_reading:read_own_step",
+    "reading of a step of `run`": "unisono.training.replica._replicated_reading:warn_of_guesses",
+    "explanation of an error": "unisono.step._explain:explain",
+    "explanation of a last error": "unisono.step._explain:explain_at_end",
+    "strings on the host": "unisono.training._host_layers:encoded_arguments",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }
 

@@ -35,7 +35,7 @@ from unisono.step._value_handle import ValueHandle, in_parts
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
 from unisono.training._binding import strategy_of
-from unisono.training.stateful._form import held_optimizers, is_stateful
+from unisono.training._step_form import held_optimizers, is_stateful
 from unisono.training.trainer._trainer_step import TrainerTask
 
 #: Between the name of a model and the names of its variables.

@@ -31,8 +31,7 @@ from unisono.checkpoint._contents import (
 )
 from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint._tracking import Holder
-from unisono.training.stateful._form import has_stateful_step
-from unisono.training.stateful._stateful_function import when_built_by_step
+from unisono.training._step_form import has_stateful_step, when_built_by_step
 
 _LOG = logging.getLogger("unisono")
 

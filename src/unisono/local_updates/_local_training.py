@@ -53,11 +53,11 @@ from unisono.step._layout import VariableLayout
 from unisono.step.variables._merge_rules import Merge, merge_all
 from unisono.training._binding import strategy_of
 from unisono.training._model_state import release_state
+from unisono.training._step_form import is_stateful
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.replica._step_reading import StepReading
-from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._fit_state import FitState, PureStep, StatePart
 from unisono.training.trainer._protocol import State, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unisono._features import load
 from unisono._lowering._executables import Executables
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree, Tree
@@ -21,14 +22,13 @@ from unisono.data._batches import check_values
 from unisono.step._call_signature import Call, Result
 from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import UNSHARDED
-from unisono.step._explain import explain
 from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discover
+from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
+from unisono.step._recorders import current_recorder, note_read
 from unisono.step._scope import StateScope
 from unisono.step._value_handle import RowsHandle, ValueHandle, VariableValue
-from unisono.step.eager._recording import current_recorder, note_read
-from unisono.step.functions._identity import identity_of
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -284,7 +284,7 @@ class StepCompiler:
             process_events().stepped()
             return self.entry(fn, call)(call)
         except Exception as error:
-            explain(error, fn, "`strategy.run`")
+            load("explanation of an error")(error, fn, "`strategy.run`")
             raise
 
     def entry(self, fn: Callable[..., object], call: Call) -> Entry:

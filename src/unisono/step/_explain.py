@@ -17,7 +17,6 @@ from types import FrameType, TracebackType
 import jax
 
 from unisono._context import ReplicaContext
-from unisono._system._program_end import EXPLAINERS
 from unisono._tracebacks import add_advice, frames_of, is_explained, is_program
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
@@ -105,7 +104,7 @@ def explain(error: BaseException, step: Callable[..., object], called_by: str) -
             return
 
 
-def _explain_at_end(error: BaseException) -> None:
+def explain_at_end(error: BaseException) -> None:
     """Add a note to an error that ends the program, where it is about a value of a step or of `reduce`."""
     note = None if is_explained(error) else _note_at_end(error)
     if note is not None:
@@ -153,9 +152,6 @@ def _has_no_targets(trace: TracebackType | None) -> bool:
     frames = [part.tb_frame for part in frames_of(trace)]
     of_keras = [f for f in frames if f.f_code.co_name.strip("_") in ("compute_loss", "compute_metrics")]
     return any(f.f_locals.get("y", f) is None for f in of_keras)
-
-
-EXPLAINERS.append(_explain_at_end)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from unisono.data._sharding import InputOptions
 from unisono.strategies._base import hold
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.training._binding import current_strategy, strategy_of
-from unisono.training.stateful._form import has_stateful_step
+from unisono.training._step_form import has_stateful_step
 
 
 class OneDeviceStrategy(ReplicatedStrategy):

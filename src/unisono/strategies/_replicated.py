@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import jax
@@ -15,6 +16,7 @@ import keras
 
 from unisono._context import current
 from unisono._errors import InvalidArgumentError
+from unisono._features import load
 from unisono._mesh import ReplicaMesh, check_alike, ensure_collectives_can_run
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
@@ -23,15 +25,11 @@ from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.local_updates._local_layout import LocalLayout
 from unisono.local_updates._local_training import LocalTrainFunction
-from unisono.step import _per_replica_ops as results
-from unisono.step._compiler import StepCompiler
 from unisono.step._layout import StateLayout
 from unisono.step._replicas import Replicas
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
-from unisono.training.replica._replicated_reading import warn_of_guesses
-from unisono.training.stateful._form import is_stateful
-from unisono.training.stateful._stateful_function import StatefulFunction
+from unisono.training._step_form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
@@ -39,6 +37,7 @@ from unisono.training.trainer._trainer_step import TrainerTask
 if TYPE_CHECKING:
     from unisono._lowering._executables import Executables
     from unisono.data._distribute import DistributedDataset
+    from unisono.step._compiler import StepCompiler
     from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
 
 
@@ -92,10 +91,6 @@ class ReplicatedStrategy(Strategy):
             self._mesh, self._group, self.state_layout, self.cross_device_ops, self, self.joins_rows
         )
 
-    @functools.cached_property
-    def _compiler(self) -> StepCompiler:
-        return StepCompiler(self.replicas, examine=warn_of_guesses)
-
     def explain(
         self, model: keras.Model, data: PyTree = None, print_fn: Callable[[str], object] = print
     ) -> None:
@@ -130,7 +125,8 @@ class ReplicatedStrategy(Strategy):
         if task is TrainerTask.TRAIN and isinstance(self.state_layout, LocalLayout):
             return LocalTrainFunction(model, self.replicas, task)
         if is_stateful(model, task):
-            return StatefulFunction(model, self.replicas, task)
+            stateful: StepFunction = load("steps in TensorFlow's form")(model, self.replicas, task)
+            return stateful
         return TrainerFunction(model, self.replicas, task)
 
     def make_step_runner(
@@ -173,6 +169,13 @@ class ReplicatedStrategy(Strategy):
     def parameter_devices(self) -> tuple[jax.Device, ...]:
         return self._mesh.devices
 
+    @functools.cached_property
+    def _compiler(self) -> StepCompiler:
+        """What compiles the steps of `run`; `fit` does without it."""
+        from unisono.step._compiler import StepCompiler
+
+        return StepCompiler(self.replicas, examine=load("reading of a step of `run`"))
+
     @property
     def num_programs(self) -> int:
         """How many programs `run` has compiled and keeps."""
@@ -182,6 +185,13 @@ class ReplicatedStrategy(Strategy):
         """Gather what lies in parts on several workers; see `step._layout.StateLayout.gather`."""
         self.state_layout.gather(variables)
 
+    @functools.cached_property
+    def _eager(self) -> ModuleType:
+        """Operations on values of replicas outside of steps; `fit` does without them."""
+        from unisono.step import _per_replica_ops
+
+        return _per_replica_ops
+
     def _run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Arguments) -> UserValue:
         return self._compiler.run(fn, args, kwargs)
 
@@ -189,7 +199,7 @@ class ReplicatedStrategy(Strategy):
         with self._collective_of(leaf):
             if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
                 return self.cross_device_ops.reduce(op, leaf)
-            return results.reduce(op, leaf, axis, self._mesh, self._group)
+            return self._eager.reduce(op, leaf, axis, self._mesh, self._group)
 
     def _collective_of(self, leaf: PyTree) -> contextlib.AbstractContextManager[None]:
         """Surround the reduction of a value: of one that is the same on all replicas it is no collective."""
@@ -198,10 +208,11 @@ class ReplicatedStrategy(Strategy):
 
     def _gathered(self, leaf: PyTree, axis: int) -> PyTree:
         with self._collective_of(leaf):
-            return results.gather(leaf, axis, self._mesh, self._group)
+            return self._eager.gather(leaf, axis, self._mesh, self._group)
 
     def _local(self, value: PyTree) -> tuple[PyTree, ...]:
-        return results.local_results(value, self._mesh)
+        results: tuple[PyTree, ...] = self._eager.local_results(value, self._mesh)
+        return results
 
     def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         # Imported where it is used: `fit` with arrays does without Grain and Orbax, which take 0.4 s.

@@ -15,7 +15,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from unisono._features import load
 from unisono._lowering._install import install_lowerings
+from unisono._system._program_end import EXPLAINERS
 from unisono._types import Wrapper
 from unisono.step._keras_internals import check_keras
 from unisono.training import (
@@ -25,11 +27,10 @@ from unisono.training import (
     _model_calls,
     _optimizer_variables,
     _replica_patches,
-    _run_numbers,
+    _step_form,
     _variable_calls,
 )
 from unisono.training.groups import _batch_policy
-from unisono.training.stateful import _inherited_steps
 from unisono.training.trainer import _run_ahead_of_loop
 
 #: Those that replace methods of Keras.
@@ -38,13 +39,12 @@ _SUBJECTS = (
     _initial_values,  # initializers of all shapes share programs
     _batch_policy,  # the number of rows that a `Sequential` is built with
     _model_calls,  # compile, fit, evaluate, predict, and the functions that they call
-    _inherited_steps,  # Keras' own steps within steps in TensorFlow's form
+    _step_form,  # Keras' own steps within steps in TensorFlow's form
     _replica_patches,  # losses, metrics and optimizers inside of a replica
     _optimizer_variables,  # what a state layout adds to an optimizer, and files without it
     _run_ahead_of_loop,  # callbacks of steps that run ahead
     _chief_save,  # files, which the first of several workers writes
-    _fit_extension,  # Keras' TensorBoard, without TensorFlow
-    _run_numbers,  # `History` has metrics alone
+    _fit_extension,  # Keras' TensorBoard, without TensorFlow, and `History`, which has metrics alone
 )
 
 _installed = False
@@ -66,6 +66,14 @@ def wrap_keras() -> None:
     for subject in _SUBJECTS:
         for wrap in subject.wraps():
             _wrap(*wrap)
+
+
+def _explain_last_error(error: BaseException) -> None:
+    """Add a note to an error that ends the program, where it is about a value of a step or of `reduce`."""
+    load("explanation of a last error")(error)
+
+
+EXPLAINERS.append(_explain_last_error)
 
 
 def _wrap(owner: type | types.ModuleType, name: str, wrapper: Wrapper) -> None:

@@ -37,6 +37,13 @@ class FitCall:
     wraps: list[Wrap] = dataclasses.field(default_factory=list)
 
 
+class RunNumber(float):
+    """A number in the logs of an epoch that says how a run went, such as its speed, and nothing of the model.
+
+    Callbacks see it, and the history of `fit` does not.
+    """
+
+
 class FitExtension(keras.callbacks.Callback, abc.ABC):
     """A callback with a context around Keras' `fit`, in which it may change the call."""
 
@@ -111,8 +118,18 @@ def flat_callbacks(callbacks: object) -> list[keras.callbacks.Callback]:
 
 
 def wraps() -> list[KerasWrap]:
-    """Return what is wrapped of Keras' TensorBoard."""
-    return [(keras.callbacks.TensorBoard, "set_model", check_tensorboard)]
+    """Return what is wrapped of Keras' TensorBoard and of `History`."""
+    return [
+        (keras.callbacks.TensorBoard, "set_model", check_tensorboard),
+        (keras.callbacks.History, "on_epoch_end", without_run_numbers),
+    ]
+
+
+def without_run_numbers(
+    original: Callable[..., None], self: keras.callbacks.History, epoch: int, logs: Logs | None = None
+) -> None:
+    """Add an epoch's logs to the history; takes the place of `History.on_epoch_end`."""
+    original(self, epoch, {n: x for n, x in (logs or {}).items() if not isinstance(x, RunNumber)})
 
 
 def check_tensorboard(

@@ -18,6 +18,7 @@ import keras
 
 from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._features import load
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.local_updates._local_training import end_local_phase
@@ -38,13 +39,7 @@ from unisono.training._host_layers import encoded_arguments
 from unisono.training._keras_data import data_needed, keras_arguments, plain_arguments
 from unisono.training._model_state import LISTS, State, taken_state, weights_kept
 from unisono.training._scope_warnings import check_fit, strategy_used
-from unisono.training.stateful._form import (
-    explaining_form,
-    is_stateful,
-    note_call,
-    running_task,
-    task_of_state,
-)
+from unisono.training._step_form import explaining_form, has_stateful_step, is_stateful, task_of_state
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
     apart_from_outer_call,
@@ -113,7 +108,8 @@ def _guarded(name: str) -> Wrapper:
         needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
         if name in ("fit", "evaluate", "predict"):
             args, kwargs = keras_arguments(strategy, self, name, args, kwargs)
-        note_call(self, name, args[0] if args else kwargs.get("x"))
+        if has_stateful_step(self):
+            load("call of a step in TensorFlow's form")(self, name, args[0] if args else kwargs.get("x"))
         putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
         explained = explaining(type(self), f"`{name}`")
         apart, around = apart_from_outer_call(self, name), strategy.around_method()
@@ -274,21 +270,14 @@ def _build(
     original: Callable[..., None], self: keras.Model, iterator: UserValue = None, data_batch: PyTree = None
 ) -> None:
     """Create what is missing before the first step, of a model whose step alone knows what it creates."""
+    prepare = None
     # Inside of a step that calls Keras' own, Keras builds.
-    prepare = None if strategy_of(self) is None or current_frame() is not None else _prepare_of(self)
+    if strategy_of(self) is not None and current_frame() is None and has_stateful_step(self):
+        prepare = load("variables of a step in TensorFlow's form")(self)
     if prepare is None:
         original(self, iterator=iterator, data_batch=data_batch)
         return
     prepare(next(next(iter(iterator))[2]) if data_batch is None else data_batch)
-
-
-def _prepare_of(model: keras.Model) -> Callable[[PyTree], None] | None:
-    """Return what creates the variables of the step that is about to run; None where Keras does."""
-    task = running_task(model)
-    if task is None or not is_stateful(model, task):
-        return None
-    getattr(model, f"make_{task.function}")()
-    return getattr(getattr(model, task.function), "prepare", None)
 
 
 def _maker(task: TrainerTask) -> Wrapper:

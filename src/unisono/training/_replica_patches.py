@@ -44,8 +44,7 @@ from unisono.training.replica._findings import note
 from unisono.training.replica._gradients import aggregate_gradients
 from unisono.training.replica._losses import replica_loss, synchronized_moments
 from unisono.training.replica._metrics import metrics_add_up, update_with_all_rows
-from unisono.training.replica._own_step_reading import ReadingEngine
-from unisono.training.replica._rows import first_rows, gather_rows
+from unisono.training.replica._rows import StandInEngine, first_rows, gather_rows
 
 #: Whether the gradients that an optimizer is given are those of all replicas already.
 _AGGREGATED: ContextVar[bool] = ContextVar("unisono_aggregated", default=False)
@@ -222,7 +221,7 @@ def _layout_of(context: Context) -> StateLayout:
     """Return how the state of a replica's strategy lies."""
     # `_replica_context` has looked for the replica.
     replica: ReplicaContext = context.replica  # type: ignore[assignment]
-    if isinstance(replica.engine, ReadingEngine):
+    if isinstance(replica.engine, StandInEngine):
         # A step that is read sees whole values, and its gradients reach the engine.
         return StateLayout(replica.strategy.mesh)
     return replica.strategy.state_layout
@@ -243,9 +242,9 @@ def _stateless_apply(
         return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
 
     with _aggregated():
-        engine = context.replica.engine if context.replica is not None else None
+        engine: object = context.replica.engine if context.replica is not None else None
         given = [*trainable_variables, *optimizer_variables]
-        if isinstance(engine, ReadingEngine) and (new := engine.updated(given)) is not None:
+        if isinstance(engine, StandInEngine) and (new := engine.updated(given)) is not None:
             aggregate(None)
             return new[: len(trainable_variables)], new[len(trainable_variables) :]
         layout = _layout_of(context)
@@ -419,8 +418,8 @@ def _batch_normalization_moments(
     note_mean(self.moving_mean)
     note_mean(self.moving_variance)
     context = _replica_context()
-    engine = context.replica.engine if context is not None and context.replica is not None else None
-    if isinstance(engine, ReadingEngine):
+    engine: object = context.replica.engine if context is not None and context.replica is not None else None
+    if isinstance(engine, StandInEngine):
         # In a step that is read, statistics are those of one replica by definition.
         return engine.like(self.moving_mean.value), engine.like(self.moving_variance.value)
     if not self.synchronized:

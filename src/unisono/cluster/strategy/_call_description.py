@@ -29,7 +29,7 @@ from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.cluster.strategy._chief_callbacks import is_chief_only
 from unisono.step._keras_internals import all_layers, compile_arguments, function_arguments
 from unisono.training._fit_extension import FitExtension, flat_callbacks
-from unisono.training.stateful._form import held_optimizers
+from unisono.training._step_form import held_optimizers
 
 #: Numbers and options that all workers must give alike, and data of which only the size is compared.
 _OPTIONS = (

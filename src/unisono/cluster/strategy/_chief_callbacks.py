@@ -16,7 +16,7 @@ import keras
 from unisono._types import Json, Logs
 from unisono.step._keras_internals import held_rate, restored_epoch, set_restored_epoch
 from unisono.training._fit_extension import overrides
-from unisono.training.stateful._form import optimizers_of
+from unisono.training._step_form import optimizers_of
 
 _LOG = logging.getLogger("unisono")
 

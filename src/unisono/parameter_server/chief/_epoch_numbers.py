@@ -12,7 +12,7 @@ import keras
 
 from unisono._types import Logs
 from unisono.parameter_server.server._traffic import StepCosts, StepTally
-from unisono.training._run_numbers import RunNumber
+from unisono.training._fit_extension import RunNumber
 
 
 class EpochNumbers(keras.callbacks.Callback):

@@ -34,9 +34,9 @@ from unisono.parameter_server.programs._worker_program import (
 )
 from unisono.step._call_signature import Call, Kind
 from unisono.step._functional import discover
+from unisono.step._identity import identity_of
 from unisono.step._program import Program, Run, current_frame
 from unisono.step._scope import StateScope
-from unisono.step.functions._identity import identity_of
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy

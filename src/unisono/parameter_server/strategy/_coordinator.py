@@ -27,8 +27,8 @@ from unisono.parameter_server.programs._function_step import (
 )
 from unisono.parameter_server.strategy._remote_values import PerWorkerIterator, PerWorkerValues, RemoteValue
 from unisono.step._call_signature import Call
+from unisono.step._identity import identity_of
 from unisono.step.functions._function import BoundFunction, Function
-from unisono.step.functions._identity import identity_of
 from unisono.training._scope_warnings import strategy_used
 
 if TYPE_CHECKING:

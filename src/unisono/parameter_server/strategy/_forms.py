@@ -31,7 +31,7 @@ from unisono.step.variables._merge_rules import kind_of
 from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.training._scope_warnings import servers_joined, strategy_used
-from unisono.training.stateful._form import is_stateful
+from unisono.training._step_form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
-from unisono.step.functions._identity import IdentityKey
+from unisono.step._identity import IdentityKey
 
 #: Of derivatives or not, by jaxpr: its number, or None where it holds functions, which have no key.
 _NUMBERS: tuple[weakref.WeakKeyDictionary[jex.Jaxpr, int | None], ...] = (

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 from unisono._errors import InvalidTypeError, TapeError
 from unisono._types import Tree
 from unisono.step._keras_internals import store_value, stored_value
+from unisono.step._recorders import THREAD, current_recorder
 from unisono.step.eager._jax_internals import CustomCall, Operand, current_trace, recording_trace, tracing_by
 from unisono.step.eager._operation import Operation, is_differentiable, links_of
 
@@ -131,7 +131,7 @@ class Recorder:
         """Let a tape record."""
         if not self.recordings:
             self._entered.enter_context(tracing_by(self.trace))
-            _THREAD.recorders.append(self)
+            THREAD.recorders.append(self)
         # What a variable gave before does not count for this tape.
         self._own.clear()
         self.recordings.append(recording)
@@ -140,7 +140,7 @@ class Recorder:
         """Let a tape record no more."""
         self.recordings.remove(recording)
         if not self.recordings:
-            _THREAD.recorders.remove(self)
+            THREAD.recorders.remove(self)
             self._entered.close()
             self._own.clear()
 
@@ -247,15 +247,20 @@ class Recorder:
         for recording in watching:
             recording.read(variable, stored)
 
+    def read_as(self, variable: keras.Variable, value: jax.Array) -> None:
+        """Note that a variable is read whose value was computed while no tape recorded."""
+        for recording in self.recordings if self.is_current else ():
+            if recording.watches(variable):
+                recording.read(variable, value)
 
-class _Thread(threading.local):
-    """The recorders of a thread: one, and one more for each traced function in which a tape is entered."""
+    @property
+    def is_current(self) -> bool:
+        """Whether this recorder gets the operations of this thread, and not JAX, which traces."""
+        return self.trace is current_trace()
 
-    def __init__(self) -> None:
-        self.recorders: list[Recorder] = []
-
-
-_THREAD = _Thread()
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which no tape records."""
+        return tracing_by(self.trace.parent) if self.is_current else contextlib.nullcontext()
 
 
 def recorder_here() -> Recorder:
@@ -263,53 +268,16 @@ def recorder_here() -> Recorder:
     return recording_here() or Recorder()
 
 
-def current_recorder() -> Recorder | None:
-    """Return the recorder of this thread, if a tape records."""
-    recorders = _THREAD.recorders
-    return recorders[-1] if recorders else None
-
-
 def recording_here() -> Recorder | None:
     """Return the recorder that gets this thread's operations; None while JAX traces, or no tape records."""
     recorder = current_recorder()
-    return recorder if recorder is not None and recorder.trace is current_trace() else None
+    return recorder if isinstance(recorder, Recorder) and recorder.is_current else None
 
 
 def watched_array(value: np.ndarray) -> jax.Array | None:
     """Return the array that stands for an array of the host, where a tape watches that."""
     recorder = recording_here()
     return None if recorder is None else recorder.watched_array(value)
-
-
-def note_read(variable: keras.Variable) -> None:
-    """Tell the tapes that a variable is read; must be called before its value is taken."""
-    if _THREAD.recorders:
-        _THREAD.recorders[-1].read(variable)
-
-
-def read_as(variable: keras.Variable, value: jax.Array) -> jax.Array:
-    """Tell the tapes that a variable is read whose value is computed; return the value.
-
-    Args:
-        value: computed while no tape recorded.
-    """
-    recorder = recording_here()
-    if recorder is not None:
-        for recording in recorder.recordings:
-            if recording.watches(variable):
-                recording.read(variable, value)
-    return value
-
-
-@contextlib.contextmanager
-def not_recorded() -> Iterator[None]:
-    """Let no tape record in a block."""
-    recorder = recording_here()
-    if recorder is None:
-        yield
-        return
-    with tracing_by(recorder.trace.parent):
-        yield
 
 
 def new_object(array: jax.Array) -> jax.Array:

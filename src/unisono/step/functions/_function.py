@@ -30,8 +30,8 @@ from unisono.step._compiler import Entry
 from unisono.step._explain import explain, warn_of_python
 from unisono.step._functional import StatePlan, discover
 from unisono.step._program import Program, Run, current_frame
+from unisono.step._recorders import not_recorded
 from unisono.step._scope import StateScope
-from unisono.step.eager._recording import not_recorded
 from unisono.step.functions._fetching import (
     DataFailure,
     DataReader,

@@ -18,8 +18,8 @@ from unisono._types import ArrayLike
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._keras_internals import stored_dtype, stored_value
 from unisono.step._program import current_frame
+from unisono.step._recorders import not_recorded, read_as
 from unisono.step._scope import StateScope, current_stateless_scope
-from unisono.step.eager._recording import not_recorded, read_as
 from unisono.step.variables._merge_rules import (
     Merge,
     VariableAggregation,

@@ -26,7 +26,7 @@ from unisono.step.variables._merge_rules import Merge, kind_of
 from unisono.training._jaxprs import value_numbers
 from unisono.training.replica._fused_metrics import NeedsPeersError
 from unisono.training.replica._per_replica_layers import replaced_calls
-from unisono.training.replica._rows import rows_of
+from unisono.training.replica._rows import StandInEngine, rows_of
 from unisono.training.replica._step_reading import (
     StateRules,
     StepReading,
@@ -44,7 +44,7 @@ Variables = tuple[list[keras.Variable], ...]
 OneReplicaStep = Callable[[ReplicaEngine, tuple[list[jax.Array], ...], PyTree], tuple[PyTree, PyTree]]
 
 
-class ReadingEngine:
+class ReadingEngine(StandInEngine):
     """An engine for a step that is read: it notes what would be reduced, and computes nothing.
 
     Args:

@@ -5,7 +5,9 @@ Tests: tests/virtual/models/test_losses_and_metrics.py.
 
 from __future__ import annotations
 
+import abc
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,21 @@ import numpy as np
 
 from unisono._context import ReplicaEngine
 from unisono._types import PyTree, Tree
+
+
+class StandInEngine(abc.ABC):
+    """An engine for a step that is read before it runs: arrays stand for what replicas would reduce."""
+
+    @abc.abstractmethod
+    def like(self, x: jax.Array) -> jax.Array:
+        """Return an array that is equal on all replicas, without a derivative."""
+
+    @abc.abstractmethod
+    def updated(self, values: Sequence[jax.Array]) -> list[jax.Array] | None:
+        """Return arrays in place of what an optimizer makes of values and of reduced gradients.
+
+        None where the values are others than those with which the step begins.
+        """
 
 
 def gather_rows(tree: Tree, engine: ReplicaEngine, means: bool = True) -> Tree:

@@ -11,29 +11,13 @@ from typing import Any
 
 import keras
 
-from unisono._types import KerasWrap, PyTree
+from unisono._types import PyTree
 from unisono.step._keras_internals import build_for_batch
 from unisono.step._program import current_frame
 from unisono.training.trainer._trainer_step import UPDATED, TrainerTask, variables_of
 
 
-def wraps() -> list[KerasWrap]:
-    """Return what is wrapped of `keras.Model`: its own steps."""
-    return [(keras.Model, task.step, inherited_step(task)) for task in TrainerTask]
-
-
-def inherited_step(task: TrainerTask) -> Callable[..., Any]:
-    """Return what is called in place of one of Keras' own steps."""
-
-    def step(original: Callable[..., Any], self: keras.Model, *args: object, **kwargs: object) -> Any:
-        if len(args) + len(kwargs) != 1 or current_frame() is None:
-            return original(self, *args, **kwargs)
-        return _stateful(original, self, task, *args, **kwargs)
-
-    return step
-
-
-def _stateful(original: Callable[..., Any], model: keras.Model, task: TrainerTask, data: PyTree) -> Any:
+def inherited_step(original: Callable[..., Any], model: keras.Model, task: TrainerTask, data: PyTree) -> Any:
     """Run Keras' own step with the values that the variables have, and assign those that it returns."""
     # Does nothing for what is built.
     build_for_batch(model, data)

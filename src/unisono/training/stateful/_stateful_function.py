@@ -30,6 +30,7 @@ from unisono.step._keras_internals import all_layers, mark_synced
 from unisono.step._program import Program, Run
 from unisono.step._scope import StateScope
 from unisono.step.variables._merge_rules import Merge
+from unisono.training._step_form import WHEN_BUILT
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager
 from unisono.training.groups._batch_policy import BatchPolicy, Mode, rows_in
 from unisono.training.groups._batch_source import BatchSource
@@ -198,18 +199,8 @@ def mark_built(model: keras.Model) -> None:
     has_own = type(model).build is not keras.Model.build
     if not model.built and not has_own and all(x.built for x in all_layers(model, include_self=False)):
         model.built = True
-    for call in vars(model).pop(_WHEN_BUILT, ()):
+    for call in vars(model).pop(WHEN_BUILT, ()):
         call()
-
-
-#: The attribute of a model with what is called when a step has built it.
-_WHEN_BUILT = "_unisono_when_built"
-
-
-def when_built_by_step(model: keras.Model, call: Callable[[], None]) -> None:
-    """Call a function once, when a step in TensorFlow's form has built a model."""
-    # Not by Keras' own `__setattr__`, which tracks lists.
-    vars(model).setdefault(_WHEN_BUILT, []).append(call)
 
 
 def _ids_of_metrics(model: keras.Model) -> set[int]:

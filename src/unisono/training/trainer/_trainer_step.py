@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._context import OneReplica, ReplicaEngine, entered
+from unisono._features import load
 from unisono._system._blocks import garbage_collection_paused
 from unisono._types import ArrayLike, PyTree
 from unisono._values import ReduceOp
@@ -29,7 +30,6 @@ from unisono.training.replica._fused_metrics import (
     are_sums,
     can_fuse,
 )
-from unisono.training.replica._own_step_reading import read_own_step
 from unisono.training.replica._rows import first_rows, gather_rows
 from unisono.training.replica._step_reading import StepReader, StepReading, read_step
 from unisono.training.trainer._protocol import State
@@ -200,7 +200,9 @@ class TrainerStep:
                 return self._keras_step(state, batch)
 
         variables, predicts = variables_of(model, task), task is TrainerTask.PREDICT
-        return read_own_step(model, run, variables, self.rules(), batch, count, predicts)
+        read = load("reading of a step of your own")
+        reading: StepReading = read(model, run, variables, self.rules(), batch, count, predicts)
+        return reading
 
     def inside(
         self, engine: ReplicaEngine, local: State, batch: PyTree, true_rows: int | None = None
