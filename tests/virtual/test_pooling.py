@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from tests import forked
-from unisono._lowering._pooling import pooling_gradient
+from unisono._lowering._pooling import replacement
 
 pytestmark = pytest.mark.numbers
 
@@ -111,7 +111,7 @@ def test_it_is_in_use():
 
 def test_integers():
     """No gradient flows through integers, but the primitive takes them."""
-    found = pooling_gradient(
+    found = replacement(
         jnp.array([1, 10]), jnp.array([3, 3, -7, -5, 9]), select_prim=lax.ge_p,
         window_dimensions=(3,), window_strides=(2,), padding=[(0, 0)],
     )  # fmt: skip

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import unisono
-from unisono._lowering._products import is_merged, multiply_merged
+from unisono._lowering._products import is_merged, replacement
 
 pytestmark = pytest.mark.numbers
 
@@ -152,7 +152,7 @@ def test_programs_that_xla_distributes_stay():
 def test_merged_function_alone():
     case = MERGED["heads are contracted"]
     x, y = operands(case)
-    found = multiply_merged(x, y, dimension_numbers=(case[2], ((), ())))
+    found = replacement(x, y, dimension_numbers=(case[2], ((), ())))
     np.testing.assert_array_equal(found, expected(case, x, y))
 
 
@@ -160,4 +160,4 @@ def test_dimensions_apart():
     case = OTHERS["not side by side"]
     x, y = operands(case)
     with pytest.raises(ValueError, match="side by side"):
-        multiply_merged(x, y, dimension_numbers=case[2:])
+        replacement(x, y, dimension_numbers=case[2:])

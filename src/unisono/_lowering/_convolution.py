@@ -21,9 +21,6 @@ from typing import Any, TypeAlias
 
 import jax
 from jax import lax
-from jax.extend.core import primitives
-
-from unisono._lowering._register import register
 
 #: Types for which XLA has fast convolutions; others stay as they are.
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -47,11 +44,6 @@ _FEWEST_FEATURES, _MOST_PAIRS = 8, 1 << 12
 Parameters: TypeAlias = dict[str, Any]
 
 
-def install_fast_convolutions() -> None:
-    """Register the lowering of convolutions on CPUs."""
-    register(primitives.conv_general_dilated_p, is_replaced, convolve)
-
-
 def is_canonical(numbers: lax.ConvDimensionNumbers) -> bool:
     """Return whether a convolution has the layout of XLA's fast code: batch, space, features."""
     canonical = _canonical(len(numbers.lhs_spec) - 2)
@@ -59,7 +51,7 @@ def is_canonical(numbers: lax.ConvDimensionNumbers) -> bool:
 
 
 def is_replaced(lhs: jax.core.ShapedArray, rhs: jax.core.ShapedArray, parameters: Parameters) -> bool:
-    """Return whether `convolve` computes a convolution, or XLA's own lowering."""
+    """Return whether `replacement` computes a convolution, or XLA's own lowering."""
     if parameters["feature_group_count"] != 1 or parameters["batch_group_count"] != 1:
         return False
     if lhs.dtype != rhs.dtype or lhs.dtype.name not in _DTYPES or _is_sharded(parameters["out_sharding"]):
@@ -76,11 +68,11 @@ def _is_sharded(out_sharding: jax.sharding.NamedSharding | None) -> bool:
     return out_sharding is not None and any(axes is not None for axes in out_sharding.spec)
 
 
-def convolve(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
+def replacement(lhs: jax.Array, rhs: jax.Array, **parameters: Any) -> jax.Array:
     """Return a convolution, computed in the layout of XLA's fast code.
 
     >>> numbers = lax.conv_dimension_numbers((1, 1, 3), (1, 1, 2), ("NCH", "OIH", "NCH"))
-    >>> convolve(
+    >>> replacement(
     ...     jax.numpy.array([[[1.0, 2.0, 3.0]]]), jax.numpy.array([[[1.0, 10.0]]]),
     ...     window_strides=(1,), padding=[(0, 0)], lhs_dilation=(1,), rhs_dilation=(1,),
     ...     dimension_numbers=numbers, feature_group_count=1, batch_group_count=1, precision=None,

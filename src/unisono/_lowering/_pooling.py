@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive, primitives
-from jax.interpreters import mlir
+from jax.extend.core import Primitive
 
 #: Windows with more positions are computed by a loop instead of one operation for each position, because the
 #: program's size and its compile time grow with their number. Common windows (2x2, 3x3, 5x5) are below.
@@ -29,13 +28,7 @@ Position: TypeAlias = "int | jax.Array"
 Carried = TypeVar("Carried")
 
 
-def install_fast_pooling() -> None:
-    """Register `pooling_gradient` as JAX's lowering of max-pooling's derivative on CPUs."""
-    rule = mlir.lower_fun(pooling_gradient, multiple_results=False)
-    mlir.register_lowering(primitives.select_and_scatter_add_p, rule, platform="cpu")
-
-
-def pooling_gradient(
+def replacement(
     source: jax.Array,
     operand: jax.Array,
     *,
@@ -51,7 +44,7 @@ def pooling_gradient(
     Args:
         select_prim: `lax.ge_p` for max-pooling, `lax.le_p` for min-pooling.
 
-    >>> pooling_gradient(
+    >>> replacement(
     ...     jnp.array([1.0, 10.0]), jnp.array([3.0, 3.0, 2.0, 5.0]), select_prim=lax.ge_p,
     ...     window_dimensions=(2,), window_strides=(2,), padding=[(0, 0)],
     ... )

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax import lax
-from jax.extend.core import primitives
-
-from unisono._lowering._register import register
 
 #: Of the primitive `dot_general`: contracted dimensions of both operands, then their batch dimensions.
 DimensionNumbers: TypeAlias = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
@@ -37,13 +34,9 @@ class _Operand(NamedTuple):
     free: tuple[int, ...]
 
 
-def install_fast_products() -> None:
-    """Register the lowering of `dot_general` on CPUs."""
-    register(
-        primitives.dot_general_p,
-        lambda lhs, rhs, parameters: is_merged(lhs, rhs, parameters["dimension_numbers"]),
-        multiply_merged,
-    )
+def is_replaced(lhs: jax.core.ShapedArray, rhs: jax.core.ShapedArray, parameters: Mapping[str, Any]) -> bool:
+    """Return whether `replacement` computes a product, or XLA's own lowering."""
+    return is_merged(lhs, rhs, parameters["dimension_numbers"])
 
 
 def is_merged(
@@ -51,7 +44,7 @@ def is_merged(
     rhs: jax.core.ShapedArray,
     dimension_numbers: DimensionNumbers,
 ) -> bool:
-    """Return whether `multiply_merged` computes a product, or XLA's own lowering.
+    """Return whether `replacement` computes a product, or XLA's own lowering.
 
     Args:
         lhs: the shape and type of the first operand.
@@ -72,7 +65,7 @@ def is_merged(
     return _as_matrices(lhs.shape, rhs.shape, dimension_numbers) is not None
 
 
-def multiply_merged(
+def replacement(
     lhs: jax.Array,
     rhs: jax.Array,
     *,
@@ -87,7 +80,7 @@ def multiply_merged(
         ValueError: where the dimensions cannot be merged.
 
     >>> x = jax.numpy.ones((2, 3, 4))
-    >>> multiply_merged(x, x, dimension_numbers=(((0, 1), (0, 1)), ((), ())))[0]
+    >>> replacement(x, x, dimension_numbers=(((0, 1), (0, 1)), ((), ())))[0]
     Array([6., 6., 6., 6.], dtype=float32)
     """
     matrices = _as_matrices(lhs.shape, rhs.shape, dimension_numbers)

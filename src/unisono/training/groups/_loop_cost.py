@@ -18,7 +18,6 @@ from typing import Any
 from jax.extend import core
 
 from unisono._backend import wants_own_lowering
-from unisono._lowering._convolution import is_canonical, is_replaced
 from unisono.training._jaxprs import Trace, equations, inner_programs
 
 #: The operations by which replicas exchange values.
@@ -60,8 +59,7 @@ def is_slow_in_loop(jaxpr: Trace, platform: str) -> bool:
     """
     if platform != "cpu":
         return False
-    convolutions = (e for e in equations(jaxpr) if e.primitive.name == "conv_general_dilated")
-    return any(not (is_canonical(e.params["dimension_numbers"]) or _is_lowered(e)) for e in convolutions)
+    return any(_is_slow(e) for e in equations(jaxpr) if e.primitive.name == "conv_general_dilated")
 
 
 def exchanges_in_loop(jaxpr: Trace) -> bool:
@@ -71,9 +69,12 @@ def exchanges_in_loop(jaxpr: Trace) -> bool:
     return any(e.primitive.name in _EXCHANGES for body in bodies for e in equations(body))
 
 
-def _is_lowered(equation: core.JaxprEqn) -> bool:
-    """Return whether the library's own lowering brings a convolution into the layout of the fast kernels."""
+def _is_slow(convolution: core.JaxprEqn) -> bool:
+    """Return whether nothing brings a convolution into the layout of the fast kernels."""
+    from unisono._lowering._convolution import is_canonical, is_replaced
+
     lhs: Any
     rhs: Any
-    lhs, rhs = (v.aval for v in equation.invars)
-    return wants_own_lowering("UNISONO_CONVOLUTIONS") and is_replaced(lhs, rhs, equation.params)
+    lhs, rhs = (v.aval for v in convolution.invars)
+    is_lowered = wants_own_lowering("UNISONO_CONVOLUTIONS") and is_replaced(lhs, rhs, convolution.params)
+    return not (is_canonical(convolution.params["dimension_numbers"]) or is_lowered)
