@@ -89,7 +89,7 @@ def _layer(
     def init(self: GraphLayer, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        super(made, self).__init__(**given.arguments)
+        GraphLayer.__init__(self, **given.arguments)
 
     of_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     init.__signature__ = signature.replace(parameters=[of_self, *parameters])  # type: ignore[attr-defined]
