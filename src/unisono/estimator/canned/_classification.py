@@ -399,14 +399,14 @@ class MultiLabelHead(ClassHead):
 
 
 def binary_or_multi_class_head(
-    n_classes: int,
-    weight_column: str | NumericColumn | None,
-    label_vocabulary: Sequence[str] | None,
-    loss_reduction: str,
+    n_classes: int = 2,
+    weight_column: str | NumericColumn | None = None,
+    label_vocabulary: Sequence[str] | None = None,
+    loss_reduction: str = SUM_OVER_BATCH_SIZE,
 ) -> BinaryClassHead | MultiClassHead:
     """Return the head of a classifier.
 
-    >>> type(binary_or_multi_class_head(2, None, None, "sum")).__name__
+    >>> type(binary_or_multi_class_head(2)).__name__
     'BinaryClassHead'
     """
     if n_classes == 2:

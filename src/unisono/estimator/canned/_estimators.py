@@ -12,19 +12,21 @@ Tests: tests/virtual/estimator/test_canned.py.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError
+from unisono.estimator._docstrings import Texts
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import ROWS, CannedEstimator
 from unisono.estimator.canned._classification import binary_or_multi_class_head
-from unisono.estimator.canned._head import SUM_OVER_BATCH_SIZE, Head
+from unisono.estimator.canned._head import Head
 from unisono.estimator.canned._logits import (
     Activation,
     BaselineLogits,
@@ -39,7 +41,6 @@ from unisono.feature_column._encode import checked_columns, make_dense
 
 if TYPE_CHECKING:
     from unisono.feature_column._column import FeatureColumn
-    from unisono.feature_column._numeric import NumericColumn
 
 #: The learning rates of optimizers that are given by name; of both models together, those of each.
 _LINEAR_RATE, _DNN_RATE, _BASELINE_RATE = 0.2, 0.05, 0.3
@@ -77,62 +78,6 @@ class LinearEstimator(CannedEstimator):
         logits = functools.partial(linear_logits, columns, head.logits_dimension, sparse_combiner)
         part = logits, optimizer_maker(optimizer or "Ftrl", rate)
         super().__init__(head, columns, [part], model_dir, config, warm_start_from)
-
-
-@_LINEAR_TEXTS
-class LinearClassifier(LinearEstimator):
-    """A linear model that tells classes apart.
-
-    >>> from unisono import feature_column
-    >>> classifier = LinearClassifier([feature_column.numeric_column("age")])
-    >>> ages, labels = {"age": [20.0, 60.0]}, [0, 1]
-    >>> sorted(classifier.train(lambda: (ages, labels), steps=1).get_variable_names())[-2:]
-    ['linear/linear_model/age/weights', 'linear/linear_model/bias_weights']
-    """
-
-    def __init__(
-        self,
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
-        n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
-        label_vocabulary: Sequence[str] | None = None,
-        optimizer: object = "Ftrl",
-        config: RunConfig | None = None,
-        warm_start_from: object = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-        sparse_combiner: str = "sum",
-    ) -> None:
-        head = binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(
-            head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from
-        )
-
-
-@_LINEAR_TEXTS
-class LinearRegressor(LinearEstimator):
-    """A linear model that predicts numbers.
-
-    >>> from unisono import feature_column
-    >>> model = LinearRegressor([feature_column.numeric_column("age")])
-    """
-
-    def __init__(
-        self,
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
-        label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        optimizer: object = "Ftrl",
-        config: RunConfig | None = None,
-        warm_start_from: object = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-        sparse_combiner: str = "sum",
-    ) -> None:
-        head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        super().__init__(
-            head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from
-        )
 
 
 def _checked_units(hidden_units: Sequence[int], argument: str) -> list[int]:
@@ -173,70 +118,6 @@ class DNNEstimator(CannedEstimator):
         )  # fmt: skip
         part = logits, optimizer_maker(optimizer, _DNN_RATE)
         super().__init__(head, columns, [part], model_dir, config, warm_start_from)
-
-
-@_DNN_TEXTS
-class DNNClassifier(DNNEstimator):
-    """A network that tells classes apart.
-
-    >>> from unisono import feature_column
-    >>> classifier = DNNClassifier([4], [feature_column.numeric_column("age")], n_classes=3)
-    >>> predictions = classifier.predict(lambda: {"age": [20.0]}, predict_keys="probabilities")
-    >>> next(predictions)["probabilities"].shape
-    (3,)
-    """
-
-    def __init__(
-        self,
-        hidden_units: Sequence[int],
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
-        n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
-        label_vocabulary: Sequence[str] | None = None,
-        optimizer: object = "Adagrad",
-        activation_fn: Activation = "relu",
-        dropout: float | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: object = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-        batch_norm: bool = False,
-    ) -> None:
-        super().__init__(
-            binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
-            hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout, config,
-            warm_start_from, batch_norm,
-        )  # fmt: skip
-
-
-@_DNN_TEXTS
-class DNNRegressor(DNNEstimator):
-    """A network that predicts numbers.
-
-    >>> from unisono import feature_column
-    >>> model = DNNRegressor([4], [feature_column.numeric_column("age")])
-    """
-
-    def __init__(
-        self,
-        hidden_units: Sequence[int],
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
-        label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        optimizer: object = "Adagrad",
-        activation_fn: Activation = "relu",
-        dropout: float | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: object = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-        batch_norm: bool = False,
-    ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
-            hidden_units, feature_columns, model_dir, optimizer, activation_fn, dropout, config,
-            warm_start_from, batch_norm,
-        )  # fmt: skip
 
 
 @TEXTS.with_texts(raises={"InvalidArgumentError": "there is no column, or a network without hidden layers."})
@@ -294,81 +175,6 @@ class DNNLinearCombinedEstimator(CannedEstimator):
         super().__init__(head, [*linear, *dnn], parts, model_dir, config, warm_start_from)
 
 
-@TEXTS
-class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
-    """A linear model and a network that tell classes apart ("wide and deep").
-
-    >>> from unisono import feature_column
-    >>> age = feature_column.numeric_column("age")
-    >>> model = DNNLinearCombinedClassifier(
-    ...     linear_feature_columns=[age], dnn_feature_columns=[age], dnn_hidden_units=[4]
-    ... )
-    """
-
-    def __init__(
-        self,
-        model_dir: str | os.PathLike[str] | None = None,
-        linear_feature_columns: Iterable[FeatureColumn] | None = None,
-        linear_optimizer: object = "Ftrl",
-        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
-        dnn_optimizer: object = "Adagrad",
-        dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: Activation = "relu",
-        dnn_dropout: float | None = None,
-        n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
-        label_vocabulary: Sequence[str] | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: object = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-        batch_norm: bool = False,
-        linear_sparse_combiner: str = "sum",
-    ) -> None:
-        super().__init__(
-            binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
-            model_dir, linear_feature_columns, linear_optimizer, dnn_feature_columns, dnn_optimizer,
-            dnn_hidden_units, dnn_activation_fn, dnn_dropout, config, batch_norm, linear_sparse_combiner,
-            warm_start_from,
-        )  # fmt: skip
-
-
-@TEXTS
-class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
-    """A linear model and a network that predict numbers.
-
-    >>> from unisono import feature_column
-    >>> age = feature_column.numeric_column("age")
-    >>> model = DNNLinearCombinedRegressor(
-    ...     linear_feature_columns=[age], dnn_feature_columns=[age], dnn_hidden_units=[4]
-    ... )
-    """
-
-    def __init__(
-        self,
-        model_dir: str | os.PathLike[str] | None = None,
-        linear_feature_columns: Iterable[FeatureColumn] | None = None,
-        linear_optimizer: object = "Ftrl",
-        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
-        dnn_optimizer: object = "Adagrad",
-        dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: Activation = "relu",
-        dnn_dropout: float | None = None,
-        label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        config: RunConfig | None = None,
-        warm_start_from: object = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-        batch_norm: bool = False,
-        linear_sparse_combiner: str = "sum",
-    ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
-            model_dir, linear_feature_columns, linear_optimizer, dnn_feature_columns, dnn_optimizer,
-            dnn_hidden_units, dnn_activation_fn, dnn_dropout, config, batch_norm, linear_sparse_combiner,
-            warm_start_from,
-        )  # fmt: skip
-
-
 @_BASELINE_TEXTS
 class BaselineEstimator(CannedEstimator):
     """A model that reads no features: it learns the mean of the labels.
@@ -392,43 +198,119 @@ class BaselineEstimator(CannedEstimator):
         super().__init__(head, (), [part], model_dir, config)
 
 
-@_BASELINE_TEXTS
-class BaselineClassifier(BaselineEstimator):
+def _with_head(
+    name: str, base: type[Any], make_head: Callable[..., Head], texts: Texts, doc: str, order: str
+) -> type[Any]:
+    """Return a class of Estimators that make their own head.
+
+    Args:
+        base: the class of Estimators that are given a head.
+        order: the names of arguments, of `make_head` and of `base`, with spaces between them.
+    """
+    of_head = inspect.signature(make_head).parameters
+    known = {**inspect.signature(base).parameters, **of_head}
+    signature = inspect.Signature([known[name] for name in order.split()], return_annotation="None")
+
+    def init(self: CannedEstimator, *args: object, **kwargs: object) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        head = make_head(**{name: given.pop(name) for name in of_head if name in given})
+        base.__init__(self, head, **given)
+
+    of_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = signature.replace(parameters=[of_self, *signature.parameters.values()])
+    init.__signature__ = own  # type: ignore[attr-defined]
+    init.__name__, init.__qualname__ = "__init__", f"{name}.__init__"
+    return texts(type(name, (base,), {"__init__": init, "__doc__": doc, "__module__": __name__}))
+
+
+# fmt: off
+LinearClassifier = _with_head(
+    "LinearClassifier", LinearEstimator, binary_or_multi_class_head, _LINEAR_TEXTS,
+    """A linear model that tells classes apart.
+
+    >>> from unisono import feature_column
+    >>> classifier = LinearClassifier([feature_column.numeric_column("age")])
+    >>> ages, labels = {"age": [20.0, 60.0]}, [0, 1]
+    >>> sorted(classifier.train(lambda: (ages, labels), steps=1).get_variable_names())[-2:]
+    ['linear/linear_model/age/weights', 'linear/linear_model/bias_weights']
+    """,
+    "feature_columns model_dir n_classes weight_column label_vocabulary optimizer config "
+    "warm_start_from loss_reduction sparse_combiner",
+)
+LinearRegressor = _with_head(
+    "LinearRegressor", LinearEstimator, RegressionHead, _LINEAR_TEXTS,
+    """A linear model that predicts numbers.
+
+    >>> from unisono import feature_column
+    >>> model = LinearRegressor([feature_column.numeric_column("age")])
+    """,
+    "feature_columns model_dir label_dimension weight_column optimizer config warm_start_from "
+    "loss_reduction sparse_combiner",
+)
+DNNClassifier = _with_head(
+    "DNNClassifier", DNNEstimator, binary_or_multi_class_head, _DNN_TEXTS,
+    """A network that tells classes apart.
+
+    >>> from unisono import feature_column
+    >>> classifier = DNNClassifier([4], [feature_column.numeric_column("age")], n_classes=3)
+    >>> predictions = classifier.predict(lambda: {"age": [20.0]}, predict_keys="probabilities")
+    >>> next(predictions)["probabilities"].shape
+    (3,)
+    """,
+    "hidden_units feature_columns model_dir n_classes weight_column label_vocabulary optimizer "
+    "activation_fn dropout config warm_start_from loss_reduction batch_norm",
+)
+DNNRegressor = _with_head(
+    "DNNRegressor", DNNEstimator, RegressionHead, _DNN_TEXTS,
+    """A network that predicts numbers.
+
+    >>> from unisono import feature_column
+    >>> model = DNNRegressor([4], [feature_column.numeric_column("age")])
+    """,
+    "hidden_units feature_columns model_dir label_dimension weight_column optimizer activation_fn "
+    "dropout config warm_start_from loss_reduction batch_norm",
+)
+DNNLinearCombinedClassifier = _with_head(
+    "DNNLinearCombinedClassifier", DNNLinearCombinedEstimator, binary_or_multi_class_head, TEXTS,
+    """A linear model and a network that tell classes apart ("wide and deep").
+
+    >>> from unisono import feature_column
+    >>> age = feature_column.numeric_column("age")
+    >>> model = DNNLinearCombinedClassifier(
+    ...     linear_feature_columns=[age], dnn_feature_columns=[age], dnn_hidden_units=[4]
+    ... )
+    """,
+    "model_dir linear_feature_columns linear_optimizer dnn_feature_columns dnn_optimizer "
+    "dnn_hidden_units dnn_activation_fn dnn_dropout n_classes weight_column label_vocabulary config "
+    "warm_start_from loss_reduction batch_norm linear_sparse_combiner",
+)
+DNNLinearCombinedRegressor = _with_head(
+    "DNNLinearCombinedRegressor", DNNLinearCombinedEstimator, RegressionHead, TEXTS,
+    """A linear model and a network that predict numbers.
+
+    >>> from unisono import feature_column
+    >>> age = feature_column.numeric_column("age")
+    >>> model = DNNLinearCombinedRegressor(
+    ...     linear_feature_columns=[age], dnn_feature_columns=[age], dnn_hidden_units=[4]
+    ... )
+    """,
+    "model_dir linear_feature_columns linear_optimizer dnn_feature_columns dnn_optimizer "
+    "dnn_hidden_units dnn_activation_fn dnn_dropout label_dimension weight_column config "
+    "warm_start_from loss_reduction batch_norm linear_sparse_combiner",
+)
+BaselineClassifier = _with_head(
+    "BaselineClassifier", BaselineEstimator, binary_or_multi_class_head, _BASELINE_TEXTS,
     """A model that predicts how frequent classes are.
 
     >>> model = BaselineClassifier(n_classes=3)
-    """
-
-    def __init__(
-        self,
-        model_dir: str | os.PathLike[str] | None = None,
-        n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
-        label_vocabulary: Sequence[str] | None = None,
-        optimizer: object = "Ftrl",
-        config: RunConfig | None = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-    ) -> None:
-        head = binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(head, model_dir, optimizer, config)
-
-
-@_BASELINE_TEXTS
-class BaselineRegressor(BaselineEstimator):
+    """,
+    "model_dir n_classes weight_column label_vocabulary optimizer config loss_reduction",
+)
+BaselineRegressor = _with_head(
+    "BaselineRegressor", BaselineEstimator, RegressionHead, _BASELINE_TEXTS,
     """A model that predicts the mean of the labels.
 
     >>> model = BaselineRegressor(label_dimension=2)
-    """
-
-    def __init__(
-        self,
-        model_dir: str | os.PathLike[str] | None = None,
-        label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        optimizer: object = "Ftrl",
-        config: RunConfig | None = None,
-        loss_reduction: str = SUM_OVER_BATCH_SIZE,
-    ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction), model_dir, optimizer, config
-        )
+    """,
+    "model_dir label_dimension weight_column optimizer config loss_reduction",
+)

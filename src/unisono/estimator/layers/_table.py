@@ -65,7 +65,7 @@ _POOLING = {"pool_size": _REQUIRED, "strides": _REQUIRED, **_FORM, "name": None}
 def _layer(
     name: str, function: str, text: str, arguments: Arguments, shape: str,
     example: str, inputs: tuple[int, ...], outputs: tuple[int, ...],
-) -> tuple[type[GraphLayer], Callable[..., jax.Array]]:  # fmt: skip
+) -> tuple[type[Any], Callable[..., jax.Array]]:  # fmt: skip
     """Return a class with the arguments of TensorFlow 1, and the function that makes and calls its layers.
 
     Args:
@@ -89,20 +89,18 @@ def _layer(
     def init(self: GraphLayer, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
-        super(made, self).__init__(**given.arguments)
+        GraphLayer.__init__(self, **given.arguments)
 
     of_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     init.__signature__ = signature.replace(parameters=[of_self, *parameters])  # type: ignore[attr-defined]
     init.__name__, init.__qualname__ = "__init__", f"{name}.__init__"
     doc = f"{text}\n\n>>> {name}({example})(keras.ops.ones({inputs})).shape\n{outputs}\n"
     members = {"__init__": init, "__doc__": doc, "__module__": __name__}
-    made: type[GraphLayer] = TEXTS(type(name, (GraphLayer, getattr(keras.layers, name)), members))
+    made = TEXTS(type(name, (GraphLayer, getattr(keras.layers, name)), members))
     return made, as_function(made, function, shape)
 
 
-def _pooling(
-    kind: str, function: str, value: str, axes: int
-) -> tuple[type[GraphLayer], Callable[..., jax.Array]]:
+def _pooling(kind: str, function: str, value: str, axes: int) -> tuple[type[Any], Callable[..., jax.Array]]:
     """Return a class and a function of one kind of pooling, over so many axes."""
     number, shape = {1: ("one axis", _STEPS), 2: ("two axes", _IMAGES), 3: ("three axes", _VOLUMES)}[axes]
     return _layer(

@@ -76,24 +76,35 @@ def chosen(found: Mapping[str, jax.Array], keys: str) -> dict[str, jax.Array]:
     return {names[key]: found[key] for key in keys.split()}
 
 
-def _metrics_of(
-    count: str, key: str, what: str, example: float, examples: Sequence[float]
+#: Added to the ends of the thresholds, so that 0 and 1 lie between them, and to divisors.
+_EDGE = 1e-7
+
+
+def _of_counts(
+    name: str,
+    keys: str,
+    text: str,
+    example: tuple[str, float],
+    example_at: tuple[str, list[float]],
+    compute: Callable[..., jax.Array] = lambda right: right,
+    compute_at: Callable[..., jax.Array] = lambda right: right,
 ) -> tuple[Callable[..., MetricPair], Callable[..., MetricPair]]:
-    """Return the metrics of one of the four counts: of truth values, and of probabilities at thresholds.
+    """Return the metrics of some of the four counts: of truth values, and of probabilities at thresholds.
 
     Args:
-        count: the name of the first metric.
-        what: what is counted, for the docstrings.
-        example: the value of the first metric in its docstring; `examples` are those of the second.
+        name: the name of the first metric.
+        keys: which counts there are, with spaces between them.
+        text: the docstring of the first metric, and of the second one up to a semicolon.
+        example: arguments and result of the first metric in its docstring; `example_at`: of the second.
+        compute: a function of the counts for the first metric; `compute_at` is that of the second.
     """
-
-    def pair(name: str, found: Mapping[str, jax.Array], options: Naming) -> MetricPair:
-        return pair_of_sums(name, chosen(found, key), lambda sums: sums[count], **options)
+    at_thresholds = f"{name}_at_thresholds"
 
     def of_answers(
         labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
     ) -> MetricPair:
-        return pair(count, counts(labels, predictions, weights), options)
+        found = chosen(counts(labels, predictions, weights), keys)
+        return pair_of_sums(name, found, lambda sums: compute(*sums.values()), **options)
 
     def of_probabilities(
         labels: ArrayLike,
@@ -102,112 +113,51 @@ def _metrics_of(
         weights: ArrayLike = None,
         **options: Unpack[Naming],
     ) -> MetricPair:
-        return pair(at_thresholds, counts_at(labels, predictions, thresholds, weights), options)
+        found = chosen(counts_at(labels, predictions, thresholds, weights), keys)
+        return pair_of_sums(at_thresholds, found, lambda sums: compute_at(*sums.values()), **options)
 
-    at_thresholds = f"{count}_at_thresholds"
-    of_answers.__name__ = of_answers.__qualname__ = count
+    of_answers.__name__ = of_answers.__qualname__ = name
     of_probabilities.__name__ = of_probabilities.__qualname__ = at_thresholds
-    of_answers.__doc__ = (
-        f"Return the weight of {what}.\n\n"
-        f">>> float({count}([1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0])[1])\n{example}\n"
-    )
+    given, result = example
+    of_answers.__doc__ = f"{text}.\n\n>>> float({name}({given})[1])\n{result}\n"
+    text, (given, results) = text.partition(";")[0], example_at
     of_probabilities.__doc__ = (
-        f"Return the weight of {what}, at each threshold.\n\n"
-        f">>> {at_thresholds}([1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9])[1].tolist()\n{examples}\n"
+        f"{text}, at each threshold.\n\n>>> {at_thresholds}({given})[1].round(3).tolist()\n{results}\n"
     )
     return ANSWERS(of_answers), AT_THRESHOLDS(of_probabilities)
 
 
-true_positives, true_positives_at_thresholds = _metrics_of(
-    "true_positives", "tp", "positive predictions that are right", 2.0, [1.0, 0.0]
+# fmt: off
+_ANSWERS, _PROBABILITIES = "[1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0]", "[1, 0, 0], [0.8, 0.4, 0.1], [0.2, 0.9]"
+true_positives, true_positives_at_thresholds = _of_counts(
+    "true_positives", "tp", "Return the weight of positive predictions that are right",
+    (_ANSWERS, 2.0), (_PROBABILITIES, [1.0, 0.0]),
 )
-false_positives, false_positives_at_thresholds = _metrics_of(
-    "false_positives", "fp", "positive predictions that are wrong", 1.0, [1.0, 0.0]
+false_positives, false_positives_at_thresholds = _of_counts(
+    "false_positives", "fp", "Return the weight of positive predictions that are wrong",
+    (_ANSWERS, 1.0), (_PROBABILITIES, [1.0, 0.0]),
 )
-true_negatives, true_negatives_at_thresholds = _metrics_of(
-    "true_negatives", "tn", "negative predictions that are right", 3.0, [1.0, 2.0]
+true_negatives, true_negatives_at_thresholds = _of_counts(
+    "true_negatives", "tn", "Return the weight of negative predictions that are right",
+    (_ANSWERS, 3.0), (_PROBABILITIES, [1.0, 2.0]),
 )
-false_negatives, false_negatives_at_thresholds = _metrics_of(
-    "false_negatives", "fn", "negative predictions that are wrong", 0.0, [0.0, 1.0]
+false_negatives, false_negatives_at_thresholds = _of_counts(
+    "false_negatives", "fn", "Return the weight of negative predictions that are wrong",
+    (_ANSWERS, 0.0), (_PROBABILITIES, [0.0, 1.0]),
 )
-
-
-# --- precision and recall ----------------------------------------------------------------------------------
-
-#: Added to the ends of the thresholds, so that 0 and 1 lie between them, and to divisors.
-_EDGE = 1e-7
-
-
-def _share(sums: Sums) -> jax.Array:
-    """Return the share of the first of two sums."""
-    right, others = sums.values()
-    return quotient(right, right + others)
-
-
-def _share_at(sums: Sums) -> jax.Array:
-    """Return the share of the first of two sums, at each threshold."""
-    right, others = sums.values()
-    return right / (_EDGE + right + others)
-
-
-@ANSWERS
-def precision(
-    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
-) -> MetricPair:
-    """Return how many of the positive predictions are right; 0 where there is none.
-
-    >>> float(precision([1, 1, 0, 0], [1, 0, 1, 0])[1])
-    0.5
-    """
-    parts = chosen(counts(labels, predictions, weights), "tp fp")
-    return pair_of_sums("precision", parts, _share, **options)
-
-
-@ANSWERS
-def recall(
-    labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
-) -> MetricPair:
-    """Return how many of the positive labels are predicted; 0 where there is none.
-
-    >>> float(recall([1, 1, 1, 0], [1, 1, 0, 0])[1] * 3)
-    2.0
-    """
-    parts = chosen(counts(labels, predictions, weights), "tp fn")
-    return pair_of_sums("recall", parts, _share, **options)
-
-
-@AT_THRESHOLDS
-def precision_at_thresholds(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    thresholds: Sequence[float],
-    weights: ArrayLike = None,
-    **options: Unpack[Naming],
-) -> MetricPair:
-    """Return the precision where probabilities above each threshold are positive.
-
-    >>> precision_at_thresholds([1, 0], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
-    [0.5, 1.0]
-    """
-    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fp")
-    return pair_of_sums("precision_at_thresholds", parts, _share_at, **options)
-
-
-@AT_THRESHOLDS
-def recall_at_thresholds(
-    labels: ArrayLike,
-    predictions: ArrayLike,
-    thresholds: Sequence[float],
-    weights: ArrayLike = None,
-    **options: Unpack[Naming],
-) -> MetricPair:
-    """Return the recall where probabilities above each threshold are positive.
-
-    >>> recall_at_thresholds([1, 1], [0.8, 0.4], [0.2, 0.6])[1].round(3).tolist()
-    [1.0, 0.5]
-    """
-    parts = chosen(counts_at(labels, predictions, thresholds, weights), "tp fn")
-    return pair_of_sums("recall_at_thresholds", parts, _share_at, **options)
+precision, precision_at_thresholds = _of_counts(
+    "precision", "tp fp", "Return how many of the positive predictions are right; 0 where there is none",
+    ("[1, 1, 0, 0], [1, 0, 1, 0]", 0.5), ("[1, 0], [0.8, 0.4], [0.2, 0.6]", [0.5, 1.0]),
+    lambda right, wrong: quotient(right, right + wrong),
+    lambda right, wrong: right / (_EDGE + right + wrong),
+)
+recall, recall_at_thresholds = _of_counts(
+    "recall", "tp fn", "Return how many of the positive labels are predicted; 0 where there is none",
+    ("[1, 1, 0], [1, 0, 0]", 0.5), ("[1, 1], [0.8, 0.4], [0.2, 0.6]", [1.0, 0.5]),
+    lambda right, missed: quotient(right, right + missed),
+    lambda right, missed: right / (_EDGE + right + missed),
+)
+# fmt: on
 
 
 # --- curves ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ Tests: tests/unit/estimator/test_optimizers.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -54,58 +54,41 @@ def _part(global_step: ArrayLike, decay_steps: ArrayLike, staircase: bool = Fals
     return jnp.floor(part) if staircase else part
 
 
-@_TEXTS.with_texts(decay_rate="number; the factor of the rate in each interval.")
-def exponential_decay(
-    learning_rate: ArrayLike,
-    global_step: ArrayLike,
-    decay_steps: ArrayLike,
-    decay_rate: ArrayLike,
-    staircase: bool = False,
-    name: str | None = None,
-) -> jax.Array:
-    """Return a rate that is multiplied by `decay_rate` in each interval.
+def _by_intervals(
+    name: str, does: str, decay_rate: str, example: str, result: float, factor: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+    """Return a rate that changes by a factor of `decay_rate` and the number of intervals that have passed."""
 
-    >>> float(exponential_decay(1.0, 20, 10, 0.5))
-    0.25
-    """
-    part = _part(global_step, decay_steps, staircase)
-    return _number(learning_rate) * jnp.power(_number(decay_rate), part)
+    def decay(
+        learning_rate: ArrayLike,
+        global_step: ArrayLike,
+        decay_steps: ArrayLike,
+        decay_rate: ArrayLike,
+        staircase: bool = False,
+        name: str | None = None,
+    ) -> jax.Array:
+        part = _part(global_step, decay_steps, staircase)
+        return _number(learning_rate) * factor(_number(decay_rate), part)
 
-
-@_TEXTS.with_texts(decay_rate="number; what each interval subtracts from the exponent.")
-def natural_exp_decay(
-    learning_rate: ArrayLike,
-    global_step: ArrayLike,
-    decay_steps: ArrayLike,
-    decay_rate: ArrayLike,
-    staircase: bool = False,
-    name: str | None = None,
-) -> jax.Array:
-    """Return a rate that is multiplied by `exp(-decay_rate)` in each interval.
-
-    >>> round(float(natural_exp_decay(1.0, 10, 10, 1.0)), 4)
-    0.3679
-    """
-    part = _part(global_step, decay_steps, staircase)
-    return _number(learning_rate) * jnp.exp(-_number(decay_rate) * part)
+    decay.__name__ = decay.__qualname__ = name
+    decay.__doc__ = f"Return a rate that is {does}.\n\n>>> round(float({name}({example})), 4)\n{result}\n"
+    return _TEXTS.with_texts(decay_rate=decay_rate)(decay)
 
 
-@_TEXTS.with_texts(decay_rate="number; what each interval adds to the divisor.")
-def inverse_time_decay(
-    learning_rate: ArrayLike,
-    global_step: ArrayLike,
-    decay_steps: ArrayLike,
-    decay_rate: ArrayLike,
-    staircase: bool = False,
-    name: str | None = None,
-) -> jax.Array:
-    """Return a rate that is divided by one plus `decay_rate` for each interval.
-
-    >>> float(inverse_time_decay(1.0, 10, 10, 1.0))
-    0.5
-    """
-    part = _part(global_step, decay_steps, staircase)
-    return _number(learning_rate) / (1 + _number(decay_rate) * part)
+exponential_decay = _by_intervals(
+    "exponential_decay", "multiplied by `decay_rate` in each interval",
+    "number; the factor of the rate in each interval.", "1.0, 20, 10, 0.5", 0.25, jnp.power,
+)  # fmt: skip
+natural_exp_decay = _by_intervals(
+    "natural_exp_decay", "multiplied by `exp(-decay_rate)` in each interval",
+    "number; what each interval subtracts from the exponent.", "1.0, 10, 10, 1.0", 0.3679,
+    lambda rate, part: jnp.exp(-rate * part),
+)  # fmt: skip
+inverse_time_decay = _by_intervals(
+    "inverse_time_decay", "divided by one plus `decay_rate` for each interval",
+    "number; what each interval adds to the divisor.", "1.0, 10, 10, 1.0", 0.5,
+    lambda rate, part: 1 / (1 + rate * part),
+)  # fmt: skip
 
 
 @_TEXTS.with_texts(decay_steps="number above 0; in how many steps the rate falls to `end_learning_rate`.")
