@@ -251,9 +251,13 @@ class ClusterForm(ParameterServerStrategy):
         with epoch_callbacks(arguments["callbacks"]), self._calls.around_fit(arguments) as changed:
             yield changed, False
 
-    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
+    @contextlib.contextmanager
+    def around_test(
+        self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
+    ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        return self._calls.around_test(name, arguments)
+        with self._calls.around_test(name, arguments) as changed:
+            yield changed, False
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
