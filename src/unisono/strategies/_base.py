@@ -56,7 +56,7 @@ class Strategy(DeprecatedMethods, abc.ABC):
     - `num_replicas_in_sync` and `worker_devices`, to report what computes,
     - `make_trainer_function`: what Keras' loop calls for each batch.
 
-    It may override `around_fit`, `around_test`, `around_method`, `prepare_call`, `runs_ahead`,
+    It may override `around_fit`, `around_test`, `around_method`, `runs_ahead`,
     `workers_make_data`, `own_callbacks`, `numbers_of_workers`, `gather_state`, `of_servers`,
     `parameter_devices` and `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`,
     `_split`, `_from_function` and `_values_from_function` that it supports; the others raise an
@@ -159,39 +159,21 @@ class Strategy(DeprecatedMethods, abc.ABC):
         """Surround a call of `fit`, `evaluate`, `predict`, `train_on_batch` or one of its sisters."""
         return contextlib.nullcontext()
 
-    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
+    def around_test(
+        self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
+    ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround a call of `evaluate` or `predict` on this process.
 
         Args:
+            model: whose.
             name: of the method.
             arguments: that were given, by name.
-
-        Returns:
-            A context manager that yields the arguments for this process.
-        """
-        return contextlib.nullcontext(arguments)
-
-    def prepare_call(
-        self,
-        method: Callable[..., PyTree],
-        model: keras.Model,
-        args: tuple[object, ...],
-        kwargs: Arguments,
-        ahead: bool,
-    ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
-        """Return the arguments of a call of `evaluate` or `predict` for this process.
-
-        Args:
-            method: Keras' method.
-            model: whose.
-            args: of the call.
-            kwargs: likewise.
             ahead: whether steps may run ahead of Keras' loop.
 
         Returns:
-            The arguments, and whether steps may run ahead on all processes.
+            As `around_fit` does.
         """
-        return args, kwargs, ahead
+        return contextlib.nullcontext((arguments, ahead))
 
     def gather_state(self, variables: Iterable[keras.Variable]) -> None:
         """Let one of several workers alone read variables until the next step; all of them must call it.

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import jax
 import keras
@@ -157,13 +157,6 @@ def overrides(callback: keras.callbacks.Callback, *hooks: str) -> bool:
     """
     base = keras.callbacks.Callback
     return any(getattr(getattr(callback, h), "__func__", None) is not getattr(base, h) for h in hooks)
-
-
-def has_fit_extensions(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether a call of `fit` has a `FitExtension` among its callbacks."""
-    # `callbacks` is the sixth argument after the model.
-    callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")
-    return any(isinstance(c, FitExtension) for c in flat_callbacks(callbacks))
 
 
 @contextlib.contextmanager

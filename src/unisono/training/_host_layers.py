@@ -186,25 +186,25 @@ def _shape_of(x: UserValue) -> tuple[int | None, ...]:
     return (None, *(x.shape if hasattr(x, "shape") else np.shape(x))[1:])
 
 
-def encoded_arguments(
-    model: keras.Model, args: tuple[UserValue, ...], kwargs: dict[str, UserValue]
-) -> tuple[tuple[UserValue, ...], dict[str, UserValue]]:
+def encoded_arguments(model: keras.Model, arguments: dict[str, UserValue]) -> dict[str, UserValue]:
     """Return a call's arguments, with its data encoded where the model begins on the host.
+
+    Args:
+        arguments: by name, with data.
 
     Raises:
         UnsupportedError: the part on the host has weights that are trained.
     """
-    x = args[0] if args else kwargs.get("x")
-    front = None if x is None else _front_of(model, x)
+    front = _front_of(model, arguments["x"])
     if front is None:
-        return args, kwargs
-    args, kwargs = (_encoded(front, x), *args[1:]), {k: v for k, v in kwargs.items() if k != "x"}
-    validation = kwargs.get("validation_data")
+        return arguments
+    arguments = {**arguments, "x": _encoded(front, arguments["x"])}
+    validation = arguments.get("validation_data")
     if isinstance(validation, DataSet):
-        kwargs["validation_data"] = _encoded(front, validation)
+        arguments["validation_data"] = _encoded(front, validation)
     elif validation is not None:
-        kwargs["validation_data"] = (front.encode(validation[0]), *validation[1:])
-    return args, kwargs
+        arguments["validation_data"] = (front.encode(validation[0]), *validation[1:])
+    return arguments
 
 
 def _encoded(front: Encoder, data: object) -> UserValue:

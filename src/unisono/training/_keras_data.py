@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import keras
@@ -14,18 +14,21 @@ import numpy as np
 from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
 from unisono._reads import DataSet
-from unisono._types import CallArguments, UserValue
+from unisono._types import UserValue
 from unisono.data._batches import check_no_rows, check_values, empty, is_of_class, keys_of_dicts, owned
 from unisono.data._pipeline._cardinality import INFINITE
 from unisono.data._sharding import DatasetCreator
-from unisono.step._keras_internals import is_of_no_batch
+from unisono.step._keras_internals import all_layers, is_of_no_batch
 from unisono.training._label_range import check_labels
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
 
-#: The first arguments of `fit`, `evaluate` and `predict` that may be arrays.
-_ARRAYS = ("x", "y")
+#: The arguments of `fit`, `evaluate` and `predict` that may be arrays.
+_ARRAYS = ("x", "y", "validation_data")
+
+#: Those of a call, by name.
+Arguments: TypeAlias = dict[str, UserValue]
 
 #: Packages whose data Keras takes: arrays, tables and loaders.
 _KNOWN_TO_KERAS = frozenset({"grain", "jax", "keras", "numpy", "pandas", "scipy", "tensorflow", "torch"})
@@ -34,66 +37,62 @@ _KNOWN_TO_KERAS = frozenset({"grain", "jax", "keras", "numpy", "pandas", "scipy"
 _SIZES = ("batch_size", "validation_batch_size")
 
 
-def keras_arguments(
-    strategy: Strategy,
-    model: keras.Model,
-    name: str,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> CallArguments:
+def begins_on_host(model: keras.Model) -> bool:
+    """Return whether a model has layers of strings, which `_host_layers` runs before each step."""
+    return any(
+        getattr(layer, "computes_on_host", False) or getattr(layer, "encodes_on_host", False)
+        for layer in all_layers(model, include_self=False)
+    )
+
+
+def keras_arguments(strategy: Strategy, model: keras.Model, name: str, arguments: Arguments) -> Arguments:
     """Return the arguments, with Unisono's datasets replaced by a `PyDataset` or a Grain dataset.
 
     Args:
         name: `fit`, `evaluate` or `predict`.
+        arguments: that were given, by name.
 
     Raises:
-        InvalidArgumentError: for a batch size below 1, or a dataset with further positional arguments.
+        InvalidArgumentError: for a batch size below 1, or a dataset with further arguments of data.
         InvalidTypeError: for a batch size that is not a whole number.
         MixedStrategyError: for distributed data of another strategy.
     """
-    x = args[0] if args else kwargs.get("x")
-    kwargs = dict(kwargs)
+    x, arguments = arguments.get("x"), dict(arguments)
     if x is None:
         raise InvalidTypeError(f"`{name}` needs data. Received: x=None. Pass arrays or a dataset of batches.")
     if not strategy.workers_make_data:
-        x = _made_here(strategy, x)
-        alone = name == "predict" or (len(args) < 2 and kwargs.get("y") is None)
-        x = _batches_given(name, model, x, alone)
-        if name == "fit" and "validation_data" in kwargs:
-            kwargs["validation_data"] = _batches_given(name, model, kwargs["validation_data"], True)
-        args, kwargs = ((x, *args[1:]), kwargs) if args else ((), {**kwargs, "x": x})
-        kwargs = {k: _made_here(strategy, v) if k == "validation_data" else v for k, v in kwargs.items()}
-    args, kwargs = _with_adapters(name, args, kwargs, lambda data: _keras_input(strategy, data))
+        is_alone = name == "predict" or arguments.get("y") is None
+        arguments["x"] = _batches_given(name, model, _made_here(strategy, x), is_alone)
+        if name == "fit" and "validation_data" in arguments:
+            given = _batches_given(name, model, arguments["validation_data"], True)
+            arguments["validation_data"] = _made_here(strategy, given)
+    arguments = _with_adapters(name, arguments, lambda data: _keras_input(strategy, data))
     # `evaluate` of a model that is built would return the loss of no batch.
-    x = args[0] if args else kwargs["x"]
+    x = arguments["x"]
     if isinstance(x, keras.utils.PyDataset) and x.num_batches == 0:
         raise empty(f"data without a batch in `{name}`")
     # Arrays are checked here, once and whole; batches of datasets one by one.
-    for key, value in zip(_ARRAYS, args, strict=False):
-        _check_arrays(value, key)
-    for key in (*_ARRAYS, "validation_data"):
-        _check_arrays(kwargs.get(key), key)
+    for key in _ARRAYS:
+        _check_arrays(arguments.get(key), key)
     if name == "fit":
-        if len(args) < 2 and is_of_class(x, "torch.utils.data.dataloader.DataLoader"):
+        if is_of_class(x, "torch.utils.data.dataloader.DataLoader"):
             # The loader shuffles if the user wants that; Keras would warn of its own default, True.
-            kwargs.setdefault("shuffle", False)
-        check_labels(model, args[1] if len(args) > 1 else kwargs.get("y"), kwargs.get("sample_weight"))
-    # The third positional argument of `fit` and `evaluate`, and the second of `predict`.
-    positional = args[1:2] if name == "predict" else args[2:3]
-    for size in (*positional, *(kwargs.get(key) for key in _SIZES)):
-        if size is not None:
-            checked_whole(size, "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")
-    return args, kwargs
+            arguments.setdefault("shuffle", False)
+        check_labels(model, arguments.get("y"), arguments.get("sample_weight"))
+    for key in _SIZES:
+        if arguments.get(key) is not None:
+            checked_whole(arguments[key], "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")
+    return arguments
 
 
-def plain_arguments(name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> CallArguments:
+def plain_arguments(name: str, arguments: Arguments) -> Arguments:
     """Return the arguments for a model of no strategy, with Unisono's datasets replaced as above.
 
     Keras takes a dataset for one of Grain, whose number of batches it does not ask for: it would warn at the
     end of each epoch.
 
     Raises:
-        InvalidArgumentError: for a dataset with further positional arguments.
+        InvalidArgumentError: for a dataset with further arguments of data.
     """
 
     def adapt(data: DataSet) -> object:
@@ -102,63 +101,58 @@ def plain_arguments(name: str, args: tuple[object, ...], kwargs: dict[str, objec
 
         return as_keras_input(data) if isinstance(data, Dataset) else data
 
-    return _with_adapters(name, args, kwargs, adapt)
+    return _with_adapters(name, arguments, adapt)
 
 
-def _with_adapters(
-    name: str,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    adapt: Callable[[DataSet], object],
-) -> CallArguments:
-    x = args[0] if args else kwargs.get("x")
+def _with_adapters(name: str, arguments: Arguments, adapt: Callable[[DataSet], object]) -> Arguments:
+    x = arguments.get("x")
     if isinstance(x, DataSet):
-        _check_alone(name, args[1:], kwargs)
-        _check_ends(f"`{name}`", x, "steps_per_epoch" if name == "fit" else "steps", kwargs)
-        args, kwargs = args[1:], {**kwargs, "x": adapt(x)}
+        _check_alone(name, arguments)
+        _check_ends(f"`{name}`", x, "steps_per_epoch" if name == "fit" else "steps", arguments)
+        arguments = {**arguments, "x": adapt(x)}
         # Keras would speak of Grain, of which users of a dataset need not know.
-        if kwargs.get("class_weight") is not None and not isinstance(kwargs["x"], keras.utils.PyDataset):
+        if arguments.get("class_weight") is not None and not isinstance(
+            arguments["x"], keras.utils.PyDataset
+        ):
             raise InvalidArgumentError(
                 "`class_weight` needs a dataset whose number of batches is known. Received: one of unknown "
                 "size. Write `dataset.assert_cardinality(n)`, or give each batch a third part with weights."
             )
         if name == "fit":
             # The pipeline shuffles if the user wants that; Keras' default, True, would warn that it does not.
-            kwargs["shuffle"] = False
-    validation = kwargs.get("validation_data")
+            arguments["shuffle"] = False
+    validation = arguments.get("validation_data")
     if isinstance(validation, DataSet):
-        _check_ends("The validation of `fit`", validation, "validation_steps", kwargs)
-        kwargs = {**kwargs, "validation_data": adapt(validation)}
-    return args, kwargs
+        _check_ends("The validation of `fit`", validation, "validation_steps", arguments)
+        arguments = {**arguments, "validation_data": adapt(validation)}
+    return arguments
 
 
-def _check_alone(name: str, more: tuple[object, ...], kwargs: dict[str, object]) -> None:
+def _check_alone(name: str, arguments: Arguments) -> None:
     """Raise where a call gives targets, weights, or the size of batches or of a split beside a dataset."""
-    if kwargs.get("batch_size") is not None:
+    if arguments.get("batch_size") is not None:
         raise InvalidArgumentError(
             "A dataset gives batches itself, of the size for all replicas together. Received: "
-            f"`{name}` with a dataset and batch_size={kwargs['batch_size']!r}. Write "
-            f"`{name}(dataset.batch({kwargs['batch_size']}))` for a dataset of rows, and no `batch_size`."
+            f"`{name}` with a dataset and batch_size={arguments['batch_size']!r}. Write "
+            f"`{name}(dataset.batch({arguments['batch_size']}))` for a dataset of rows, and no `batch_size`."
         )
-    if kwargs.get("validation_split"):
+    if arguments.get("validation_split"):
         raise InvalidArgumentError(
             "`validation_split` is for arrays. Received: a dataset. Write "
             "`fit(dataset.skip(n), validation_data=dataset.take(n))`."
         )
-    beside = [key for key in ("y", "sample_weight") if kwargs.get(key) is not None]
-    if not more and not beside:
-        return
-    received = f"{len(more)} more positional arguments" if more else f"`{beside[0]}`"
-    raise InvalidArgumentError(
-        f"A dataset holds targets and weights itself. Received: `{name}` with a dataset and {received}. "
-        f"Give elements `(x, y, weights)`, and pass options by name: `{name}(dataset, epochs=2)`."
-    )
+    for key in ("y", "sample_weight"):
+        if arguments.get(key) is not None:
+            raise InvalidArgumentError(
+                f"A dataset holds targets and weights itself. Received: `{name}` with a dataset and `{key}`. "
+                f"Give elements `(x, y, weights)`, and pass options by name: `{name}(dataset, epochs=2)`."
+            )
 
 
-def _check_ends(what: str, data: DataSet, steps: str, kwargs: dict[str, object]) -> None:
+def _check_ends(what: str, data: DataSet, steps: str, arguments: Arguments) -> None:
     """Raise for data without end where a call does not say how many batches it takes."""
     size: object = getattr(data, "cardinality", None)
-    if kwargs.get(steps) is None and (size() if callable(size) else size) == INFINITE:
+    if arguments.get(steps) is None and (size() if callable(size) else size) == INFINITE:
         raise InvalidArgumentError(
             f"{what} must know how many batches to take of data without end. Received: such data, as "
             f"`repeat()` makes them, and no `{steps}`. Write `{steps}=n`, or `dataset.take(n)`."

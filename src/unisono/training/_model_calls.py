@@ -9,9 +9,11 @@ Tests: tests/virtual/training/test_exact.py and tests/virtual/training/test_fail
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import keras
@@ -22,7 +24,6 @@ from unisono._features import load
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.local_updates._local_training import end_local_phase
-from unisono.step._explain import explaining
 from unisono.step._keras_internals import training_state
 from unisono.step._program import current_frame
 from unisono.training._binding import (
@@ -34,9 +35,8 @@ from unisono.training._binding import (
     sole_creator,
     strategy_of,
 )
-from unisono.training._fit_extension import around_fit, flat_callbacks, has_fit_extensions
-from unisono.training._host_layers import encoded_arguments
-from unisono.training._keras_data import data_needed, keras_arguments, plain_arguments
+from unisono.training._fit_extension import around_fit, flat_callbacks
+from unisono.training._keras_data import begins_on_host, data_needed, keras_arguments, plain_arguments
 from unisono.training._model_state import LISTS, State, taken_state, weights_kept
 from unisono.training._scope_warnings import check_fit, strategy_used
 from unisono.training._step_form import explaining_form, has_stateful_step, is_stateful, task_of_state
@@ -52,9 +52,7 @@ from unisono.training.trainer._trainer_step import TASKS, TrainerTask
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
-
-#: What a method of Keras returns.
-Result = TypeVar("Result")
+    from unisono.training.groups._lookahead import StepLookahead
 
 
 def wraps() -> list[KerasWrap]:
@@ -81,44 +79,72 @@ def _compile(original: Callable[..., None], self: keras.Model, *args: object, **
     bind(self, strategy)
 
 
-def _guarded(name: str) -> Wrapper:
-    """Return what runs a training method in its model's scope, and keeps the weights when it fails."""
+# --- calls ------------------------------------------------------------------------------------------------
 
-    def method(original: Callable[..., Result], self: keras.Model, *args: object, **kwargs: object) -> Result:
-        args, kwargs = encoded_arguments(self, args, kwargs)
+
+@dataclasses.dataclass
+class MethodCall:
+    """A call of a method of Keras, which what surrounds it may change.
+
+    Args:
+        method: Keras' own.
+        name: of the method.
+        strategy: which runs it; None for Keras itself.
+        arguments: by name.
+        data: what the user gave as `x`.
+    """
+
+    method: Callable[..., Any]
+    model: keras.Model
+    name: str
+    strategy: Strategy | None
+    arguments: dict[str, UserValue]
+    data: UserValue = None
+    #: What its steps run ahead of Keras' loop with; None where they run one by one.
+    lookahead: StepLookahead | None = None
+
+    def run(self) -> Any:
+        """Call Keras' method."""
+        result = self.method(self.model, **self.arguments)
+        if self.strategy is None or self.name == "fit":
+            return result
+        # Keras' `pythonify_logs` catches the error of a number that it cannot read, and keeps the array:
+        # without this, an error of the last step would be raised where the user reads that.
+        return jax.block_until_ready(result)
+
+    def may_run_ahead(self, strategy: Strategy) -> bool:
+        """Return whether no callback sees how many steps are done between two batches."""
+        is_compiled = self.name == "fit" or strategy.replicated is not None
+        callbacks = self.arguments.get("callbacks")
+        return strategy.runs_ahead and is_compiled and can_run_ahead(self.model, callbacks, self.name)
+
+
+class Surrounding(NamedTuple):
+    """One thing around a call.
+
+    Args:
+        name: what it is.
+        reason: why calls need it.
+        enter: given the call, returns its context; what is done when that is entered may change the call.
+    """
+
+    name: str
+    reason: str
+    enter: Callable[[MethodCall], contextlib.AbstractContextManager[object]]
+
+
+def _guarded(name: str) -> Wrapper:
+    """Return what takes the place of a training method of `keras.Model`."""
+
+    def method(original: Callable[..., Any], self: keras.Model, *args: object, **kwargs: object) -> Any:
         strategy = _strategy_for(self, name)
         _check_not_in_replica(self, name)
-        if strategy is None:
-            if name in ("fit", "evaluate", "predict"):
-                args, kwargs = plain_arguments(name, args, kwargs)
-            # Inside a callback of another model's `fit` there is the scope that `fit` entered, and the user's
-            # own code is in none.
-            context = current()
-            outside = (
-                entered(None) if context is not None and context.is_of_method else contextlib.nullcontext()
-            )
-            with outside, apart_from_outer_call(self, name):
-                _check_not_in_scope(self, name)
-                with explaining_form(self, name):
-                    if name == "fit":
-                        return _fit(original, self, args, kwargs)
-                    return original(self, *args, **kwargs)
-        check_no_distribution()
-        strategy_used(strategy)
-        needed = data_needed(name, self, args[0] if args else kwargs.get("x"))
-        if name in ("fit", "evaluate", "predict"):
-            args, kwargs = keras_arguments(strategy, self, name, args, kwargs)
-        if has_stateful_step(self):
-            load("call of a step in TensorFlow's form")(self, name, args[0] if args else kwargs.get("x"))
-        putting_off, allowed = INTERRUPTS.put_off(), INTERRUPTS.allowed()
-        explained = explaining(type(self), f"`{name}`")
-        apart, around = apart_from_outer_call(self, name), strategy.around_method()
-        with explained, putting_off, needed, _scope_of(strategy), weights_kept(self), around, apart, allowed:
-            if name == "fit":
-                return _fit(original, self, args, kwargs)
-            if name in ("evaluate", "predict"):
-                return _run_through(strategy, original, self, args, kwargs)
-            return _with_errors(original(self, *args, **kwargs))
+        call = MethodCall(original, self, name, strategy, _by_name(original, self, strategy, args, kwargs))
+        _take_data(call)
+        with contextlib.ExitStack() as around:
+            for surrounding in _AROUND_KERAS[name] if strategy is None else _AROUND[name]:
+                around.enter_context(surrounding.enter(call))
+            return call.run()
 
     return method
 
@@ -132,87 +158,63 @@ def _strategy_for(model: keras.Model, name: str) -> Strategy | None:
     return strategy_of(model)
 
 
-def _with_errors(result: Result) -> Result:
-    """Return a result when the steps behind it are done, so that their errors are raised here.
+class _Parameters(NamedTuple):
+    """The parameters of a method: their names, the defaults, and whether it takes others."""
 
-    Keras' `pythonify_logs` catches the error of a number that it cannot read, and keeps the array: without
-    this, an error of the last step would be raised where the user reads that.
-    """
-    done: Result = jax.block_until_ready(result)
-    return done
+    names: tuple[str, ...]
+    defaults: dict[str, UserValue]
+    takes_others: bool
 
 
-def _run_through(
-    strategy: Strategy,
-    original: Callable[..., Result],
+@functools.cache
+def _parameters_of(method: Callable[..., object]) -> _Parameters:
+    _, *own = inspect.signature(method).parameters.values()
+    named = [p for p in own if p.kind is not p.VAR_KEYWORD]
+    defaults = {p.name: p.default for p in named if p.default is not p.empty}
+    return _Parameters(tuple(p.name for p in named), defaults, len(named) < len(own))
+
+
+def _by_name(
+    method: Callable[..., object],
     model: keras.Model,
+    strategy: Strategy | None,
     args: tuple[object, ...],
     kwargs: dict[str, object],
-) -> Result:
-    """Run Keras' `evaluate` or `predict` ahead of its loop."""
-    name = original.__name__
-    bound = _bound(original, model, args, kwargs)
-    ahead = strategy.runs_ahead and strategy.replicated is not None
-    ahead = ahead and can_run_ahead(model, bound.arguments.get("callbacks"), name)
-    args, kwargs, ahead = strategy.prepare_call(original, model, args, kwargs, ahead)
-    lookahead = lookahead_for(strategy, model, bound.arguments, name, ahead)
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
-    arguments = {name: value for name, value in bound.arguments.items() if name not in ("self", "kwargs")}
-    arguments.update(bound.arguments.get("kwargs", {}))
-    with (
-        strategy.around_test(name, arguments) as given,
-        running_ahead(model, name, bound.arguments.get("steps"), lookahead),
-    ):
-        return _with_errors(original(model, **given))
-
-
-def _bound(
-    original: Callable[..., Result],
-    model: keras.Model,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> inspect.BoundArguments:
+) -> dict[str, UserValue]:
     """Return the arguments of a call by their names."""
-    signature = inspect.signature(original)
-    unknown = sorted(set(kwargs) - set(signature.parameters))
-    if unknown and all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()):
-        known = ", ".join(list(signature.parameters)[1:])
+    names, _, takes_others = _parameters_of(method)
+    unknown = [] if takes_others else sorted(set(kwargs).difference(names))
+    if unknown and strategy is not None:
         raise InvalidTypeError(
-            f"`{original.__name__}` must be called with its arguments alone. Received: {unknown[0]!r}. Keras "
-            f"{keras.__version__} has: {known}. What loads data, as `workers` did, belongs to the "
+            f"`{method.__name__}` must be called with its arguments alone. Received: {unknown[0]!r}. Keras "
+            f"{keras.__version__} has: {', '.join(names)}. What loads data, as `workers` did, belongs to the "
             "`keras.utils.PyDataset`."
         )
-    return signature.bind(model, *args, **kwargs)
+    if unknown or len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
+        # Python's own error.
+        method(model, *args, **kwargs)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _fit(
-    original: Callable[..., Result],
-    model: keras.Model,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> Result:
-    """Run Keras' `fit` inside the contexts of the strategy, the extensions and the lookahead."""
-    strategy = strategy_of(model)
-    if model.compiled:
-        check_fit(model, strategy)
-    if strategy is None and not has_fit_extensions(args, kwargs):
-        return original(model, *args, **kwargs)
-    bound = _bound(original, model, args, kwargs)
-    bound.apply_defaults()
-    arguments = {name: value for name, value in bound.arguments.items() if name != "self"}
-    ahead = strategy is not None and strategy.runs_ahead and can_run_ahead(model, arguments["callbacks"])
-    with contextlib.ExitStack() as around:
-        if strategy is not None:
-            arguments, ahead = around.enter_context(strategy.around_fit(model, arguments, ahead))
-        lookahead = None if strategy is None else lookahead_for(strategy, model, arguments, "fit", ahead)
-        arguments = around.enter_context(around_fit(model, arguments))
-        arguments = around.enter_context(with_lookahead(model, arguments, lookahead))
-        own = [] if strategy is None else strategy.own_callbacks
-        callbacks = arguments["callbacks"]
-        # A user's own list calls what is in it.
-        if own and not isinstance(callbacks, keras.callbacks.CallbackList):
-            arguments = {**arguments, "callbacks": [*own, *flat_callbacks(callbacks)]}
-        return original(model, **arguments)
+def _take_data(call: MethodCall) -> None:
+    """Give a call's data the form that Keras reads."""
+    model, name, strategy = call.model, call.name, call.strategy
+    if call.arguments.get("x") is not None and begins_on_host(model):
+        call.arguments = load("strings on the host")(model, call.arguments)
+    call.data = call.arguments.get("x")
+    has_loop = not name.endswith("_on_batch")
+    if strategy is None:
+        if has_loop:
+            call.arguments = plain_arguments(name, call.arguments)
+    else:
+        check_no_distribution()
+        strategy_used(strategy)
+        if has_loop:
+            call.arguments = keras_arguments(strategy, model, name, call.arguments)
+        if has_stateful_step(model):
+            load("call of a step in TensorFlow's form")(model, name, call.arguments.get("x"))
+    if name == "fit":
+        call.arguments = {**_parameters_of(call.method).defaults, **call.arguments}
 
 
 def _check_not_in_replica(model: keras.Model, name: str) -> None:
@@ -247,6 +249,137 @@ def _scope_of(strategy: Strategy) -> Iterator[None]:
         return
     with strategy.scope(), entered(Context(strategy, is_of_method=True)):
         yield
+
+
+# --- what surrounds them ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _errors_explained(call: MethodCall) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        load("explanation of an error")(error, type(call.model), f"`{call.name}`")
+        raise
+
+
+@contextlib.contextmanager
+def _outside_of_scopes(call: MethodCall) -> Iterator[None]:
+    context = current()
+    with entered(None) if context is not None and context.is_of_method else contextlib.nullcontext():
+        _check_not_in_scope(call.model, call.name)
+        yield
+
+
+def _checked(call: MethodCall) -> contextlib.AbstractContextManager[None]:
+    if call.model.compiled:
+        check_fit(call.model, call.strategy)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _on_all_processes(call: MethodCall) -> Iterator[None]:
+    model, arguments, strategy = call.model, call.arguments, _known(call)
+    ahead = call.may_run_ahead(strategy)
+    if call.name == "fit":
+        around = strategy.around_fit(model, arguments, ahead)
+    else:
+        around = strategy.around_test(model, call.name, arguments, ahead)
+    with around as (call.arguments, ahead):
+        call.lookahead = lookahead_for(strategy, model, call.arguments, call.name, ahead)
+        yield
+
+
+@contextlib.contextmanager
+def _extended(call: MethodCall) -> Iterator[None]:
+    with around_fit(call.model, call.arguments) as call.arguments:
+        yield
+
+
+@contextlib.contextmanager
+def _ahead_of_loop(call: MethodCall) -> Iterator[None]:
+    if call.name != "fit":
+        with running_ahead(call.model, call.name, call.arguments.get("steps"), call.lookahead):
+            yield
+        return
+    with with_lookahead(call.model, call.arguments, call.lookahead) as call.arguments:
+        yield
+
+
+def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[None]:
+    own, callbacks = _known(call).own_callbacks, call.arguments["callbacks"]
+    # A user's own list calls what is in it.
+    if own and not isinstance(callbacks, keras.callbacks.CallbackList):
+        call.arguments = {**call.arguments, "callbacks": [*own, *flat_callbacks(callbacks)]}
+    return contextlib.nullcontext()
+
+
+def _known(call: MethodCall) -> Strategy:
+    assert call.strategy is not None
+    return call.strategy
+
+
+_APART = Surrounding(
+    "apart from an outer call",
+    "a call may come from a callback of another one, whose function and steps ahead it must not use",
+    lambda call: apart_from_outer_call(call.model, call.name),
+)
+_CHECKED = Surrounding("check", "the strategy, or the other workers, may have been forgotten", _checked)
+_EXTENDED = Surrounding("extensions", "a callback such as `BackupAndRestore` changes the call", _extended)
+
+#: What surrounds a call of any method on a strategy, from the outside to the inside.
+_AROUND_ALL = (
+    Surrounding(
+        "explanation", "JAX knows nothing of the user's step, of which its errors are", _errors_explained
+    ),
+    Surrounding(
+        "interrupts put off", "none comes while what follows is entered", lambda _: INTERRUPTS.put_off()
+    ),
+    Surrounding(
+        "data needed",
+        "Keras' errors do not say that there was no batch",
+        lambda call: data_needed(call.name, call.model, call.data),
+    ),
+    Surrounding(
+        "scope", "variables that Keras creates are the strategy's", lambda call: _scope_of(_known(call))
+    ),
+    Surrounding(
+        "weights kept", "Keras empties the variables while it trains", lambda call: weights_kept(call.model)
+    ),
+    Surrounding("method", "a strategy keeps its own calls apart", lambda call: _known(call).around_method()),
+    _APART,
+    Surrounding("interrupts allowed", "training is long", lambda _: INTERRUPTS.allowed()),
+)
+_PROCESSES = Surrounding("processes", "they compare their calls and share decisions", _on_all_processes)
+_AHEAD = Surrounding("lookahead", "several steps run in one program", _ahead_of_loop)
+_OWN_CALLBACKS = Surrounding("own callbacks", "a strategy adds to the logs", _with_own_callbacks)
+_AROUND_TEST = (*_AROUND_ALL, _PROCESSES, _AHEAD)
+
+#: What surrounds the calls on a strategy, by method.
+_AROUND = dict.fromkeys(TASKS, _AROUND_ALL) | {
+    "fit": (*_AROUND_ALL, _CHECKED, _PROCESSES, _EXTENDED, _AHEAD, _OWN_CALLBACKS),
+    "evaluate": _AROUND_TEST,
+    "predict": _AROUND_TEST,
+}
+
+#: What surrounds the calls of a model without a strategy, from the outside to the inside.
+_AROUND_PLAIN = (
+    Surrounding(
+        "outside of scopes",
+        "inside a callback of another model's `fit` there is the scope that this `fit` entered",
+        _outside_of_scopes,
+    ),
+    _APART,
+    Surrounding(
+        "TensorFlow's form",
+        "Keras itself cannot call such a step",
+        lambda call: explaining_form(call.model, call.name),
+    ),
+)
+_AROUND_KERAS = dict.fromkeys(TASKS, _AROUND_PLAIN) | {"fit": (*_AROUND_PLAIN, _CHECKED, _EXTENDED)}
+
+
+# --- what Keras' methods call ------------------------------------------------------------------------------
 
 
 def _take_state(original: Callable[..., State], self: keras.Model, **wanted: bool) -> State:

@@ -12,15 +12,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 
-from unisono._types import PyTree, UserValue
+from unisono._types import UserValue
 from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._variable_paths import canonical_paths
@@ -106,36 +105,28 @@ class MultiWorkerFit:
             self._validates_ahead = outer
 
     def prepare(
-        self,
-        method: Callable[..., PyTree],
-        model: keras.Model,
-        args: tuple[object, ...],
-        kwargs: Arguments,
-        ahead: bool,
+        self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
     ) -> tuple[Arguments, bool]:
-        """Return what `Strategy.prepare_call` does without positional arguments.
+        """Return the arguments of `evaluate` or `predict` for this process, and whether all may run ahead.
 
         Raises:
             ClusterError: on all workers, when a size or a shape differs between them.
         """
-        arguments = dict(inspect.signature(method).bind(model, *args, **kwargs).arguments)
-        arguments.pop("self")
-        validates = is_validation(arguments.get("kwargs", {}))
+        validates = is_validation(arguments)
         if validates:
             # In `fit`, Keras evaluates with arguments that were compared when it began.
             ahead = self._validates_ahead
         else:
-            name = method.__name__
             self._group.note_call(name)
             fingerprint = {"method": name, **call_fingerprint(model, arguments)}
             every = self._group.require_same(fingerprint, f"A call of `{name}`", bytes([ahead]))
             ahead = all(answer[0] for answer in every)
         if not self._group.is_chief:
-            arguments["verbose"] = 0
+            arguments = {**arguments, "verbose": 0}
             # Those of `fit` are chosen already, and a list of them would get the `params` of `evaluate`.
             if "callbacks" in arguments and not validates:
                 arguments["callbacks"] = _of_all(flat_callbacks(arguments["callbacks"]))
-        return {**arguments.pop("kwargs", {}), **arguments}, ahead
+        return arguments, ahead
 
     def _compare_state(self, variables: Sequence[keras.Variable], gathers: bool) -> None:
         """Raise on all workers where the values of variables differ between them.

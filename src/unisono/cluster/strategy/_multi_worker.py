@@ -15,7 +15,6 @@ import numpy as np
 
 from unisono._checks import check_instance
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
-from unisono._types import PyTree, UserValue
 from unisono.cluster import _distributed
 from unisono.cluster._distributed import joined_group
 from unisono.cluster._process_group import ProcessGroup
@@ -149,18 +148,13 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             return super().around_fit(model, arguments, ahead)
         return self._fit.around(model, arguments, ahead)
 
-    def prepare_call(
-        self,
-        method: Callable[..., PyTree],
-        model: keras.Model,
-        args: tuple[object, ...],
-        kwargs: Arguments,
-        ahead: bool,
-    ) -> tuple[tuple[UserValue, ...], Arguments, bool]:
+    def around_test(
+        self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
+    ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Compare a call of `evaluate` or `predict` between the workers; the chief prints."""
-        if self._fit is None:
-            return args, kwargs, ahead
-        return (), *self._fit.prepare(method, model, args, kwargs, ahead)
+        if self._fit is not None:
+            arguments, ahead = self._fit.prepare(model, name, arguments, ahead)
+        return super().around_test(model, name, arguments, ahead)
 
 
 def _say_that_it_is_alone(name: str, replicas: int) -> None:

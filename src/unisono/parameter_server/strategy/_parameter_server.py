@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -172,9 +172,13 @@ class ParameterServerStrategy(ReplicatedStrategy):
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
         return self._form.around_fit(arguments, ahead)
 
-    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
+    @contextlib.contextmanager
+    def around_test(
+        self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
+    ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        return self._form.around_test(name, arguments)
+        with self._form.around_test(name, arguments) as changed:
+            yield changed, False
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
