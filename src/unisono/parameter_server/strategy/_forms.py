@@ -15,16 +15,24 @@ import keras
 
 from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._system._process import allow_open_files
 from unisono._system._program_end import expected_exit_code, watch_program
+from unisono.cluster_resolver._base import process_environ, whole_of
+from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief._closures import Rules
-from unisono.parameter_server.chief._epoch_callbacks import epoch_callbacks
-from unisono.parameter_server.chief._epoch_numbers import EpochNumbers
+from unisono.parameter_server.chief._fit_callbacks import EpochNumbers, epoch_callbacks
 from unisono.parameter_server.chief._job import Cluster, Job
 from unisono.parameter_server.chief._partition import shard_bounds, shard_count
 from unisono.parameter_server.chief._train_function import RemoteStatefulTrainFunction, RemoteTrainFunction
 from unisono.parameter_server.chief._worker_datasets import RunningCalls
 from unisono.parameter_server.programs._push_layout import PushLayout
+from unisono.parameter_server.strategy._roles import Roles
+from unisono.parameter_server.strategy._serve import WorkerService, is_supervised
 from unisono.parameter_server.tables._sharded_variable import divide
+from unisono.rpc._calls import RequestClient
+from unisono.rpc._loopback import LoopbackNetwork
+from unisono.rpc._transport._client import RpcClient
+from unisono.rpc._transport._keys import ClusterKeys, read_keys
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout, StateLayout
 from unisono.step.variables._merge_rules import kind_of
@@ -209,3 +217,36 @@ class ClusterForm(StrategyForm):
         if self._job in self.running:
             self.running.remove(self._job)
         atexit.unregister(self.end)
+
+
+def connect(roles: Roles) -> Cluster:
+    """Return the connections of a chief. Tasks that have not started yet are waited for where they are asked.
+
+    Raises:
+        ClusterError: when a task is on another machine and there is no key.
+    """
+    allow_open_files()
+    keys = read_keys(process_environ(), roles.task, roles.spec)
+    servers = _clients_of(roles.servers, roles, keys)
+    if not roles.computes:
+        workers = _clients_of(roles.workers, roles, keys)
+        return Cluster(servers, workers, _generation(), is_supervised=is_supervised())
+    # Worker 0 is the chief: it gets closures without a socket.
+    network = LoopbackNetwork()
+    me, name = roles.task, str(roles.task)
+    own_servers = _clients_of(roles.servers, roles, keys)
+    own = WorkerService(roles, own_servers, lambda handler: network.rpc_server(name, handler))
+    workers = [
+        network.rpc_client(me, name, me),
+        *_clients_of(roles.remote_workers, roles, keys),
+    ]
+    return Cluster(servers, workers, _generation(), own.close, is_supervised())
+
+
+def _clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestClient]:
+    return [RpcClient(task, roles.addresses[task], keys) for task in tasks]
+
+
+def _generation() -> int:
+    """Return how often this job was started before; `unisono launch` says it."""
+    return whole_of("UNISONO_GENERATION")

@@ -19,8 +19,7 @@ from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.parameter_server.chief._closures import Rules
 from unisono.parameter_server.chief._job import Job
-from unisono.parameter_server.strategy._connect import connect
-from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm
+from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm, connect
 from unisono.parameter_server.strategy._roles import roles_of
 from unisono.parameter_server.strategy._serve import serve_and_exit
 from unisono.strategies._base import Arguments, Strategy
