@@ -1,4 +1,4 @@
-"""What the operating system grants this process: open files, and turns of a thread; and when it was started."""
+"""Limits and facts of this process: its open files, the turns of a thread, when it was started."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Callbacks of `fit` on parameter servers: numbers in the logs of epochs, and Keras' own that need no batch.
 
-Where a callback has a hook for batches, Keras reads a step's logs before it asks for the next step: workers would
-take turns. With `ModelCheckpoint`, at its defaults, all 72 steps of a `fit` ran one at a time (2026-11-22).
+Where a callback has a hook for batches, Keras reads a step's logs before it asks for the next step: workers
+would take turns. With `ModelCheckpoint`, at its defaults, all 72 steps of a `fit` ran one at a time
+(2026-11-22).
 
 Tests: tests/unit/parameter_server/chief/test_fit_callbacks.py,
 tests/virtual/strategies/test_parameter_server_logs.py.
