@@ -23,7 +23,7 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedE
 from unisono._system._pickling import pickle_by_value
 from unisono._types import PyTree
 from unisono.data._sharding import DatasetCreator, InputContext
-from unisono.parameter_server.chief._fit_callbacks import EpochNumbers
+from unisono.parameter_server.chief._fit_callbacks import EpochNumbers, epoch_callbacks
 from unisono.parameter_server.chief._job import Job
 from unisono.parameter_server.chief._scheduled_function import ScheduledFunction
 from unisono.parameter_server.chief._workers import RunResult
@@ -119,26 +119,31 @@ class RunningCalls:
 
     @contextlib.contextmanager
     def around_method(self) -> Iterator[None]:
-        """Surround each call of a method: within a callback, the outer call's data are not its own."""
+        """Surround each call of a method, whose steps are left where it raises.
+
+        Within a callback, the outer call's data are not its own.
+        """
         before, self.current = self.current, None
         tally, self.tally = self.tally, None
         try:
-            yield
+            with self._job.around_call():
+                yield
         finally:
             self.current, self.tally = before, tally
 
     @contextlib.contextmanager
-    def around_fit(self, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
+    def around_fit(self, arguments: dict[str, object]) -> Iterator[tuple[dict[str, object], bool]]:
         """Surround `fit`, inside of `around_method`.
 
         Yields:
-            The arguments for Keras.
+            The arguments for Keras, and that no steps run ahead of its loop.
 
         Raises:
             InvalidArgumentError: the number of steps is missing, or there are other data beside a function.
         """
         before = self._validation
         with contextlib.ExitStack() as stack:
+            stack.enter_context(epoch_callbacks(arguments["callbacks"]))
             # The outer call's again, where a callback calls `fit`.
             stack.callback(setattr, self, "_validation", before)
             stack.callback(setattr, self, "numbers", self.numbers)
@@ -151,13 +156,13 @@ class RunningCalls:
                 arguments["validation_data"] = data.examples
                 self._validation = data
             if not makes_data(arguments["x"]):
-                yield arguments
+                yield arguments, False
                 return
             _check(arguments, "x", "steps_per_epoch", _IN_BATCHES)
             data = self._made(stack, arguments["x"])
             stack.enter_context(self._job.streams.ahead())
             self.current = data
-            yield {**arguments, "x": data.examples, "shuffle": False}
+            yield {**arguments, "x": data.examples, "shuffle": False}, False
             self._job.pool.queue.join()
 
     @contextlib.contextmanager

@@ -11,13 +11,14 @@ import jax
 import keras
 
 from unisono._checks import check_instance, checked_whole
-from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import resolve_devices
 from unisono._system._program_end import note_exits
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.parameter_server.chief._closures import Rules
+from unisono.parameter_server.chief._fit_callbacks import EpochNumbers
 from unisono.parameter_server.chief._job import Job
 from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm, connect
 from unisono.parameter_server.strategy._roles import roles_of
@@ -106,12 +107,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @property
     def has_cluster(self) -> bool:
         """Whether variables live on parameter servers, and not in this process."""
-        return self._form.has_cluster
+        return self._form.job is not None
 
     @property
     def workers_make_data(self) -> bool:
         """Whether a function as data of `fit` is called on the workers."""
-        return self._form.has_cluster
+        return self.has_cluster
 
     @property
     def job(self) -> Job:
@@ -120,7 +121,17 @@ class ParameterServerStrategy(ReplicatedStrategy):
         Raises:
             UnsupportedError: without a cluster.
         """
+        if self._form.job is None:
+            raise UnsupportedError(
+                "A coordinator needs a cluster with parameter servers and workers. Received: a "
+                "`ParameterServerStrategy` without a cluster. Start the program with "
+                "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
+            )
         return self._form.job
+
+    @property
+    def _numbers(self) -> EpochNumbers | None:
+        return None if self._form.calls is None else self._form.calls.numbers
 
     @functools.cached_property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
@@ -154,26 +165,29 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @property
     def own_callbacks(self) -> list[keras.callbacks.Callback]:
         """What adds speed, staleness and bytes to the logs of epochs."""
-        return [] if self._form.numbers is None else [self._form.numbers]
+        return [] if self._numbers is None else [self._numbers]
 
     @property
     def numbers_of_workers(self) -> Mapping[str, float]:
         """Speed, staleness and bytes of each worker in the last epoch of the `fit` that runs now."""
-        return {} if self._form.numbers is None else self._form.numbers.of_workers
+        return {} if self._numbers is None else self._numbers.of_workers
 
     def around_method(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a call of `fit` and the like."""
-        return self._form.around_method()
+        """Surround a call of `fit` and the like: its steps are left where it raises."""
+        calls = self._form.calls
+        return super().around_method() if calls is None else calls.around_method()
 
     def around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
-        return self._form.around_fit(arguments, ahead)
+        calls = self._form.calls
+        return super().around_fit(model, arguments, ahead) if calls is None else calls.around_fit(arguments)
 
     def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        return self._form.around_test(name, arguments)
+        calls = self._form.calls
+        return super().around_test(name, arguments) if calls is None else calls.around_test(name, arguments)
 
     def end(self) -> None:
         """End the job: workers and parameter servers exit with 0. The end of the program does it, too."""
