@@ -16,8 +16,8 @@ from jax.interpreters import mlir
 
 from unisono._backend import wants_own_lowering
 
-#: Variables of the environment, which keep XLA's own code where they are `xla`; the operation of each, and the
-#: module with its `replacement`, and with `is_replaced` where that does not always apply.
+#: Variables of the environment, which keep XLA's own code where they are `xla`; the operation of each, and
+#: the module with its `replacement`, and with `is_replaced` where that does not always apply.
 _SWITCHES: dict[str, tuple[Primitive, str]] = {
     "UNISONO_CONVOLUTIONS": (primitives.conv_general_dilated_p, "_convolution"),
     "UNISONO_MAX_POOLING": (primitives.select_and_scatter_add_p, "_pooling"),

@@ -12,8 +12,7 @@ from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._lease import Lease
 from unisono.cluster_resolver._base import seconds_of
 from unisono.cluster_resolver._spec import ClusterSpec, Task
-from unisono.parameter_server.server._end_marker import leave_end_marker
-from unisono.parameter_server.server._heartbeats import chief_lease
+from unisono.parameter_server.server._chief_presence import chief_lease, leave_end_marker
 from unisono.parameter_server.strategy import _serve
 from unisono.parameter_server.strategy._roles import roles_of
 from unisono.parameter_server.strategy._serve import (

@@ -65,7 +65,7 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
         assert tag in files
     # Behind the call there is nothing.
     assert strategy.numbers_of_workers == {}
-    assert strategy._calls.tally is None
+    assert strategy._form.calls.tally is None
 
 
 def test_an_infinite_loss_is_logged_as_such(strategy):

@@ -24,9 +24,8 @@ from unisono.parameter_server.chief._streams import RandomStreams
 from unisono.parameter_server.chief._workers import BatchFunction, RunRequest, RunResult, WorkerPool
 from unisono.parameter_server.programs._function_step import FunctionProgram
 from unisono.parameter_server.programs._worker_program import Destination, WorkerProgram
+from unisono.parameter_server.server._chief_presence import ChiefHeartbeats, leave_end_marker
 from unisono.parameter_server.server._client import ServerClient
-from unisono.parameter_server.server._end_marker import leave_end_marker
-from unisono.parameter_server.server._heartbeats import ChiefHeartbeats
 from unisono.parameter_server.server._traffic import StepTally
 from unisono.parameter_server.worker._step_plan import OWN_INDEX
 from unisono.rpc._calls import RequestClient

@@ -23,7 +23,7 @@ from unisono.parameter_server.programs._server_update import OptimizerUpdates
 from unisono.parameter_server.server._client import ServerClient
 from unisono.parameter_server.state._create import NewVariable
 from unisono.parameter_server.state._variables import DENSE, TABLE, StoredSpec
-from unisono.parameter_server.tables._row_initial import rows_of
+from unisono.parameter_server.tables._row_program import rows_of
 from unisono.parameter_server.tables._row_update import RowUpdate
 from unisono.parameter_server.tables._row_values import NotByRowsError
 from unisono.parameter_server.tables._sharded_variable import bounds_of

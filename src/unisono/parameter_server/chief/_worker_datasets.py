@@ -9,19 +9,21 @@ Tests: tests/virtual/strategies/test_parameter_server_data.py.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._system._pickling import pickle_by_value
 from unisono._types import PyTree
-from unisono.data._sharding import InputContext
-from unisono.parameter_server.chief._dataset_function import dataset_maker, pickled
-from unisono.parameter_server.chief._epoch_numbers import EpochNumbers
+from unisono.data._sharding import DatasetCreator, InputContext
+from unisono.parameter_server.chief._fit_callbacks import EpochNumbers, epoch_callbacks
 from unisono.parameter_server.chief._job import Job
 from unisono.parameter_server.chief._scheduled_function import ScheduledFunction
 from unisono.parameter_server.chief._workers import RunResult
@@ -29,8 +31,14 @@ from unisono.parameter_server.programs._function_step import FunctionProgram
 from unisono.parameter_server.server._traffic import StepTally
 from unisono.parameter_server.worker._step_worker import as_worker
 from unisono.step._keras_internals import is_validation
+from unisono.step.functions._function import Function
+
+if TYPE_CHECKING:
+    from unisono.data._dataset import Dataset
 
 _NUMBERS = itertools.count()
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 #: Arguments of `fit` and `evaluate` that say what the batches themselves must hold.
 _IN_BATCHES = ("y", "sample_weight", "class_weight", "batch_size", "validation_split")
@@ -111,26 +119,31 @@ class RunningCalls:
 
     @contextlib.contextmanager
     def around_method(self) -> Iterator[None]:
-        """Surround each call of a method: within a callback, the outer call's data are not its own."""
+        """Surround each call of a method, whose steps are left where it raises.
+
+        Within a callback, the outer call's data are not its own.
+        """
         before, self.current = self.current, None
         tally, self.tally = self.tally, None
         try:
-            yield
+            with self._job.around_call():
+                yield
         finally:
             self.current, self.tally = before, tally
 
     @contextlib.contextmanager
-    def around_fit(self, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
+    def around_fit(self, arguments: dict[str, object]) -> Iterator[tuple[dict[str, object], bool]]:
         """Surround `fit`, inside of `around_method`.
 
         Yields:
-            The arguments for Keras.
+            The arguments for Keras, and that no steps run ahead of its loop.
 
         Raises:
             InvalidArgumentError: the number of steps is missing, or there are other data beside a function.
         """
         before = self._validation
         with contextlib.ExitStack() as stack:
+            stack.enter_context(epoch_callbacks(arguments["callbacks"]))
             # The outer call's again, where a callback calls `fit`.
             stack.callback(setattr, self, "_validation", before)
             stack.callback(setattr, self, "numbers", self.numbers)
@@ -143,13 +156,13 @@ class RunningCalls:
                 arguments["validation_data"] = data.examples
                 self._validation = data
             if not makes_data(arguments["x"]):
-                yield arguments
+                yield arguments, False
                 return
             _check(arguments, "x", "steps_per_epoch", _IN_BATCHES)
             data = self._made(stack, arguments["x"])
             stack.enter_context(self._job.streams.ahead())
             self.current = data
-            yield {**arguments, "x": data.examples, "shuffle": False}
+            yield {**arguments, "x": data.examples, "shuffle": False}, False
             self._job.pool.queue.join()
 
     @contextlib.contextmanager
@@ -212,3 +225,67 @@ def _first(dataset: Any) -> PyTree:
             "empty one."
         )
     return jax.tree.map(np.asarray, first)
+
+
+def dataset_maker(dataset: object, gives_context: bool = False) -> Callable[[InputContext], Any]:
+    """Return what makes a dataset, given an `InputContext`.
+
+    Args:
+        dataset: a function without arguments or of an `InputContext`, an object that can be called, or a
+            dataset.
+        gives_context: whether a function that may be called without arguments gets the context, too.
+
+    Raises:
+        InvalidTypeError: it is neither.
+    """
+    if isinstance(dataset, DatasetCreator):
+        dataset, gives_context = dataset.dataset_fn, True
+    if isinstance(dataset, Function):
+        dataset = dataset.python_function
+    if callable(dataset):
+        return dataset if _takes_context(dataset, gives_context) else lambda context: dataset()
+    # Imported where it is used: a chief without datasets does without Grain.
+    from unisono.data._dataset import Dataset
+
+    if isinstance(dataset, Dataset):
+        return functools.partial(_in_own_order, dataset)
+    if isinstance(dataset, Iterable):
+        return lambda context: dataset
+    raise InvalidTypeError(
+        "A per-worker dataset is made by a function, or is an iterable of batches. "
+        f"Received: {type(dataset).__name__}. Write `create_per_worker_dataset(lambda: dataset)`."
+    )
+
+
+def pickled(make: Callable[[InputContext], Any]) -> bytes:
+    """Return a function as bytes, by `cloudpickle`.
+
+    Raises:
+        InvalidTypeError: it cannot be pickled.
+    """
+    try:
+        return pickle_by_value(make)
+    except Exception as error:
+        raise InvalidTypeError(
+            "What makes a per-worker dataset must be pickled to reach the workers. "
+            f"Received: {make!r}, which cannot be ({type(error).__name__}: {error}). Open files and the "
+            "like inside of the function."
+        ) from error
+
+
+def _in_own_order(dataset: Dataset, context: InputContext) -> Dataset:
+    """Return a dataset with other orders on each worker, the same whenever that worker is started."""
+    from unisono.data._rewrite import shuffle_seeds, with_common_seed
+
+    drawn = shuffle_seeds(dataset, drawn=True)
+    worker = context.input_pipeline_id
+    return with_common_seed(dataset, (drawn[0] + (worker << 32)) % 2**64) if drawn and worker else dataset
+
+
+def _takes_context(function: Callable[..., Any], also_optional: bool) -> bool:
+    """Return whether a function has a positional parameter: without a default, or any."""
+    return any(
+        (p.kind in _POSITIONAL and (also_optional or p.default is p.empty))
+        or (p.kind is p.VAR_POSITIONAL and also_optional)
+        for p in inspect.signature(function).parameters.values()
+    )

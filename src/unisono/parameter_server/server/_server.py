@@ -40,8 +40,8 @@ from typing import Any
 
 from unisono._errors import ContextError, InvalidArgumentError, UnisonoError
 from unisono._types import Json
+from unisono.parameter_server.server._chief_presence import chief_lease
 from unisono.parameter_server.server._durable import DurableStore
-from unisono.parameter_server.server._heartbeats import chief_lease
 from unisono.parameter_server.server._store import VariableStore
 from unisono.parameter_server.state._create import decode_news
 from unisono.parameter_server.state._push import COUNTER_BITS, Push

@@ -6,29 +6,33 @@ Tests: tests/virtual/strategies/test_parameter_server.py, tests/cluster/test_par
 from __future__ import annotations
 
 import atexit
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import keras
 
-from unisono._errors import UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._system._process import allow_open_files
 from unisono._system._program_end import expected_exit_code, watch_program
+from unisono.cluster_resolver._base import process_environ, whole_of
+from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief._closures import Rules
-from unisono.parameter_server.chief._epoch_callbacks import epoch_callbacks
-from unisono.parameter_server.chief._epoch_numbers import EpochNumbers
 from unisono.parameter_server.chief._job import Cluster, Job
 from unisono.parameter_server.chief._partition import shard_bounds, shard_count
 from unisono.parameter_server.chief._train_function import RemoteStatefulTrainFunction, RemoteTrainFunction
 from unisono.parameter_server.chief._worker_datasets import RunningCalls
 from unisono.parameter_server.programs._push_layout import PushLayout
+from unisono.parameter_server.strategy._roles import Roles
+from unisono.parameter_server.strategy._serve import WorkerService, is_supervised
 from unisono.parameter_server.tables._sharded_variable import divide
+from unisono.rpc._calls import RequestClient
+from unisono.rpc._loopback import LoopbackNetwork
+from unisono.rpc._transport._client import RpcClient
+from unisono.rpc._transport._keys import ClusterKeys, read_keys
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout, StateLayout
 from unisono.step.variables._merge_rules import kind_of
-from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.training._scope_warnings import servers_joined, strategy_used
 from unisono.training._step_form import is_stateful
@@ -47,31 +51,14 @@ class StrategyForm:
     Here variables live on the CPU, and all devices of this machine compute.
     """
 
-    #: Whether variables live on parameter servers, and not in this process.
-    has_cluster = False
+    #: What the chief does with the cluster, and what calls of `fit` have there; None without one.
+    job: Job | None = None
+    calls: RunningCalls | None = None
 
     def __init__(self) -> None:
         self.mesh = ReplicaMesh(resolve_devices(None))
         home = jax.sharding.SingleDeviceSharding(resolve_devices(["cpu:0"])[0])
         self.state_layout: StateLayout = CentralLayout(self.mesh, home)
-
-    @property
-    def job(self) -> Job:
-        """What the chief does with the cluster.
-
-        Raises:
-            UnsupportedError: there is none.
-        """
-        raise UnsupportedError(
-            "A coordinator needs a cluster with parameter servers and workers. Received: a "
-            "`ParameterServerStrategy` without a cluster. Start the program with "
-            "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
-        )
-
-    @property
-    def numbers(self) -> EpochNumbers | None:
-        """Speed, staleness and bytes of the `fit` that runs now; None where no workers compute it."""
-        return None
 
     def variable_created(self, variable: keras.Variable) -> None:
         """Divide a variable that was made in the scope, where there are servers for its parts."""
@@ -92,20 +79,6 @@ class StrategyForm:
         """Return what runs the named steps of a loop."""
         return ReplicatedStrategy.make_step_runner(strategy, step, source, executables)
 
-    def around_method(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a call of `fit` and the like."""
-        return contextlib.nullcontext()
-
-    def around_fit(
-        self, arguments: Arguments, ahead: bool
-    ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
-        """Surround `fit`, inside of `around_method`."""
-        return contextlib.nullcontext((arguments, ahead))
-
-    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
-        """Surround `evaluate` or `predict`, inside of `around_method`."""
-        return contextlib.nullcontext(arguments)
-
     def end(self, code: int | None = 0) -> None:
         """End the job; see `ParameterServerStrategy.end`.
 
@@ -123,7 +96,8 @@ class ClusterForm(StrategyForm):
         pull_dtype: likewise of the weights that steps train.
     """
 
-    has_cluster = True
+    job: Job
+    calls: RunningCalls
 
     #: The jobs of this process that have not ended: a cluster serves one chief.
     running: ClassVar[list[Job]] = []
@@ -140,22 +114,12 @@ class ClusterForm(StrategyForm):
         self.mesh = ReplicaMesh(resolve_devices(["cpu:0"]))
         self.state_layout = PushLayout(self.mesh, push_dtype)
         self._partitioner = partitioner
-        self._job = Job(cluster, rules, push_dtype, pull_dtype)
-        self._calls = RunningCalls(self._job)
-        self.running.append(self._job)
+        self.job = Job(cluster, rules, push_dtype, pull_dtype)
+        self.calls = RunningCalls(self.job)
+        self.running.append(self.job)
         servers_joined()
         watch_program()
         atexit.register(self.end, None)
-
-    @property
-    def job(self) -> Job:
-        """What the chief does with the cluster."""
-        return self._job
-
-    @property
-    def numbers(self) -> EpochNumbers | None:
-        """Speed, staleness and bytes of the `fit` that runs now; None without one."""
-        return self._calls.numbers
 
     def variable_created(self, variable: keras.Variable) -> None:
         """Divide a variable, where the partitioner wants it."""
@@ -172,7 +136,7 @@ class ClusterForm(StrategyForm):
     ) -> StepFunction:
         """Return what sends each batch to a worker."""
         made = RemoteStatefulTrainFunction if is_stateful(model, task) else RemoteTrainFunction
-        return made(model, strategy, task, self._job, self._calls)
+        return made(model, strategy, task, self.job, self.calls)
 
     def step_runner(
         self,
@@ -187,25 +151,42 @@ class ClusterForm(StrategyForm):
         strategy_used(strategy)
         return RemoteStepRunner(strategy, step, source)
 
-    @contextlib.contextmanager
-    def around_method(self) -> Iterator[None]:
-        """Surround a call of `fit` and the like: its steps are left where it raises."""
-        with self._calls.around_method(), self._job.around_call():
-            yield
-
-    @contextlib.contextmanager
-    def around_fit(self, arguments: Arguments, ahead: bool) -> Iterator[tuple[Arguments, bool]]:
-        """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
-        with epoch_callbacks(arguments["callbacks"]), self._calls.around_fit(arguments) as changed:
-            yield changed, False
-
-    def around_test(self, name: str, arguments: Arguments) -> contextlib.AbstractContextManager[Arguments]:
-        """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        return self._calls.around_test(name, arguments)
-
     def end(self, code: int | None = 0) -> None:
         """End the job, once."""
-        self._job.end(expected_exit_code() if code is None else code)
-        if self._job in self.running:
-            self.running.remove(self._job)
+        self.job.end(expected_exit_code() if code is None else code)
+        if self.job in self.running:
+            self.running.remove(self.job)
         atexit.unregister(self.end)
+
+
+def connect(roles: Roles) -> Cluster:
+    """Return the connections of a chief. Tasks that have not started yet are waited for where they are asked.
+
+    Raises:
+        ClusterError: when a task is on another machine and there is no key.
+    """
+    allow_open_files()
+    keys = read_keys(process_environ(), roles.task, roles.spec)
+    servers = _clients_of(roles.servers, roles, keys)
+    if not roles.computes:
+        workers = _clients_of(roles.workers, roles, keys)
+        return Cluster(servers, workers, _generation(), is_supervised=is_supervised())
+    # Worker 0 is the chief: it gets closures without a socket.
+    network = LoopbackNetwork()
+    me, name = roles.task, str(roles.task)
+    own_servers = _clients_of(roles.servers, roles, keys)
+    own = WorkerService(roles, own_servers, lambda handler: network.rpc_server(name, handler))
+    workers = [
+        network.rpc_client(me, name, me),
+        *_clients_of(roles.remote_workers, roles, keys),
+    ]
+    return Cluster(servers, workers, _generation(), own.close, is_supervised())
+
+
+def _clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestClient]:
+    return [RpcClient(task, roles.addresses[task], keys) for task in tasks]
+
+
+def _generation() -> int:
+    """Return how often this job was started before; `unisono launch` says it."""
+    return whole_of("UNISONO_GENERATION")

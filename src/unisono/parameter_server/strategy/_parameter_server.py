@@ -11,16 +11,16 @@ import jax
 import keras
 
 from unisono._checks import check_instance, checked_whole
-from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
+from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import resolve_devices
 from unisono._system._program_end import note_exits
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
 from unisono.parameter_server.chief._closures import Rules
+from unisono.parameter_server.chief._fit_callbacks import EpochNumbers
 from unisono.parameter_server.chief._job import Job
-from unisono.parameter_server.strategy._connect import connect
-from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm
+from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm, connect
 from unisono.parameter_server.strategy._roles import roles_of
 from unisono.parameter_server.strategy._serve import serve_and_exit
 from unisono.strategies._base import Arguments, Strategy
@@ -107,12 +107,12 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @property
     def has_cluster(self) -> bool:
         """Whether variables live on parameter servers, and not in this process."""
-        return self._form.has_cluster
+        return self._form.job is not None
 
     @property
     def workers_make_data(self) -> bool:
         """Whether a function as data of `fit` is called on the workers."""
-        return self._form.has_cluster
+        return self.has_cluster
 
     @property
     def job(self) -> Job:
@@ -121,7 +121,17 @@ class ParameterServerStrategy(ReplicatedStrategy):
         Raises:
             UnsupportedError: without a cluster.
         """
+        if self._form.job is None:
+            raise UnsupportedError(
+                "A coordinator needs a cluster with parameter servers and workers. Received: a "
+                "`ParameterServerStrategy` without a cluster. Start the program with "
+                "`unisono launch -n 2 --ps 1 --chief`, or call the step with `strategy.run`."
+            )
         return self._form.job
+
+    @property
+    def _numbers(self) -> EpochNumbers | None:
+        return None if self._form.calls is None else self._form.calls.numbers
 
     @functools.cached_property
     def parameter_devices(self) -> tuple[jax.Device, ...]:
@@ -155,29 +165,35 @@ class ParameterServerStrategy(ReplicatedStrategy):
     @property
     def own_callbacks(self) -> list[keras.callbacks.Callback]:
         """What adds speed, staleness and bytes to the logs of epochs."""
-        return [] if self._form.numbers is None else [self._form.numbers]
+        return [] if self._numbers is None else [self._numbers]
 
     @property
     def numbers_of_workers(self) -> Mapping[str, float]:
         """Speed, staleness and bytes of each worker in the last epoch of the `fit` that runs now."""
-        return {} if self._form.numbers is None else self._form.numbers.of_workers
+        return {} if self._numbers is None else self._numbers.of_workers
 
     def around_method(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a call of `fit` and the like."""
-        return self._form.around_method()
+        """Surround a call of `fit` and the like: its steps are left where it raises."""
+        calls = self._form.calls
+        return super().around_method() if calls is None else calls.around_method()
 
     def around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
-        return self._form.around_fit(arguments, ahead)
+        calls = self._form.calls
+        return super().around_fit(model, arguments, ahead) if calls is None else calls.around_fit(arguments)
 
     @contextlib.contextmanager
     def around_test(
         self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
     ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""
-        with self._form.around_test(name, arguments) as changed:
+        calls = self._form.calls
+        if calls is None:
+            yield arguments, ahead
+            return
+        with calls.around_test(name, arguments) as changed:
             yield changed, False
 
     def end(self) -> None:

@@ -20,14 +20,13 @@ from unisono._errors import ClusterError
 from unisono._mesh import fuse_results, stay_on_cpus
 from unisono._system._interrupts import in_main_thread
 from unisono._system._lease import Lease
+from unisono._system._process import allow_open_files, started_at
 from unisono._system._signals import SignalWatch
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import process_environ, seconds_of
+from unisono.parameter_server.server._chief_presence import HEARTBEAT_SECONDS, end_marker_of
 from unisono.parameter_server.server._client import ServerClient
 from unisono.parameter_server.server._durable import DurableStore
-from unisono.parameter_server.server._end_marker import end_marker_of, started_at
-from unisono.parameter_server.server._heartbeats import HEARTBEAT_SECONDS
-from unisono.parameter_server.server._open_files import allow_open_files
 from unisono.parameter_server.server._programs import ExportedProgram, own_platform
 from unisono.parameter_server.server._server import VariableServer
 from unisono.parameter_server.server._store import VariableStore

@@ -9,14 +9,15 @@ the table is then used as a whole.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
-from unisono.parameter_server.tables._row_random import random_rows
 from unisono.parameter_server.tables._row_values import (
     ELEMENTWISE,
     NEUTRAL,
@@ -30,12 +31,17 @@ from unisono.parameter_server.tables._row_values import (
     bound,
     inlined,
     literal_of,
+    random_rows,
     rest_of,
 )
-from unisono.training._jaxprs import pruned
+from unisono.step.variables._deferred_value import DeferredValue
+from unisono.training._jaxprs import exported, pruned
 
 #: Modes of lookups that take the nearest row for a number that is none.
 _CLAMPING = ("CLIP", "PROMISE_IN_BOUNDS")
+
+#: A server makes rows of this many bytes at once.
+_PIECE = 4 << 20
 
 #: An array of numbers, whether numbers that are none of a row are clamped, and how many rows there are.
 _SiteKey = tuple[Operand, bool, int]
@@ -397,3 +403,29 @@ class _RowEvaluation:
         """Return rows with those that are none replaced, whatever they hold."""
         is_row = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 0) < hand.used
         return jnp.where(is_row, rows, jnp.asarray(neutral, rows.dtype))
+
+
+def rows_of(value: DeferredValue) -> Callable[[int], bytes] | None:
+    """Return what makes programs for rows of a large variable's first value; None where they need each other.
+
+    Keras' initializers are traced. Where the elements of a row follow from the row's number, as those of all
+    its random initializers do, a server makes its own rows; they have the bits of the whole value.
+
+    Each gets a number and returns some rows from there on, counted from that with which it was made.
+    """
+    group = RowGroup(value.shape[0])
+    try:
+        program = RowProgram(jax.make_jaxpr(value.whole)(), {}, {0: group}, group)
+    except NotByRowsError:
+        return None
+    row = math.prod(value.shape[1:]) * np.dtype(value.dtype).itemsize
+    count = min(value.shape[0], max(1, _PIECE // max(row, 1)))
+
+    def program_from(begin: int) -> bytes:
+        def rows(first: jax.Array) -> list[jax.Array]:
+            numbers = first + begin + jnp.arange(count, dtype=jnp.int32)
+            return program.evaluate([], lambda _: GatheredRows(count, count, numbers))
+
+        return exported(rows, [jax.ShapeDtypeStruct((), jnp.int32)])
+
+    return program_from

@@ -30,13 +30,13 @@ import numpy as np
 
 from unisono._errors import ClusterError, ContextError, UnisonoError
 from unisono._system._blocks import set_for_block
+from unisono._system._process import let_others_finish
 from unisono.cluster.liveness._task_events import process_events
+from unisono.parameter_server.server._chief_presence import chief_lease
 from unisono.parameter_server.server._client import Countdown, ServerClient
-from unisono.parameter_server.server._heartbeats import chief_lease
 from unisono.parameter_server.server._programs import ExportedProgram
 from unisono.parameter_server.worker._batch_spec import describe
 from unisono.parameter_server.worker._batched_reply import BatchedReply
-from unisono.parameter_server.worker._scheduling_policy import let_others_finish
 from unisono.parameter_server.worker._step_plan import OWN_INDEX, StepPlan
 from unisono.parameter_server.worker._table_rows import LookupPlan, RowNumbers, TableRows, pushed_rows
 from unisono.parameter_server.worker._worker_data import TakenBatches, WorkerData

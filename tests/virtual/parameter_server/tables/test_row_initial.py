@@ -10,7 +10,7 @@ import pytest
 import unisono
 from unisono.parameter_server.programs import _push_layout
 from unisono.parameter_server.server._programs import ExportedProgram
-from unisono.parameter_server.tables._row_initial import rows_of
+from unisono.parameter_server.tables._row_program import rows_of
 from unisono.step._keras_internals import stored_value
 from unisono.step.variables._deferred_value import DeferredValue
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unisono.parameter_server.tables._row_random import _times, random_rows
-from unisono.parameter_server.tables._row_values import NotByRowsError
+from unisono.parameter_server.tables._row_values import NotByRowsError, _times, random_rows
 
 NUMBERS = jnp.array([6, 0, 3, 3])
 

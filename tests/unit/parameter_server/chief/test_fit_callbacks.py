@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from unisono.parameter_server.chief._epoch_callbacks import epoch_callbacks
+from unisono.parameter_server.chief._fit_callbacks import epoch_callbacks
 
 
 class Own(keras.callbacks.ModelCheckpoint):

@@ -1,18 +1,59 @@
-"""What people see of a training on parameter servers: numbers in the logs of each epoch of `fit`.
+"""Callbacks of `fit` on parameter servers: numbers in the logs of epochs, and Keras' own that need no batch.
 
-Tests: tests/virtual/strategies/test_parameter_server_logs.py.
+Where a callback has a hook for batches, Keras reads a step's logs before it asks for the next step: workers
+would take turns. With `ModelCheckpoint`, at its defaults, all 72 steps of a `fit` ran one at a time
+(2026-11-22).
+
+Tests: tests/unit/parameter_server/chief/test_fit_callbacks.py,
+tests/virtual/strategies/test_parameter_server_logs.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 
 import keras
 
 from unisono._types import Logs
 from unisono.parameter_server.server._traffic import StepCosts, StepTally
-from unisono.training._fit_extension import RunNumber
+from unisono.training._fit_extension import RunNumber, flat_callbacks, overrides
+
+#: In these hooks a callback with `save_freq="epoch"` does nothing.
+_IDLE = (
+    keras.callbacks.ModelCheckpoint.on_train_batch_end,
+    keras.callbacks.BackupAndRestore.on_train_batch_end,
+)
+_OTHERS = ("on_batch_end", "on_test_batch_end", "on_predict_batch_end")
+
+
+@contextlib.contextmanager
+def epoch_callbacks(callbacks: object) -> Iterator[None]:
+    """Tell Keras, within a block, which callbacks need no batch's logs: they are `async_safe`.
+
+    >>> save = keras.callbacks.ModelCheckpoint("{epoch}.keras")
+    >>> with epoch_callbacks([save]):
+    ...     save.async_safe
+    True
+    >>> hasattr(save, "async_safe")
+    False
+    """
+    marked = [c for c in flat_callbacks(callbacks) if _is_idle(c) and not hasattr(c, "async_safe")]
+    for callback in marked:
+        callback.async_safe = True
+    try:
+        yield
+    finally:
+        for callback in marked:
+            del callback.async_safe
+
+
+def _is_idle(callback: keras.callbacks.Callback) -> bool:
+    """Return whether a callback saves at the ends of epochs alone, as Keras has written it."""
+    is_keras = getattr(callback.on_train_batch_end, "__func__", None) in _IDLE
+    return is_keras and callback.save_freq == "epoch" and not overrides(callback, *_OTHERS)
 
 
 class EpochNumbers(keras.callbacks.Callback):
