@@ -16,6 +16,8 @@ from unisono._errors import UnsupportedError
 FEATURES = {
     "sharded layout": "unisono.sharding._sharded_layout:ShardedLayout",
     "fully sharded layout": "unisono.sharding._fully_sharded_layout:FullyShardedLayout",
+    "class CompressedAllReduce": "unisono.compression._compressed_all_reduce:CompressedAllReduce",
+    "class LocalUpdates": "unisono.local_updates._local_updates:LocalUpdates",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }
 

@@ -10,7 +10,7 @@ import enum
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from unisono._types import ArrayLike, Tree, UserValue
 from unisono._values import Mirrored, PerReplica, ReduceOp
 from unisono.collectives._reduce import all_gather, all_reduce
 
+if TYPE_CHECKING:
+    from unisono._mesh import ReplicaMesh
+    from unisono.cluster._process_group import ProcessGroup
+
 _LOG = logging.getLogger("unisono")
+
+#: A `step._layout.StateLayout`.
+Layout = TypeVar("Layout")
 
 #: A variable, a per-replica value or a device: only a user's hook reads it.
 Destinations: TypeAlias = UserValue
@@ -77,6 +84,24 @@ class CrossDeviceOps:
     def _packing(self) -> Mapping[str, int]:
         """Return the rule by which arrays share a bucket; see `collectives._packing.plan`."""
         return {"smaller_than": SMALL}
+
+    def over(self, own: CrossDeviceOps) -> CrossDeviceOps:
+        """Return what a strategy reduces with that was given this: here nothing else.
+
+        Args:
+            own: the strategy's own, for what this does not reduce itself.
+        """
+        return self
+
+    def layout(self, layout: Layout, mesh: ReplicaMesh, group: ProcessGroup) -> Layout:
+        """Return the state layout of a strategy that reduces so: here the one that it has otherwise.
+
+        Args:
+            layout: the `StateLayout` that `state_layout` of the strategy names.
+            mesh: the devices that compute.
+            group: the processes that train together.
+        """
+        return layout
 
     @property
     def has_implementation(self) -> bool:

@@ -20,7 +20,6 @@ from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
-from unisono.local_updates._local_training import end_local_phase
 from unisono.step._explain import explaining
 from unisono.step._keras_internals import training_state
 from unisono.step._program import current_frame
@@ -30,6 +29,7 @@ from unisono.training._binding import (
     check_variables,
     current_strategy,
     holder_by_scope,
+    phases_of,
     sole_creator,
     strategy_of,
 )
@@ -266,7 +266,7 @@ def _logs_of_epoch(original: Callable[..., PyTree], self: keras.Model, logs: PyT
     """Return the logs where an epoch of `fit` has ended, before validation and callbacks see the state."""
     # Also where `evaluate` ends, whose state has no optimizer.
     if LISTS[2] in (training_state(self) or ()):
-        end_local_phase(self)
+        phases_of(self).end(self)
     return original(self, logs)
 
 
