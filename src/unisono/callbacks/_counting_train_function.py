@@ -46,9 +46,9 @@ class CountingTrainFunction:
     Args:
         function: Keras' own or a strategy's.
         position: where the data stands, if that is known.
+        phases: of the model's replicas.
         every: after how many batches the state is looked at, where the function runs ahead; 0 for never.
         shared_size: the number of batches in an iteration over the data that epochs share; None for none.
-        phases: of the model's replicas.
     """
 
     def __init__(
@@ -56,14 +56,13 @@ class CountingTrainFunction:
         function: Callable[..., Any],
         steps_per_execution: int,
         position: Position | None,
+        phases: Phases,
         every: int = 0,
         shared_size: int | None = None,
-        phases: Phases | None = None,
     ) -> None:
-        self._phases = phases or Phases()
         self._function, self._every, self._shared_size = function, every, shared_size
         self._together = max(1, steps_per_execution)
-        self._position = position
+        self._position, self._phases = position, phases
         self._iteration = 0
         #: Batches used of the running iteration over the data.
         self.used = 0

@@ -120,9 +120,8 @@ class FitBackup:
         self._progress = Progress()
         self._watched: CountingTrainFunction | None = None
         self._metrics: list[np.ndarray] = []
-        #: That of replicas that train apart, until it is resumed.
         self._phases = phases_of(self._model)
-        #: What replicas held apart when the backup was made.
+        #: What replicas held apart when the backup was made, until it is resumed.
         self._local: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._unmute: Callable[[], None] | None = None
         #: Keras' progress bar, where epochs are passed over in which it is to show nothing.
@@ -232,9 +231,9 @@ class FitBackup:
             function,
             self._model.steps_per_execution,
             self._data.position,
+            self._phases,
             self._every,
             self._data.shared_size,
-            self._phases,
         )
         return self._watched
 

@@ -10,7 +10,7 @@ import enum
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,9 @@ from unisono.collectives._reduce import all_gather, all_reduce
 if TYPE_CHECKING:
     from unisono._mesh import ReplicaMesh
     from unisono.cluster._process_group import ProcessGroup
+    from unisono.step._layout import StateLayout
 
 _LOG = logging.getLogger("unisono")
-
-#: A `step._layout.StateLayout`.
-Layout = TypeVar("Layout")
 
 #: A variable, a per-replica value or a device: only a user's hook reads it.
 Destinations: TypeAlias = UserValue
@@ -93,11 +91,11 @@ class CrossDeviceOps:
         """
         return self
 
-    def layout(self, layout: Layout, mesh: ReplicaMesh, group: ProcessGroup) -> Layout:
+    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return the state layout of a strategy that reduces so: here the one that it has otherwise.
 
         Args:
-            layout: the `StateLayout` that `state_layout` of the strategy names.
+            layout: that which the strategy's `state_layout` names.
             mesh: the devices that compute.
             group: the processes that train together.
         """

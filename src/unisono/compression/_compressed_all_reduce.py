@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.collectives._packing import pack, plan, split_rows, unpack
 from unisono.compression._compressed_layout import CompressedLayout
+from unisono.step._layout import StateLayout
 
 #: The kinds, each with the argument that belongs to it, and its value where a user gives none.
 _KINDS: dict[str, dict[str, float]] = {
@@ -176,7 +177,7 @@ class CompressedAllReduce(CrossDeviceOps):
         made._exact = own
         return made
 
-    def layout(self, layout: Any, mesh: ReplicaMesh, group: ProcessGroup) -> Any:
+    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return a layout with the errors of what was not sent; see `CrossDeviceOps.layout`."""
         return CompressedLayout(layout, self, mesh, group)
 

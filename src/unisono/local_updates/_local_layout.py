@@ -64,10 +64,8 @@ Taken: TypeAlias = tuple[list[Pair], list[Pair], list[jax.Array]]
 class RowsLayout(ShardedVariableLayout):
     """How an inner optimizer's variable lies: a row on each replica."""
 
-    @property
-    def is_gathered_for_file(self) -> bool:
-        """Whether others have what the file gets: the first of several workers, which writes it, has it."""
-        return False
+    # The first of several workers, which writes the file, has the row for it.
+    is_gathered_for_file = False
 
     def to_file(self, variable: keras.Variable) -> np.ndarray:
         """Return the row of the first replica."""

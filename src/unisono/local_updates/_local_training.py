@@ -423,33 +423,27 @@ class LocalPhases(Phases):
     """The phases of a strategy's models, by their train functions."""
 
     def make_train_function(self, model: keras.Model, strategy: ReplicatedStrategy) -> StepFunction | None:
-        """Return the function of replicas that train apart; None for one that is alone."""
         is_local = isinstance(strategy.state_layout, LocalLayout)
         return LocalTrainFunction(model, strategy, TrainerTask.TRAIN) if is_local else None
 
     def is_in_phase(self, model: keras.Model) -> bool:
-        """Return whether replicas of a model hold what the others have not got yet: it trains apart."""
         function = _function_of(model)
         return function is not None and function.steps_in_phase > 0
 
     def steps_to_end(self, function: Callable[..., object]) -> int:
-        """Return after how many steps of a train function a phase ends."""
         if not isinstance(function, LocalTrainFunction):
             return sys.maxsize
         return function.every - function.steps_in_phase
 
     def begin(self, model: keras.Model) -> None:
-        """Let the next step begin a phase; see `Phases.begin`."""
         if (function := _function_of(model)) is not None:
             function.begin_phase()
 
     def end(self, model: keras.Model) -> None:
-        """Let the replicas exchange what they have learned; see `Phases.end`."""
         if (function := _function_of(model)) is not None:
             function.end_phase()
 
     def to_parts(self, model: keras.Model) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Return what replicas hold apart; see `Phases.to_parts`."""
         function = _function_of(model)
         phase = None if function is None else function.phase()
         return (None, {}) if phase is None else phase.to_parts()

@@ -90,6 +90,9 @@ class VariableLayout:
 
     mesh: ReplicaMesh
 
+    #: Whether all workers must gather the value before the first writes a file of Keras.
+    is_gathered_for_file = True
+
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
         """How the array of a program lies on the replicas inside `jax.shard_map`."""
@@ -124,11 +127,6 @@ class VariableLayout:
     def leave(self, value: Any, in_replica: bool) -> jax.Array:
         """Return the array of a program for the value that its code has left; the inverse of `enter`."""
         return value  # type: ignore[no-any-return]
-
-    @property
-    def is_gathered_for_file(self) -> bool:
-        """Whether all workers must gather the value before the first writes a file of Keras."""
-        return True
 
     def to_file(self, variable: keras.Variable) -> np.ndarray:
         """Return the value for a file of Keras, which has none of the replicas.
