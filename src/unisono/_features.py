@@ -24,6 +24,8 @@ FEATURES = {
     "explanation of an error": "unisono.step._explain:explain",
     "explanation of a last error": "unisono.step._explain:explain_at_end",
     "strings on the host": "unisono.training._host_layers:encoded_arguments",
+    "class CompressedAllReduce": "unisono.compression._compressed_all_reduce:CompressedAllReduce",
+    "class LocalUpdates": "unisono.local_updates._local_updates:LocalUpdates",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }
 

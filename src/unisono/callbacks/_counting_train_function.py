@@ -14,7 +14,7 @@ import keras
 from unisono._types import PyTree
 from unisono.callbacks._resumable_data import are_same, fingerprint, warn_of_other_batch
 from unisono.data._keras_input import Position
-from unisono.local_updates._local_training import steps_to_end_of_phase
+from unisono.step._layout import Phases
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.trainer._protocol import set_lookahead
 
@@ -46,6 +46,7 @@ class CountingTrainFunction:
     Args:
         function: Keras' own or a strategy's.
         position: where the data stands, if that is known.
+        phases: of the model's replicas.
         every: after how many batches the state is looked at, where the function runs ahead; 0 for never.
         shared_size: the number of batches in an iteration over the data that epochs share; None for none.
     """
@@ -55,12 +56,13 @@ class CountingTrainFunction:
         function: Callable[..., Any],
         steps_per_execution: int,
         position: Position | None,
+        phases: Phases,
         every: int = 0,
         shared_size: int | None = None,
     ) -> None:
         self._function, self._every, self._shared_size = function, every, shared_size
         self._together = max(1, steps_per_execution)
-        self._position = position
+        self._position, self._phases = position, phases
         self._iteration = 0
         #: Batches used of the running iteration over the data.
         self.used = 0
@@ -136,7 +138,7 @@ class CountingTrainFunction:
     def _until(self) -> int:
         """Batches until the next one after which the state is looked at."""
         left = sys.maxsize if not self._every else self._every - self.batches % self._every
-        return min(left, steps_to_end_of_phase(self._function))
+        return min(left, self._phases.steps_to_end(self._function))
 
     def _count(self, batches: int) -> None:
         self.batches_in_epoch += batches

@@ -62,16 +62,9 @@ from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
 from unisono.cluster.liveness._task_events import process_events
 from unisono.cluster.strategy._chief_callbacks import SameState, SharedDecisions
-from unisono.local_updates._local_phase import LocalPhase
-from unisono.local_updates._local_training import (
-    begin_local_phase,
-    is_in_phase,
-    local_phase_of,
-    resume_local_phase,
-)
 from unisono.step._keras_internals import is_synced
 from unisono.step._value_handle import ValueHandle
-from unisono.training._binding import strategy_of
+from unisono.training._binding import phases_of, strategy_of
 from unisono.training._fit_extension import FitCall
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
@@ -127,8 +120,9 @@ class FitBackup:
         self._progress = Progress()
         self._watched: CountingTrainFunction | None = None
         self._metrics: list[np.ndarray] = []
-        #: That of replicas that train apart, until it is resumed.
-        self._local: LocalPhase | None = None
+        self._phases = phases_of(self._model)
+        #: What replicas held apart when the backup was made, until it is resumed.
+        self._local: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._unmute: Callable[[], None] | None = None
         #: Keras' progress bar, where epochs are passed over in which it is to show nothing.
         self._bars: list[keras.callbacks.Callback] = []
@@ -237,6 +231,7 @@ class FitBackup:
             function,
             self._model.steps_per_execution,
             self._data.position,
+            self._phases,
             self._every,
             self._data.shared_size,
         )
@@ -257,7 +252,7 @@ class FitBackup:
             return
         snapshot, progress = self._restored
         self._metrics, logs = restore_model(self._model, snapshot, self._backups.directory)
-        begin_local_phase(self._model)
+        self._phases.begin(self._model)
         self._local = local_phase_in(snapshot)
         for callback, state, made in zip(self._remembering, progress.callbacks, self._made, strict=True):
             for text in () if state is None else set_state_of(callback, state, made):
@@ -303,12 +298,8 @@ class FitBackup:
         for variable, value in zip(self._model.metrics_variables, self._metrics, strict=True):
             variable.assign(value)
         # After the last of these values: it belongs to them.
-        if self._local is not None and not resume_local_phase(self._model, self._local):
-            _LOG.warning(
-                "This backup was made between two exchanges of replicas that trained apart, with another "
-                "number of fragments than `LocalUpdates` has now. Training continues from the values of the "
-                "last exchange: up to %d steps of each replica are lost.", self._local.most_steps,
-            )  # fmt: skip
+        if self._local is not None:
+            self._phases.resume(self._model, *self._local)
         self._local = None
 
     def unmute(self) -> None:
@@ -340,7 +331,7 @@ class FitBackup:
         done = watched.batches - self._saved_at
         if watched.state is None or not done:
             return
-        if (is_in_phase(self._model) and not at_once) or not self._is_due(done, False, False):
+        if (self._phases.is_in_phase(self._model) and not at_once) or not self._is_due(done, False, False):
             return
         # One at a time, also where all workers must save now.
         self._backups.wait()
@@ -356,8 +347,7 @@ class FitBackup:
                 for v, x in zip(vs, xs, strict=True)
             }
         )
-        phase = local_phase_of(self._model)
-        local, arrays = (None, {}) if phase is None else phase.to_parts()
+        local, arrays = self._phases.to_parts(self._model)
         progress = dataclasses.replace(self._progress, batch=watched.batches_in_epoch, local=local)
         self._save(progress, values, arrays)
 

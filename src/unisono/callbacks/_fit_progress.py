@@ -20,7 +20,6 @@ from unisono._types import ArrayLike, PyTree, State
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._json_state import decode, encode, stand_ins
 from unisono.checkpoint._snapshot import Snapshot, copy_of
-from unisono.local_updates._local_phase import LocalPhase
 from unisono.step._call_signature import LazyArray
 from unisono.step._value_handle import ValueHandle
 
@@ -200,10 +199,10 @@ def restore_model(
     return [np.asarray(metrics[n]) for n in names], found
 
 
-def local_phase_in(snapshot: Snapshot) -> LocalPhase | None:
-    """Return the phase in which replicas trained apart when a backup was made; None where they did not."""
+def local_phase_in(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return what replicas held apart when a backup was made, as JSON and arrays; None where they did not."""
     facts = progress_in(snapshot).local
     if facts is None:
         return None
     arrays = {n.removeprefix(_LOCAL): a for n, a in snapshot.on_host().items() if n.startswith(_LOCAL)}
-    return LocalPhase.from_parts(facts, arrays)
+    return facts, arrays

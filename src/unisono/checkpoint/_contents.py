@@ -22,8 +22,6 @@ from unisono.checkpoint._snapshot import Copies, Facts, Snapshot, copy_of
 from unisono.checkpoint._tracking import GrowthNotifier, Holder, TrackedDict, TrackedList
 from unisono.checkpoint._unread_arrays import UnreadArray
 from unisono.checkpoint._variable_paths import canonical_paths, slot_names, variables_by_name
-from unisono.compression._compressed_layout import fitted_errors
-from unisono.local_updates._local_layout import fitted_rows
 from unisono.step._keras_internals import (
     initialize_with,
     store_value,
@@ -31,6 +29,7 @@ from unisono.step._keras_internals import (
     stored_value,
     trained_variables,
 )
+from unisono.step._layout import from_file
 from unisono.step._value_handle import ValueHandle, in_parts
 from unisono.step.variables._merge_rules import VariableAggregation
 from unisono.step.variables._variable import Variable
@@ -331,7 +330,7 @@ def _fitted(variable: keras.Variable, saved: HostArray) -> HostArray:
         if saved.shape == tuple(variable.shape) and not _keeps_copies(variable):
             return saved
         saved = np.asarray(saved)
-    saved = fitted_rows(variable, fitted_errors(variable, saved))
+    saved = from_file(variable, saved)
     may_have_copies = (
         isinstance(variable, Variable)
         and variable.num_copies > 1

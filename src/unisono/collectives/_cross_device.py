@@ -10,7 +10,7 @@ import enum
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,11 @@ from unisono._errors import InvalidArgumentError
 from unisono._types import ArrayLike, Tree, UserValue
 from unisono._values import Mirrored, PerReplica, ReduceOp
 from unisono.collectives._reduce import all_gather, all_reduce
+
+if TYPE_CHECKING:
+    from unisono._mesh import ReplicaMesh
+    from unisono.cluster._process_group import ProcessGroup
+    from unisono.step._layout import StateLayout
 
 _LOG = logging.getLogger("unisono")
 
@@ -77,6 +82,24 @@ class CrossDeviceOps:
     def _packing(self) -> Mapping[str, int]:
         """Return the rule by which arrays share a bucket; see `collectives._packing.plan`."""
         return {"smaller_than": SMALL}
+
+    def over(self, own: CrossDeviceOps) -> CrossDeviceOps:
+        """Return what a strategy reduces with that was given this: here nothing else.
+
+        Args:
+            own: the strategy's own, for what this does not reduce itself.
+        """
+        return self
+
+    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+        """Return the state layout of a strategy that reduces so: here the one that it has otherwise.
+
+        Args:
+            layout: that which the strategy's `state_layout` names.
+            mesh: the devices that compute.
+            group: the processes that train together.
+        """
+        return layout
 
     @property
     def has_implementation(self) -> bool:

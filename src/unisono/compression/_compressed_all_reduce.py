@@ -26,10 +26,14 @@ from jax import lax
 
 from unisono._checks import is_number, whole_number
 from unisono._errors import InvalidArgumentError
+from unisono._mesh import ReplicaMesh
 from unisono._types import Tree
 from unisono._values import ReduceOp
+from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.collectives._packing import pack, plan, split_rows, unpack
+from unisono.compression._compressed_layout import CompressedLayout
+from unisono.step._layout import StateLayout
 
 #: The kinds, each with the argument that belongs to it, and its value where a user gives none.
 _KINDS: dict[str, dict[str, float]] = {
@@ -167,15 +171,15 @@ class CompressedAllReduce(CrossDeviceOps):
         """Combine `tree` exactly: what is called here are no gradients that an optimizer applies."""
         return self._exact.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
 
-    def over(self, exact: CrossDeviceOps) -> CompressedAllReduce:
-        """Return the same compression, with another algorithm for what is exact.
-
-        Args:
-            exact: a strategy's own.
-        """
+    def over(self, own: CrossDeviceOps) -> CompressedAllReduce:
+        """Return the same compression, with a strategy's own algorithm for what is exact."""
         made = copy.copy(self)
-        made._exact = exact
+        made._exact = own
         return made
+
+    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+        """Return a layout with the errors of what was not sent; see `CrossDeviceOps.layout`."""
+        return CompressedLayout(layout, self, mesh, group)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._chosen.items())

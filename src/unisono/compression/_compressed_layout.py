@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +25,23 @@ from unisono._mesh import AXIS, ReplicaMesh
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
-from unisono.compression._compressed_all_reduce import CompressedAllReduce
-from unisono.sharding._sharded_layout import (
-    PartsLayout,
-    ShardedVariableLayout,
-    Shards,
-    lie_in_parts,
-    updated_parts,
-)
+from unisono.sharding._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, updated_parts
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import GradientReducer, Gradients, PureUpdate, ReplicaCode, StateLayout, mark_added
+from unisono.step._layout import (
+    FittedLayout,
+    GradientReducer,
+    Gradients,
+    PureUpdate,
+    ReplicaCode,
+    StateLayout,
+    lie_as,
+    mark_added,
+)
 from unisono.step._value_handle import ValueHandle
 from unisono.step.variables._deferred_value import DeferredValue
+
+if TYPE_CHECKING:
+    from unisono.compression._compressed_all_reduce import CompressedAllReduce
 
 #: The attribute of an optimizer's variable that says what it is for: a `_Use`.
 _USE = "_unisono_compression"
@@ -59,16 +64,26 @@ def is_of_compression(variable: keras.Variable) -> bool:
     return hasattr(variable, _USE)
 
 
-def fitted_errors(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
-    """Return saved errors for the variable's number of replicas, with the same sum; any others unchanged."""
-    use: _Use | None = getattr(variable, _USE, None)
-    shape = tuple(variable.shape)
-    if use is None or use.role != "error" or saved.shape == shape or saved.shape[1:] != shape[1:]:
+def fitted_errors(shape: tuple[int, ...], saved: np.ndarray) -> np.ndarray:
+    """Return saved errors for another number of replicas, with the same sum; any others unchanged.
+
+    >>> fitted_errors((2, 1), np.array([[1], [2], [4]])).tolist()
+    [[5], [2]]
+    """
+    if saved.shape == shape or saved.shape[1:] != shape[1:]:
         return saved
     rows = np.zeros(shape, saved.dtype)
     for number, row in enumerate(saved):
         rows[number % len(rows)] += row
     return rows
+
+
+class ErrorLayout(ShardedVariableLayout):
+    """How the errors of a weight lie: a row on each replica."""
+
+    def from_file(self, saved: np.ndarray) -> np.ndarray:
+        """Return errors for this number of replicas."""
+        return fitted_errors(self.shape, saved)
 
 
 class CompressedLayout(PartsLayout):
@@ -110,8 +125,8 @@ class CompressedLayout(PartsLayout):
             error = optimizer.add_variable(rows, dtype="float32", name=f"{name}_error")
             object.__setattr__(error, _USE, _Use("error", number))
             mark_added(error)
-            if replicas > 1:
-                lie_in_parts(error, ShardedVariableLayout(self._mesh, rows, self._group))
+            in_parts = ErrorLayout(self._mesh, rows, self._group)
+            lie_as(error, in_parts if replicas > 1 else FittedLayout(self._mesh, in_parts.from_file))
             if (wanted := compression.basis_shape(shape)) is not None:
                 basis = optimizer.add_variable(wanted, _numbers(number), "float32", name=f"{name}_basis")
                 object.__setattr__(basis, _USE, _Use("basis", number))

@@ -21,8 +21,8 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,30 +35,24 @@ from unisono._mesh import ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import own_ops
-from unisono.local_updates._local_updates import LocalUpdates
-from unisono.sharding._sharded_layout import (
-    PartsLayout,
-    ShardedVariableLayout,
-    Shards,
-    lie_in_parts,
-    updated_parts,
-)
+from unisono.sharding._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, updated_parts
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._keras_internals import set_shape, store_value, stored_value
 from unisono.step._layout import (
+    FittedLayout,
     GradientReducer,
     Gradients,
+    Phases,
     PureUpdate,
     StateLayout,
     VariableLayout,
-    is_added,
+    lie_as,
     mark_added,
 )
 from unisono.step.variables._merge_rules import Merge, localize
 
-#: The attribute of an inner optimizer's variable that has a row for each replica, of one of a replica that is
-#: alone, and of the number of steps.
-_ROWS, _LONE, _STEPS = "_unisono_rows", "_unisono_lone", "_unisono_local_steps"
+if TYPE_CHECKING:
+    from unisono.local_updates._local_updates import LocalUpdates
 
 #: A variable in a program: its shared value, and rows, of which a replica has its own.
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -67,44 +61,35 @@ Pair: TypeAlias = tuple[jax.Array, jax.Array]
 Taken: TypeAlias = tuple[list[Pair], list[Pair], list[jax.Array]]
 
 
-def fitted_rows(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
-    """Return saved rows for the variable's number of replicas; anything else as it is.
+class RowsLayout(ShardedVariableLayout):
+    """How an inner optimizer's variable lies: a row on each replica."""
 
-    A phase begins with what is restored, whether or not one was running when it was saved.
+    # The first of several workers, which writes the file, has the row for it.
+    is_gathered_for_file = False
 
-    Args:
-        variable: any.
-        saved: its value in a checkpoint, or in a file of Keras, which has one row.
-    """
-    shape = tuple(variable.shape)
-    if hasattr(variable, _STEPS):
-        return np.zeros(shape, saved.dtype)
-    if hasattr(variable, _LONE) and saved.shape[1:] == shape and saved.shape != shape:
-        first: np.ndarray = saved[0]
-        return first
-    if not hasattr(variable, _ROWS) or saved.shape == shape:
-        return saved
-    if saved.shape == shape[1:]:
-        return np.broadcast_to(saved, shape)
-    return saved[np.arange(shape[0]) % len(saved)] if saved.shape[1:] == shape[1:] else saved
+    def to_file(self, variable: keras.Variable) -> np.ndarray:
+        """Return the row of the first replica."""
+        held = stored_value(variable)
+        own = held.parts.addressable_data(0) if isinstance(held, Shards) else held[0]
+        return np.asarray(own).reshape(self.shape[1:])
+
+    def from_file(self, saved: np.ndarray) -> np.ndarray:
+        """Return rows for this number of replicas, of those of another one or of a file's only one."""
+        if saved.shape == self.shape[1:]:
+            return np.broadcast_to(saved, self.shape)
+        is_other = saved.shape[1:] == self.shape[1:] and saved.shape != self.shape
+        return saved[np.arange(self.shape[0]) % len(saved)] if is_other else saved
 
 
-def value_for_file(variable: keras.Variable) -> np.ndarray:
-    """Return the value of an optimizer's variable for a file of Keras: of rows that of the first replica.
-
-    The first of several workers, which writes the file, has it.
-    """
-    if not hasattr(variable, _ROWS):
-        value: np.ndarray = variable.numpy()
-        return value
-    held = stored_value(variable)
-    own = held.parts.addressable_data(0) if isinstance(held, Shards) else held[0]
-    return np.asarray(own).reshape(tuple(variable.shape)[1:])
+def _first_row(shape: tuple[int, ...], saved: np.ndarray) -> np.ndarray:
+    """Return the first of saved rows; any other value as it is."""
+    row: np.ndarray = saved[0] if saved.shape[1:] == shape and saved.shape != shape else saved
+    return row
 
 
-def gathered_for_file(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
-    """Return those of an optimizer's variables that all workers gather before the first writes a file."""
-    return [v for v in variables if not is_added(v) and not hasattr(v, _ROWS)]
+def _no_steps(shape: tuple[int, ...], saved: np.ndarray) -> np.ndarray:
+    """Return that no step was taken: a phase begins with what is restored, whenever it was saved."""
+    return np.zeros(shape, saved.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,14 +213,15 @@ class LocalLayout(PartsLayout):
 
     Args:
         sync: what the strategy was given.
+        phases: of the strategy's models.
 
     Raises:
         BackendError: where workers have no device for exchanges beside the steps.
     """
 
-    def __init__(self, mesh: ReplicaMesh, group: ProcessGroup, sync: LocalUpdates) -> None:
+    def __init__(self, mesh: ReplicaMesh, group: ProcessGroup, sync: LocalUpdates, phases: Phases) -> None:
         super().__init__(mesh, group)
-        self.sync = sync
+        self.sync, self.phases = sync, phases
         #: A device of each process, where exchanges beside the steps are computed.
         is_one_process = mesh.local_devices == mesh.devices
         self.exchange_mesh = ReplicaMesh(mesh.devices[:1] if is_one_process else exchange_devices())
@@ -245,6 +231,11 @@ class LocalLayout(PartsLayout):
                 f"of a program makes. Received: {sync!r} for a later one. Make this strategy first."
             )
         self._added: weakref.WeakKeyDictionary[keras.Optimizer, _OuterState] = weakref.WeakKeyDictionary()
+
+    @property
+    def meshes_beside(self) -> Sequence[ReplicaMesh]:
+        """The devices that exchange fragments beside the steps."""
+        return [self.exchange_mesh] * bool(self.sync.overlap)
 
     @property
     def can_repeat(self) -> bool:
@@ -268,7 +259,7 @@ class LocalLayout(PartsLayout):
                 "`fragments` must be at most the number of weights that are trained. Received: "
                 f"{self.sync!r} for {len(weights)} weights. Write fewer fragments."
             )
-        self._added[optimizer] = _with_outer(self.sync, optimizer, weights)
+        self._added[optimizer] = _with_outer(self.sync, self._mesh, optimizer, weights)
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Give a variable of the inner optimizer a row for each replica."""
@@ -276,8 +267,7 @@ class LocalLayout(PartsLayout):
         held = stored_value(variable)
         set_shape(variable, rows)
         store_value(variable, jnp.broadcast_to(held, rows))
-        object.__setattr__(variable, _ROWS, True)
-        lie_in_parts(variable, ShardedVariableLayout(self._mesh, rows, self._group))
+        lie_as(variable, RowsLayout(self._mesh, rows, self._group))
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Return whether an optimizer has rows for the replicas; raise in a function given to `run`.
@@ -392,7 +382,7 @@ def _why_not_apart(optimizer: keras.Optimizer, weights: Sequence[keras.Variable]
 
 
 def _with_outer(
-    sync: LocalUpdates, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]
+    sync: LocalUpdates, mesh: ReplicaMesh, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]
 ) -> _OuterState:
     """Give an optimizer that is being built the number of steps and the outer optimizers' variables."""
     steps = len(optimizer.variables)
@@ -402,7 +392,7 @@ def _with_outer(
         variable = optimizer.add_variable(shape, "zeros", "int32", name="local_steps")
         sizes = [math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights]
         parts = [_fragment(sync, optimizer, places, weights, steps) for places in sync.split(sizes)]
-    object.__setattr__(variable, _STEPS, True)
+    lie_as(variable, FittedLayout(mesh, functools.partial(_no_steps, shape)))
     for variable in optimizer.variables[steps:]:
         mark_added(variable)
     return _OuterState(steps, parts)
@@ -434,11 +424,12 @@ class LoneLayout(StateLayout):
 
     Args:
         sync: what the strategy was given.
+        phases: of the strategy's models.
     """
 
-    def __init__(self, mesh: ReplicaMesh, sync: LocalUpdates) -> None:
+    def __init__(self, mesh: ReplicaMesh, sync: LocalUpdates, phases: Phases) -> None:
         super().__init__(mesh)
-        self._sync = sync
+        self._sync, self.phases = sync, phases
         self._added: weakref.WeakKeyDictionary[keras.Optimizer, _OuterState] = weakref.WeakKeyDictionary()
 
     def added(self, optimizer: keras.Optimizer) -> _OuterState:
@@ -449,8 +440,8 @@ class LoneLayout(StateLayout):
         """Give an optimizer the variables that it has with several replicas; see `LocalLayout.extend`."""
         # An optimizer of which several replicas have none is used as it is.
         if _why_not_apart(optimizer, weights) is None and self._sync.fragments <= len(weights):
-            self._added[optimizer] = _with_outer(self._sync, optimizer, weights)
+            self._added[optimizer] = _with_outer(self._sync, self._mesh, optimizer, weights)
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Note that the variable has a row for each of several replicas."""
-        object.__setattr__(variable, _LONE, True)
+        lie_as(variable, FittedLayout(self._mesh, functools.partial(_first_row, tuple(variable.shape))))

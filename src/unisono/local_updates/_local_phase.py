@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,12 @@ from unisono._mesh import ReplicaMesh
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, plan, unpack
 from unisono.local_updates._local_layout import Fragment, Pair, Turn, with_changes
-from unisono.local_updates._local_updates import LocalUpdates
 from unisono.sharding._sharded_layout import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
 from unisono.step.variables._merge_rules import Merge
+
+if TYPE_CHECKING:
+    from unisono.local_updates._local_updates import LocalUpdates
 
 #: A variable's place in a state: the number of a list, and one in it.
 Place = tuple[int, int]

@@ -1,13 +1,13 @@
 """Steps of `fit` in which each replica trains apart: `LocalUpdates`.
 
 A replica runs Keras' own step on its rows, as one device would, and no message is sent. The program counts
-the steps of a phase, and ends it after the last. `end_local_phase` ends one that has fewer: where an epoch
+the steps of a phase, and ends it after the last. `LocalPhases.end` ends one that has fewer: where an epoch
 ends. Between two phases all replicas hold the same weights, moving
 statistics and metrics; during one, everything outside of the steps sees those of the last end. Backups are
 written between two phases, where there is the least to write; that of a preempted task in one.
 
 With several fragments a phase exchanges one after another, the last one and all but the weights at its end:
-there, too, replicas differ in the others. `end_local_phase` exchanges all that were trained since. A backup
+there, too, replicas differ in the others. `LocalPhases.end` exchanges all that were trained since. A backup
 within an epoch has the rows of all replicas, and what is being sent: `_local_phase`.
 
 With `overlap` the programs of steps exchange nothing: `_exchange_beside_steps` sends fragments in programs of
@@ -19,6 +19,7 @@ Tests: tests/virtual/strategies/test_local_updates.py.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from unisono._context import ReplicaEngine
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.local_updates._exchange_beside_steps import ExchangeBesideSteps
-from unisono.local_updates._local_layout import LocalLayout, LoneLayout, PairLayout, Turn
+from unisono.local_updates._local_layout import LocalLayout, PairLayout, Turn
 from unisono.local_updates._local_phase import (
     METRICS,
     NON_TRAINABLE,
@@ -49,7 +50,7 @@ from unisono.local_updates._local_phase import (
 from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import UNSHARDED
 from unisono.step._keras_internals import is_synced, store_value, stored_value
-from unisono.step._layout import VariableLayout
+from unisono.step._layout import Phases, VariableLayout
 from unisono.step.variables._merge_rules import Merge, merge_all
 from unisono.training._binding import strategy_of
 from unisono.training._model_state import release_state
@@ -59,77 +60,17 @@ from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.replica._step_reading import StepReading
 from unisono.training.trainer._fit_state import FitState, PureStep, StatePart
-from unisono.training.trainer._protocol import State, plain_function_of
+from unisono.training.trainer._protocol import State, StepFunction, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of
 
 if TYPE_CHECKING:
     from unisono.step._replicas import Replicas
 
+_LOG = logging.getLogger("unisono")
+
 #: Which copies of a variable differ within a phase, and are made one at its end.
 _MERGED = (Merge.MEAN, Merge.SUM, Merge.FIRST)
-
-
-def is_in_phase(model: keras.Model) -> bool:
-    """Return whether replicas of a model hold what the others have not got yet: it trains apart, in `fit`."""
-    function = plain_function_of(getattr(model, "train_function", None))
-    return isinstance(function, LocalTrainFunction) and function.steps_in_phase > 0
-
-
-def steps_to_end_of_phase(function: Callable[..., object]) -> int:
-    """Return after how many steps of a train function a phase ends; a large number without phases."""
-    if not isinstance(function, LocalTrainFunction):
-        return sys.maxsize
-    return function.every - function.steps_in_phase
-
-
-def end_local_phase(model: keras.Model) -> None:
-    """Let the replicas of a model that trains apart exchange what they have learned; all workers call it."""
-    function = plain_function_of(getattr(model, "train_function", None))
-    if isinstance(function, LocalTrainFunction):
-        function.end_phase()
-
-
-def local_phase_of(model: keras.Model) -> LocalPhase | None:
-    """Return what replicas hold apart between two steps, if anything; all workers call it.
-
-    Its arrays last until the next step, and all workers must read them.
-    """
-    function = plain_function_of(getattr(model, "train_function", None))
-    return function.phase() if isinstance(function, LocalTrainFunction) else None
-
-
-def begin_local_phase(model: keras.Model) -> None:
-    """Let the next step begin a phase, whatever an earlier `fit` of the model was at; all workers call it."""
-    function = plain_function_of(getattr(model, "train_function", None))
-    if isinstance(function, LocalTrainFunction):
-        function.begin_phase()
-
-
-def resume_local_phase(model: keras.Model, phase: LocalPhase) -> bool:
-    """Let the next step continue from a phase; all workers call it.
-
-    On another number of replicas than those of the phase, it ends here.
-
-    Args:
-        model: its variables have what the replicas of the phase shared.
-
-    Returns:
-        False with another number of fragments: then training continues from what was shared.
-    """
-    function = plain_function_of(getattr(model, "train_function", None))
-    if isinstance(function, LocalTrainFunction) and function.resume(phase):
-        return True
-    strategy = strategy_of(model)
-    layout = None if strategy is None or strategy.replicated is None else strategy.replicated.state_layout
-    if not isinstance(layout, (LocalLayout, LoneLayout)):
-        return False
-    fragments = layout.added(model.optimizer).fragments
-    if len(fragments) != phase.fragments:
-        return False
-    turns = [turn_of(model, f, phase.others if f is fragments[-1] else []) for f in fragments]
-    PhaseEnd(phase, turns, variables_of(model, TrainerTask.TRAIN)).run()
-    return True
 
 
 class LocalStep(TrainerStep):
@@ -427,7 +368,7 @@ class LocalTrainFunction(TrainerFunction):
         return LocalPhase(when, self.steps_in_phase, steps, own, self.carried.joined(), trained, sent)
 
     def begin_phase(self) -> None:
-        """Forget the phase of an earlier call; see `begin_local_phase`."""
+        """Forget the phase of an earlier call; see `Phases.begin`."""
         self.steps_in_phase = 0
         if self._beside is not None:
             self._beside.resume([], [0] * self.carried.local.sync.fragments)
@@ -476,6 +417,63 @@ class LocalTrainFunction(TrainerFunction):
         """Forget what was sent where a state has other values of what the replicas change apart."""
         if self._beside is not None and not self.carried.is_unchanged(state, PairLayout):
             self._beside.drop()
+
+
+class LocalPhases(Phases):
+    """The phases of a strategy's models, by their train functions."""
+
+    def make_train_function(self, model: keras.Model, replicas: Replicas) -> StepFunction | None:
+        is_local = isinstance(replicas.state_layout, LocalLayout)
+        return LocalTrainFunction(model, replicas, TrainerTask.TRAIN) if is_local else None
+
+    def is_in_phase(self, model: keras.Model) -> bool:
+        function = _function_of(model)
+        return function is not None and function.steps_in_phase > 0
+
+    def steps_to_end(self, function: Callable[..., object]) -> int:
+        if not isinstance(function, LocalTrainFunction):
+            return sys.maxsize
+        return function.every - function.steps_in_phase
+
+    def begin(self, model: keras.Model) -> None:
+        if (function := _function_of(model)) is not None:
+            function.begin_phase()
+
+    def end(self, model: keras.Model) -> None:
+        if (function := _function_of(model)) is not None:
+            function.end_phase()
+
+    def to_parts(self, model: keras.Model) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        function = _function_of(model)
+        phase = None if function is None else function.phase()
+        return (None, {}) if phase is None else phase.to_parts()
+
+    def resume(self, model: keras.Model, facts: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """Let the next step continue from a phase, which ends here if it is of another number of replicas.
+
+        With another number of fragments training continues from what was shared.
+        """
+        phase, function = LocalPhase.from_parts(facts, arrays), _function_of(model)
+        if function is not None and function.resume(phase):
+            return
+        # A layout has these phases: `LocalLayout` or `LoneLayout`.
+        layout: Any = strategy_of(model).replicated.state_layout  # type: ignore[union-attr]
+        fragments = layout.added(model.optimizer).fragments
+        if len(fragments) == phase.fragments:
+            turns = [turn_of(model, f, phase.others if f is fragments[-1] else []) for f in fragments]
+            PhaseEnd(phase, turns, variables_of(model, TrainerTask.TRAIN)).run()
+            return
+        _LOG.warning(
+            "This backup was made between two exchanges of replicas that trained apart, with another "
+            "number of fragments than `LocalUpdates` has now. Training continues from the values of the "
+            "last exchange: up to %d steps of each replica are lost.", phase.most_steps,
+        )  # fmt: skip
+
+
+def _function_of(model: keras.Model) -> LocalTrainFunction | None:
+    """Return the train function of a model whose replicas train apart; None of another."""
+    function = plain_function_of(getattr(model, "train_function", None))
+    return function if isinstance(function, LocalTrainFunction) else None
 
 
 def _why_not(model: keras.Model) -> str | None:

@@ -14,9 +14,14 @@ import keras
 
 from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._mesh import ReplicaMesh
+from unisono.cluster._process_group import ProcessGroup
+from unisono.local_updates._local_layout import LocalLayout, LoneLayout
+from unisono.local_updates._local_training import LocalPhases
+from unisono.step._layout import StateLayout, Synchronization
 
 
-class LocalUpdates:
+class LocalUpdates(Synchronization):
     """Let each replica train alone for some steps; then all continue from what they have learned together.
 
     Every replica takes `every` steps of the model's optimizer on its own rows, without a message. Then the
@@ -99,6 +104,25 @@ class LocalUpdates:
     def ends(self) -> tuple[int, ...]:
         """After which step of a phase each fragment is exchanged; the last one where the phase ends."""
         return tuple(self.every * (i + 1) // self.fragments for i in range(self.fragments))
+
+    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+        """Return the state layout of a strategy with this `sync`.
+
+        Raises:
+            InvalidArgumentError: where the other arguments ask for another one.
+            BackendError: where workers have no device for exchanges beside the steps.
+        """
+        if self.is_synchronous:
+            return layout
+        if type(layout) is not StateLayout:
+            raise InvalidArgumentError(
+                "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
+                f"Received: {self!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
+            )
+        # A replica that is alone averages with none.
+        is_alone = mesh.num_replicas == 1
+        phases = LocalPhases()
+        return LoneLayout(mesh, self, phases) if is_alone else LocalLayout(mesh, group, self, phases)
 
     def split(self, sizes: Sequence[int]) -> list[list[int]]:
         """Return for each fragment which weights it has, by their places.

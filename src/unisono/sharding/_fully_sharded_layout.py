@@ -27,15 +27,9 @@ from unisono._types import PyTree
 from unisono._values import DistributedValues
 from unisono.collectives._packing import PackingPlan, plan
 from unisono.sharding._gather_on_use import gather_on_use, note_part, part_of
-from unisono.sharding._sharded_layout import (
-    ShardedLayout,
-    ShardedVariableLayout,
-    Shards,
-    lie_in_parts,
-    lie_whole,
-)
+from unisono.sharding._sharded_layout import ShardedLayout, ShardedVariableLayout, Shards
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import ReplicaCode, VariableLayout, is_slot
+from unisono.step._layout import ReplicaCode, VariableLayout, is_slot, lie_as, lie_whole
 
 #: Weights of fewer elements stay whole on every replica: a gather would cost more than they take.
 SMALLEST = 1024
@@ -91,13 +85,13 @@ class FullyShardedLayout(ShardedLayout):
             return None
         # From the beginning: `evaluate` and `predict` of a model without an optimizer gather weights, too.
         layout = WeightLayout(self._mesh, tuple(variable.shape), self._group)
-        lie_in_parts(variable, layout)
+        lie_as(variable, layout)
         return layout
 
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
         for weight in filter(_is_gathered, trained_variables(optimizer)):
             if not isinstance(super().of(weight), WeightLayout):
-                lie_in_parts(weight, WeightLayout(self._mesh, tuple(weight.shape), self._group))
+                lie_as(weight, WeightLayout(self._mesh, tuple(weight.shape), self._group))
                 self._version += 1
 
     def _unmark_weights(self, optimizer: keras.Optimizer) -> None:

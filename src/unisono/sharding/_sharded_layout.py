@@ -35,11 +35,21 @@ from unisono._mesh import AXIS, ReplicaMesh
 from unisono._values import ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
+from unisono.sharding._elementwise import why_whole
 from unisono.sharding._gather_on_use import part_of
 from unisono.sharding._gradients_in_parts import asking_all, is_split
 from unisono.step._engines import SHARDED
 from unisono.step._keras_internals import of_shapes, stored_value, trained_variables
-from unisono.step._layout import GradientReducer, Gradients, PureUpdate, StateLayout, VariableLayout, is_slot
+from unisono.step._layout import (
+    GradientReducer,
+    Gradients,
+    PureUpdate,
+    StateLayout,
+    VariableLayout,
+    is_slot,
+    lie_as,
+    own_layout,
+)
 from unisono.step._value_handle import AgreedHandle, ValueHandle, VariableValue, different_values, whole_value
 
 if TYPE_CHECKING:
@@ -48,9 +58,6 @@ if TYPE_CHECKING:
     from unisono.step.variables._deferred_value import DeferredValue
 
 _LOG = logging.getLogger("unisono")
-
-#: The attribute of an optimizer's variable that holds its `ShardedVariableLayout`.
-_MARK = "_unisono_shards"
 
 
 class Shards(AgreedHandle):
@@ -248,14 +255,9 @@ def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(layout.shaped, out_shardings=layout.mesh.replicated)
 
 
-def lie_whole(variable: keras.Variable) -> None:
-    """Let a variable lie on every device again."""
-    vars(variable).pop(_MARK, None)
-
-
-def lie_in_parts(variable: keras.Variable, layout: ShardedVariableLayout) -> None:
-    """Let a variable lie in parts from now on."""
-    object.__setattr__(variable, _MARK, layout)
+def lies_in_parts(variable: keras.Variable) -> bool:
+    """Return whether a variable lies in parts."""
+    return isinstance(own_layout(variable), ShardedVariableLayout)
 
 
 def updated_parts(
@@ -285,7 +287,7 @@ def updated_parts(
 
 
 class PartsLayout(StateLayout):
-    """Variables for which `lie_in_parts` was called lie so; everything else on every device."""
+    """Variables with a `ShardedVariableLayout` lie so; everything else on every device."""
 
     def __init__(self, mesh: ReplicaMesh, group: ProcessGroup) -> None:
         super().__init__(mesh)
@@ -302,7 +304,7 @@ class PartsLayout(StateLayout):
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies; see `StateLayout.of`."""
-        layout = getattr(variable, _MARK, None)
+        layout = own_layout(variable)
         if isinstance(layout, ShardedVariableLayout) and layout.mesh is self._mesh and not is_stacked:
             return layout
         return super().of(variable, is_stacked)
@@ -326,19 +328,12 @@ class PartsLayout(StateLayout):
 
 
 class ShardedLayout(PartsLayout):
-    """Optimizer variables of the shape of a weight lie in parts; everything else on every device.
-
-    Args:
-        why_whole: returns why an optimizer cannot update parts of weights apart, or None where it can.
-    """
+    """Optimizer variables of the shape of a weight lie in parts; everything else on every device."""
 
     name = "sharded"
 
-    def __init__(
-        self, mesh: ReplicaMesh, why_whole: Callable[[keras.Optimizer], str | None], group: ProcessGroup
-    ) -> None:
+    def __init__(self, mesh: ReplicaMesh, group: ProcessGroup) -> None:
         super().__init__(mesh, group)
-        self._why_whole = why_whole
         #: By optimizer: whether any of its variables lies in parts.
         self._in_parts: weakref.WeakKeyDictionary[keras.Optimizer, bool] = weakref.WeakKeyDictionary()
 
@@ -369,7 +364,7 @@ class ShardedLayout(PartsLayout):
         return self._in_parts[optimizer]
 
     def _mark(self, optimizer: keras.Optimizer) -> bool:
-        reason = self._why_whole(optimizer)
+        reason = why_whole(optimizer)
         if reason is not None:
             _LOG.warning(
                 'The optimizer %s keeps its state whole on every device, despite state_layout="%s": %s.',
@@ -385,8 +380,8 @@ class ShardedLayout(PartsLayout):
         for variable in optimizer.variables:
             layout = self._split(variable.shape) if tuple(variable.shape) in shapes else None
             if layout is not None:
-                lie_in_parts(variable, layout)
-        return any(hasattr(v, _MARK) for v in [*optimizer.variables, *trained_variables(optimizer)])
+                lie_as(variable, layout)
+        return any(map(lies_in_parts, [*optimizer.variables, *trained_variables(optimizer)]))
 
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
         """Let weights lie in parts, too; here none."""
@@ -408,7 +403,7 @@ class ShardedLayout(PartsLayout):
             # Keras says what must hold.
             return None
         # In a stateless scope of the user the values are others; they may also be whole.
-        held = [value for v, value in zip(slots, values, strict=True) if hasattr(v, _MARK)]
+        held = [value for v, value in zip(slots, values, strict=True) if lies_in_parts(v)]
         is_ours = all(isinstance(value, Shards) and value.in_replica for value in held)
         if not is_ours or (not held and all(part_of(weight) is None for weight in weights)):
             return None

@@ -10,6 +10,7 @@ Tests: tests/virtual/strategies/test_contract.py.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
+import numpy as np
 
 from unisono._mesh import ReplicaMesh
 from unisono._system._blocks import set_for_block
@@ -26,7 +28,10 @@ from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.step._value_handle import ValueHandle, VariableValue
 
 if TYPE_CHECKING:
+    from unisono.cluster._process_group import ProcessGroup
+    from unisono.step._replicas import Replicas
     from unisono.step.variables._deferred_value import DeferredValue
+    from unisono.training.trainer._protocol import StepFunction
 
 #: A gradient for each variable that an optimizer trains; None for one without.
 Gradients = Sequence[jax.Array | None]
@@ -39,6 +44,9 @@ PureUpdate = Callable[[list[jax.Array], Gradients, list[jax.Array]], tuple[list[
 
 #: A replica's code: from values of its variables to results and new values.
 ReplicaCode = Callable[[list[Any]], tuple[PyTree, list[Any]]]
+
+#: The attribute of a variable that lies in a way of its own: its `VariableLayout`.
+_LAYOUT = "_unisono_layout"
 
 #: The attribute of an optimizer's variable that a layout has added, which no other strategy has.
 _ADDED = "_unisono_added"
@@ -82,6 +90,9 @@ class VariableLayout:
 
     mesh: ReplicaMesh
 
+    #: Whether all workers must gather the value before the first writes a file of Keras.
+    is_gathered_for_file = True
+
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
         """How the array of a program lies on the replicas inside `jax.shard_map`."""
@@ -117,6 +128,23 @@ class VariableLayout:
         """Return the array of a program for the value that its code has left; the inverse of `enter`."""
         return value  # type: ignore[no-any-return]
 
+    def to_file(self, variable: keras.Variable) -> np.ndarray:
+        """Return the value for a file of Keras, which has none of the replicas.
+
+        Args:
+            variable: lies so.
+        """
+        value: np.ndarray = variable.numpy()
+        return value
+
+    def from_file(self, saved: np.ndarray) -> np.ndarray:
+        """Return the value that the variable gets of a saved one.
+
+        Args:
+            saved: of a checkpoint, perhaps of another number of replicas; or of a file of Keras.
+        """
+        return saved
+
     def __deepcopy__(self, memo: dict[int, object]) -> VariableLayout:
         # A copied variable lies on the same devices, which cannot be copied.
         return self
@@ -134,6 +162,85 @@ class StackedLayout(VariableLayout):
     def sharding(self) -> jax.sharding.NamedSharding:
         """A row on each device."""
         return self.mesh.sharded
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedLayout(VariableLayout):
+    """How a variable lies that is whole, and gets another value of a saved one.
+
+    Args:
+        fit: from a saved value to the variable's.
+    """
+
+    fit: Callable[[np.ndarray], np.ndarray]
+
+    def from_file(self, saved: np.ndarray) -> np.ndarray:
+        """Return the fitted value."""
+        return self.fit(saved)
+
+
+def lie_as(variable: keras.Variable, layout: VariableLayout) -> None:
+    """Let a variable lie in a way of its own from now on."""
+    object.__setattr__(variable, _LAYOUT, layout)
+
+
+def lie_whole(variable: keras.Variable) -> None:
+    """Let a variable lie on every device again."""
+    vars(variable).pop(_LAYOUT, None)
+
+
+def own_layout(variable: keras.Variable) -> VariableLayout | None:
+    """Return how a variable lies that lies in a way of its own; None for another."""
+    layout: VariableLayout | None = getattr(variable, _LAYOUT, None)
+    return layout
+
+
+def from_file(variable: keras.Variable, saved: np.ndarray) -> np.ndarray:
+    """Return the value that a variable gets of a saved one; see `VariableLayout.from_file`."""
+    layout = own_layout(variable)
+    return saved if layout is None else layout.from_file(saved)
+
+
+def gathered_for_file(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
+    """Return those of an optimizer's variables that all workers gather before the first writes a file."""
+    pairs = [(v, own_layout(v)) for v in variables if not is_added(v)]
+    return [v for v, layout in pairs if layout is None or layout.is_gathered_for_file]
+
+
+class Phases:
+    """The steps between two exchanges of replicas that train apart; here replicas exchange at each step."""
+
+    def make_train_function(self, model: keras.Model, replicas: Replicas) -> StepFunction | None:
+        """Return the `train_function` of a model; None for the strategy's own."""
+        return None
+
+    def is_in_phase(self, model: keras.Model) -> bool:
+        """Return whether replicas of a model hold what the others have not got yet."""
+        return False
+
+    def steps_to_end(self, function: Callable[..., object]) -> int:
+        """Return after how many steps of a train function a phase ends; a large number without phases."""
+        return sys.maxsize
+
+    def begin(self, model: keras.Model) -> None:
+        """Let the next step begin a phase, whatever an earlier `fit` was at; all workers call it."""
+
+    def end(self, model: keras.Model) -> None:
+        """Let the replicas exchange what they have learned; all workers call it."""
+
+    def to_parts(self, model: keras.Model) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return what replicas hold apart between two steps, as JSON and arrays; None where they do not.
+
+        All workers call it, and must read the arrays, which last until the next step.
+        """
+        return None, {}
+
+    def resume(self, model: keras.Model, facts: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """Let the next step continue from what `to_parts` returned; all workers call it.
+
+        Args:
+            model: its variables have what the replicas shared.
+        """
 
 
 class StateLayout:
@@ -155,6 +262,8 @@ class StateLayout:
         self._whole = VariableLayout(mesh)
         self._stacked = StackedLayout(mesh)
         self._version = 0
+        #: When replicas exchange what they have learned.
+        self.phases = Phases()
 
     @property
     def version(self) -> int:
@@ -185,6 +294,11 @@ class StateLayout:
     def notes_updates(self) -> bool:
         """True while a program is traced in which `update` notes gradients, also outside of the replicas."""
         return False
+
+    @property
+    def meshes_beside(self) -> Sequence[ReplicaMesh]:
+        """Devices on which programs with messages run beside the steps."""
+        return ()
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies.
@@ -325,3 +439,24 @@ class CentralLayout(StateLayout):
             else jax.device_put(array, self._mesh.devices[0])  # a copy for each replica
         )
         return first
+
+
+class Synchronization:
+    """How often replicas exchange what they have learned: a strategy's `sync`; base of `LocalUpdates`.
+
+    >>> Synchronization().overlap
+    0
+    """
+
+    #: How many steps are taken beside an exchange.
+    overlap = 0
+
+    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+        """Return the state layout of a strategy with this `sync`: here the one that it has otherwise.
+
+        Args:
+            layout: what the other arguments of the strategy ask for.
+            mesh: the devices that compute.
+            group: the processes that train together.
+        """
+        return layout

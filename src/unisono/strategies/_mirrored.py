@@ -13,8 +13,7 @@ from unisono._checks import check_instance
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.cluster.strategy._multi_worker import MultiWorkerMirroredStrategy
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
-from unisono.compression._compressed_all_reduce import CompressedAllReduce
-from unisono.local_updates._local_updates import LocalUpdates
+from unisono.step._layout import Synchronization
 from unisono.strategies._base import Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_of
@@ -53,15 +52,14 @@ class MirroredStrategy(ReplicatedStrategy):
         *,
         num_gpus: int | None = None,
         state_layout: str = "mirrored",
-        sync: LocalUpdates | None = None,
+        sync: Synchronization | None = None,
     ) -> None:
         hint = "Write `unisono.RingAllReduce()`, for example."
         check_instance(cross_device_ops, "cross_device_ops", CrossDeviceOps, hint)
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
         strategy_of_process_made(type(self).__name__)
-        self._ops = cross_device_ops or own_ops(self._mesh.platform)
-        if isinstance(self._ops, CompressedAllReduce):
-            self._ops = self._ops.over(own_ops(self._mesh.platform))
+        own = own_ops(self._mesh.platform)
+        self._ops = own if cross_device_ops is None else cross_device_ops.over(own)
         self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
 
     @property

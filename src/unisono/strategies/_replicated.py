@@ -23,8 +23,6 @@ from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
-from unisono.local_updates._local_layout import LocalLayout
-from unisono.local_updates._local_training import LocalTrainFunction
 from unisono.step._layout import StateLayout
 from unisono.step._replicas import Replicas
 from unisono.strategies._base import Arguments, Strategy
@@ -122,8 +120,10 @@ class ReplicatedStrategy(Strategy):
 
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what runs compiled steps on the mesh."""
-        if task is TrainerTask.TRAIN and isinstance(self.state_layout, LocalLayout):
-            return LocalTrainFunction(model, self.replicas, task)
+        if task is TrainerTask.TRAIN:
+            function = self.state_layout.phases.make_train_function(model, self.replicas)
+            if function is not None:
+                return function
         if is_stateful(model, task):
             stateful: StepFunction = load("steps in TensorFlow's form")(model, self.replicas, task)
             return stateful

@@ -7,26 +7,18 @@ from __future__ import annotations
 
 from unisono._checks import check_instance
 from unisono._errors import InvalidArgumentError
+from unisono._features import load
 from unisono._mesh import ReplicaMesh
 from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.compression._compressed_all_reduce import CompressedAllReduce
-from unisono.compression._compressed_layout import CompressedLayout
-from unisono.local_updates._local_layout import LocalLayout, LoneLayout
-from unisono.local_updates._local_updates import LocalUpdates
-from unisono.sharding._fully_sharded_layout import FullyShardedLayout
-from unisono.sharding._sharded_layout import ShardedLayout
-from unisono.step._layout import StateLayout
-from unisono.training.replica._elementwise import why_whole
-
-_IN_PARTS = {layout.name: layout for layout in (ShardedLayout, FullyShardedLayout)}
+from unisono.step._layout import StateLayout, Synchronization
 
 #: The names of state layouts; the first is that of strategies by default.
-LAYOUTS = ("mirrored", *_IN_PARTS)
+LAYOUTS = ("mirrored", "sharded", "fully_sharded")
 
 
 def layout_of(
-    name: str, ops: CrossDeviceOps, sync: LocalUpdates | None, mesh: ReplicaMesh, group: ProcessGroup
+    name: str, ops: CrossDeviceOps, sync: Synchronization | None, mesh: ReplicaMesh, group: ProcessGroup
 ) -> StateLayout:
     """Return the layout that a strategy's arguments ask for.
 
@@ -45,18 +37,10 @@ def layout_of(
             f'state_layout={name!r}. Write `state_layout="sharded"` for optimizer state in parts on the '
             'devices, "fully_sharded" for weights in parts, too.'
         )
-    check_instance(
-        sync, "sync", LocalUpdates, "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
-    )
-    layout = _IN_PARTS[name](mesh, why_whole, group) if name in _IN_PARTS else StateLayout(mesh)
-    if isinstance(ops, CompressedAllReduce):
-        layout = CompressedLayout(layout, ops, mesh, group)
-    if sync is None or sync.is_synchronous:
-        return layout
-    if type(layout) is not StateLayout:
-        raise InvalidArgumentError(
-            "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
-            f"Received: {sync!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
-        )
-    # A replica that is alone averages with none.
-    return LoneLayout(mesh, sync) if mesh.num_replicas == 1 else LocalLayout(mesh, group, sync)
+    if sync is not None:
+        hint = "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
+        check_instance(sync, "sync", load("class LocalUpdates"), hint)
+    is_mirrored = name == LAYOUTS[0]
+    layout = StateLayout(mesh) if is_mirrored else load(f"{name.replace('_', ' ')} layout")(mesh, group)
+    layout = ops.layout(layout, mesh, group)
+    return layout if sync is None else sync.layout(layout, mesh, group)

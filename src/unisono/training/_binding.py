@@ -12,6 +12,7 @@ import keras
 
 from unisono._context import creator_of, current, note_creator
 from unisono._errors import MixedStrategyError, ScopeError
+from unisono.step._layout import Phases
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -55,6 +56,13 @@ def bind(model: keras.Model, strategy: Strategy | None) -> None:
 def strategy_of(model: keras.Model) -> Strategy | None:
     """Return the strategy that a compiled model is bound to, or None."""
     return _BOUND.get(model)
+
+
+def phases_of(model: keras.Model) -> Phases:
+    """Return when the replicas of a compiled model exchange what they have learned."""
+    strategy = strategy_of(model)
+    replicated = None if strategy is None else strategy.replicated
+    return Phases() if replicated is None else replicated.state_layout.phases
 
 
 def holder_of(thing: Held) -> Strategy | None:

@@ -20,7 +20,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._export._files import replace_atomically
 from unisono._system._object_store import StorePath, local_copy, store_path, written_locally
 from unisono._types import KerasWrap, UserValue
-from unisono.local_updates._local_layout import gathered_for_file
+from unisono.step._layout import gathered_for_file
 from unisono.training._binding import holder_of
 
 #: What Keras' saving functions return.

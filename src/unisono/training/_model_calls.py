@@ -23,7 +23,6 @@ from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._features import load
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
-from unisono.local_updates._local_training import end_local_phase
 from unisono.step._keras_internals import training_state
 from unisono.step._program import current_frame
 from unisono.training._binding import (
@@ -32,6 +31,7 @@ from unisono.training._binding import (
     check_variables,
     current_strategy,
     holder_by_scope,
+    phases_of,
     sole_creator,
     strategy_of,
 )
@@ -315,7 +315,8 @@ def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[N
 
 
 def _known(call: MethodCall) -> Strategy:
-    assert call.strategy is not None
+    if call.strategy is None:
+        raise RuntimeError("A call without a strategy has no contexts of one.")
     return call.strategy
 
 
@@ -395,7 +396,7 @@ def _logs_of_epoch(original: Callable[..., PyTree], self: keras.Model, logs: PyT
     """Return the logs where an epoch of `fit` has ended, before validation and callbacks see the state."""
     # Also where `evaluate` ends, whose state has no optimizer.
     if LISTS[2] in (training_state(self) or ()):
-        end_local_phase(self)
+        phases_of(self).end(self)
     return original(self, logs)
 
 

@@ -13,9 +13,8 @@ import numpy as np
 from unisono._context import current
 from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap
-from unisono.local_updates._local_layout import fitted_rows, value_for_file
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import is_added, making_slot
+from unisono.step._layout import from_file, is_added, making_slot, own_layout
 
 
 def wraps() -> list[KerasWrap]:
@@ -65,7 +64,8 @@ def _save_own_variables(
     if len(own) == len(self.variables):
         return original(self, store)
     for i, variable in enumerate(own):
-        store[str(i)] = value_for_file(variable)
+        layout = own_layout(variable)
+        store[str(i)] = variable.numpy() if layout is None else layout.to_file(variable)
     return None
 
 
@@ -81,5 +81,5 @@ def _load_own_variables(
     if len(own) == len(self.variables):
         return original(self, store)
     for i, variable in enumerate(own):
-        variable.assign(fitted_rows(variable, np.asarray(store[str(i)])))
+        variable.assign(from_file(variable, np.asarray(store[str(i)])))
     return None

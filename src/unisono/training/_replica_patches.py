@@ -27,7 +27,6 @@ import keras
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
 from unisono._system._blocks import set_attribute, set_for_block
 from unisono._types import KerasWrap, PyTree
-from unisono.compression._compressed_layout import is_of_compression
 from unisono.step._keras_internals import (
     compiled_metrics,
     reduced_axes,
@@ -35,7 +34,7 @@ from unisono.step._keras_internals import (
     replaced_losses,
     trained_variables,
 )
-from unisono.step._layout import GradientReducer, StateLayout
+from unisono.step._layout import GradientReducer, StateLayout, is_added
 from unisono.step._program import current_frame
 from unisono.step._value_handle import in_parts
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule, note_mean
@@ -295,9 +294,9 @@ def _prepare(optimizer: keras.Optimizer, context: Context) -> None:
         # The update in parts reads all variables, also where a step applies gradients of a few.
         for variable in (*trained_variables(optimizer), *optimizer.variables):
             variable.value  # noqa: B018
-        # Errors of compressed gradients are written in the replicas alone, which this trace has none of.
+        # What a layout has added is written in the replicas alone, which this trace has none of.
         with _aggregated():
-            for variable in filter(is_of_compression, optimizer.variables):
+            for variable in filter(is_added, optimizer.variables):
                 variable.assign(variable.value)
 
 

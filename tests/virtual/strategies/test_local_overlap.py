@@ -24,6 +24,7 @@ from unisono.callbacks import BackupAndRestore
 from unisono.cluster._process_group import SingleProcessGroup
 from unisono.local_updates._local_layout import LocalLayout
 from unisono.step._dispatch import CompiledStep
+from unisono.step._layout import Phases
 
 pytestmark = pytest.mark.numbers
 
@@ -142,4 +143,4 @@ def test_a_later_strategy_of_workers_has_no_device_for_exchanges():
     # As in a worker whose devices are not all of the mesh.
     vars(mesh)["local_devices"] = mesh.devices[:1]
     with pytest.raises(unisono.BackendError, match="Make this strategy first"):
-        LocalLayout(mesh, SingleProcessGroup(), LocalUpdates(4, overlap=True))
+        LocalLayout(mesh, SingleProcessGroup(), LocalUpdates(4, overlap=True), Phases())

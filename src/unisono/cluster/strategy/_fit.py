@@ -38,9 +38,9 @@ from unisono.cluster.strategy._chief_callbacks import (
     may_read_weights,
     shared_decisions,
 )
-from unisono.local_updates._local_layout import gathered_for_file
-from unisono.sharding._sharded_layout import Shards
 from unisono.step._keras_internals import is_validation, stored_value
+from unisono.step._layout import gathered_for_file
+from unisono.step._value_handle import AgreedHandle
 from unisono.strategies._base import Arguments
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.training._fit_extension import flat_callbacks
@@ -137,7 +137,7 @@ class MultiWorkerFit:
         # What a layout adds is in no file that callbacks write.
         if gathers:
             self._strategy.gather_state(gathered_for_file(variables))
-        variables = [v for v in variables if not isinstance(stored_value(v), Shards)]
+        variables = [v for v in variables if not isinstance(stored_value(v), AgreedHandle)]
         paths = canonical_paths(v.path for v in variables)
         values = [stored_value(v) for v in variables]
         self._group.compare_state(self._strategy.mesh, paths, values)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from unisono._checks import check_instance
+from unisono._features import load
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono.cluster import _distributed
 from unisono.cluster._distributed import joined_group
@@ -31,9 +32,7 @@ from unisono.cluster_resolver._detect import resolve
 from unisono.cluster_resolver._siblings import find_siblings
 from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceOps, PackedAllReduce, own_ops
-from unisono.compression._compressed_all_reduce import CompressedAllReduce
-from unisono.local_updates._local_layout import LocalLayout
-from unisono.local_updates._local_updates import LocalUpdates
+from unisono.step._layout import Synchronization
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy
 from unisono.strategies._state_layout import layout_of
@@ -78,11 +77,12 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         *,
         timeouts: Timeouts | None = None,
         state_layout: str = "mirrored",
-        cross_device_ops: CompressedAllReduce | None = None,
-        sync: LocalUpdates | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        sync: Synchronization | None = None,
     ) -> None:
         hint = "Leave it out, or pass an object of that class."
-        check_instance(cross_device_ops, "cross_device_ops", CompressedAllReduce, hint)
+        if cross_device_ops is not None:
+            check_instance(cross_device_ops, "cross_device_ops", load("class CompressedAllReduce"), hint)
         check_instance(cluster_resolver, "cluster_resolver", ClusterResolver, hint)
         check_instance(communication_options, "communication_options", CommunicationOptions, hint)
         self._resolver = resolve() if cluster_resolver is None else cluster_resolver
@@ -92,7 +92,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         # Without a cluster it may still be the second strategy of a process that has joined one.
         group = joined_group()
         if self._resolver:
-            with_spare = isinstance(sync, LocalUpdates) and sync.overlap > 0
+            with_spare = isinstance(sync, Synchronization) and sync.overlap > 0
             interface = self._options.interface or ""
             group = _distributed.join(self._resolver, timeouts, limit, interface, with_spare)
         super().__init__(ReplicaMesh(devices_of_all()), group)
@@ -111,9 +111,9 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             _say_that_it_is_alone(type(self).__name__, self._mesh.num_replicas)
         if cross_device_ops is not None:
             self._ops = cross_device_ops.over(self._ops)
-        self._state_layout = layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
-        if self._fit is not None and isinstance(layout, LocalLayout) and layout.sync.overlap:
-            _connect(layout.exchange_mesh, group)
+        self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
+        for mesh in () if self._fit is None else self._state_layout.meshes_beside:
+            _connect(mesh, group)
 
     @property
     def of_servers(self) -> Callable[[], Strategy]:

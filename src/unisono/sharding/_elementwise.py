@@ -20,9 +20,9 @@ import numpy as np
 
 from unisono._context import entered
 from unisono._types import ArrayLike
-from unisono.compression._compressed_layout import is_of_compression
 from unisono.sharding._gradients_in_parts import is_split
 from unisono.step._keras_internals import clipped_by, clips_as_keras, of_shapes, trained_variables
+from unisono.step._layout import is_added
 from unisono.training._jaxprs import Trace, inner_programs
 from unisono.training.rows._row_analysis import RowUse, row_uses
 from unisono.training.rows._row_states import Equation
@@ -53,8 +53,8 @@ def why_whole(optimizer: keras.Optimizer) -> str | None:
 def _reason(optimizer: keras.Optimizer) -> str | None:
     trained, slots = trained_variables(optimizer), list(optimizer.variables)
     shapes = {tuple(v.shape) for v in trained}
-    # What compression has added passes through.
-    added = [v for v in slots if is_of_compression(v)]
+    # What another layout has added, such as that of compression, passes through.
+    added = [v for v in slots if is_added(v)]
     flat = [v for v in [*trained, *slots] if tuple(v.shape) in shapes and is_split(v.shape)] + added
     update = _Update(optimizer, trained, slots)
     uses = row_uses(lambda *given: update.flat(given, flat), update.arguments(flat), _FEW, _MANY)
