@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import weakref
@@ -46,6 +47,7 @@ from unisono.step._layout import (
     PureUpdate,
     StateLayout,
     VariableLayout,
+    is_added,
     is_slot,
     lie_as,
     own_layout,
@@ -377,7 +379,8 @@ class ShardedLayout(PartsLayout):
         self._mark_weights(optimizer)
         # By shape: Keras' optimizers do not say which of their variables belong to a weight.
         shapes = {tuple(v.shape) for v in trained_variables(optimizer)}
-        for variable in optimizer.variables:
+        # What another layout has added, whose shape may be that of a weight by chance, lies as it says.
+        for variable in itertools.filterfalse(is_added, optimizer.variables):
             layout = self._split(variable.shape) if tuple(variable.shape) in shapes else None
             if layout is not None:
                 lie_as(variable, layout)

@@ -249,6 +249,35 @@ def test_other_numbers_of_replicas_keep_the_sum_of_the_errors(tmp_path):
             assert not any(e.any() for e in errors(alone.optimizer))
 
 
+@pytest.mark.parametrize("kind", ["int8", "power_sgd"])
+def test_what_is_added_may_have_the_shape_of_a_weight_by_chance(kind, tmp_path):
+    """On two replicas errors of a bias have that of the first kernel, and a basis that of the last one."""
+
+    def model_on(replicas):
+        ops = CompressedAllReduce(kind, exact_below=1, **{"rank": 2} if kind == "power_sgd" else {})
+        with strategy_with(ops, replicas, "sharded").scope():
+            layers = [keras.layers.Dense(n) for n in (12, 16, 2)]
+            model = keras.Sequential([keras.Input((2,)), *layers])
+            model.compile("adam", "mse")
+        return model
+
+    rows = np.random.default_rng(0).standard_normal((64, 2)).astype("f4")
+    model = model_on(2)
+    shapes = [tuple(v.shape) for v in model.trainable_variables]
+    model.fit(rows, rows, batch_size=16, verbose=0)
+    added = [v for v in model.optimizer.variables if is_of_compression(v)]
+    assert any(tuple(v.shape) in shapes for v in added)
+    wanted = errors(model.optimizer)
+    for replicas in (3, 2):
+        path = Checkpoint(model=model).write(str(tmp_path / f"to-{replicas}"))
+        model = model_on(replicas)
+        # How variables lie is known from the first step on.
+        model.fit(rows, rows, batch_size=16, verbose=0)
+        Checkpoint(model=model).restore(path)
+        for found, before in zip(errors(model.optimizer), wanted, strict=True):
+            np.testing.assert_allclose(found, before, rtol=0, atol=1e-7)
+
+
 def test_one_replica_applies_what_others_have_not_sent():
     strategy = strategy_with(OPS["top_k"](), 1)
     with strategy.scope():
