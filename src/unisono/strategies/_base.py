@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -24,7 +25,6 @@ from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.strategies._deprecated import DeprecatedMethods
-from unisono.strategies._extended import StrategyExtended
 from unisono.strategies._options import RunOptions, WorkerTerms
 from unisono.training._bind import wrap_keras
 from unisono.training._binding import bind, check_no_distribution
@@ -34,6 +34,7 @@ from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
     from unisono.data._distribute import DistributedDataset
+    from unisono.strategies._extended import StrategyExtended
     from unisono.strategies._replicated import ReplicatedStrategy
 
 # Before the first scope: with another backend Keras would create variables that no strategy can hold.
@@ -77,7 +78,6 @@ class Strategy(DeprecatedMethods, abc.ABC):
 
     def __init__(self, process_group: ProcessGroup | None = None) -> None:
         self._group = process_group or SingleProcessGroup()
-        self._extended = StrategyExtended(self)
         if not self.is_default:
             # From now on `fit` of a model that is made outside of the scope can be noticed.
             wrap_keras()
@@ -247,10 +247,12 @@ class Strategy(DeprecatedMethods, abc.ABC):
         """The processes that train together."""
         return self._group
 
-    @property
+    @functools.cached_property
     def extended(self) -> StrategyExtended:
         """Less common operations, under tf.distribute's name for them."""
-        return self._extended
+        from unisono.strategies._extended import StrategyExtended
+
+        return StrategyExtended(self)
 
     def variable_created(self, variable: keras.Variable) -> None:
         """Take note of a variable that was made in the scope.

@@ -5,6 +5,7 @@ Tests: tests/virtual/strategies/test_extended.py.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -13,13 +14,13 @@ import keras
 
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, UserValue
-from unisono.data._iterator import DistributedIterator
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode
-from unisono.strategies._extended import StrategyExtended
 
 if TYPE_CHECKING:
     from unisono.data._dataset import Dataset
     from unisono.data._distribute import DistributedDataset
+    from unisono.data._iterator import DistributedIterator
+    from unisono.strategies._extended import StrategyExtended
 
 T = TypeVar("T")
 
@@ -28,10 +29,14 @@ class DeprecatedMethods:
     """What older programs call. A new strategy overrides none of it."""
 
     # Of `Strategy`.
-    _extended: StrategyExtended
     run: Callable[..., UserValue]
     distribute_datasets_from_function: Callable[..., DistributedDataset]
     _split: Callable[..., DistributedDataset]
+
+    @property
+    @abc.abstractmethod
+    def extended(self) -> StrategyExtended:
+        """Less common operations, under tf.distribute's name for them."""
 
     def group(self, value: object, name: str | None = None) -> None:
         """Do nothing: tf.distribute makes one operation of several, and here all are done in order.
@@ -49,7 +54,7 @@ class DeprecatedMethods:
         Args:
             colocate_with_variable: a variable of this strategy.
         """
-        return self._extended.colocate_vars_with(colocate_with_variable)
+        return self.extended.colocate_vars_with(colocate_with_variable)
 
     def configure(
         self,

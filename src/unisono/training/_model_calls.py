@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import keras
@@ -183,7 +183,7 @@ def _by_name(
 ) -> dict[str, UserValue]:
     """Return the arguments of a call by their names."""
     names, _, takes_others = _parameters_of(method)
-    unknown = [] if takes_others else sorted(set(kwargs).difference(names))
+    unknown = sorted(kwargs.keys() - names) if kwargs and not takes_others else ()
     if unknown and strategy is not None:
         raise InvalidTypeError(
             f"`{method.__name__}` must be called with its arguments alone. Received: {unknown[0]!r}. Keras "
@@ -315,9 +315,8 @@ def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[N
 
 
 def _known(call: MethodCall) -> Strategy:
-    if call.strategy is None:
-        raise RuntimeError("A call without a strategy has no contexts of one.")
-    return call.strategy
+    """Return the strategy of a call that has one."""
+    return cast("Strategy", call.strategy)
 
 
 _APART = Surrounding(

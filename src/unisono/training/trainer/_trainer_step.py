@@ -45,15 +45,11 @@ class TrainerTask(enum.Enum):
     TEST = ("trainable_variables", "non_trainable_variables", "metrics_variables")
     PREDICT = ("trainable_variables", "non_trainable_variables")
 
-    @property
-    def step(self) -> str:
-        """The name of a model's step."""
-        return f"{self.name.lower()}_step"
-
-    @property
-    def function(self) -> str:
-        """The attribute of a model with the function that Keras' loop calls."""
-        return f"{self.name.lower()}_function"
+    def __init__(self, *_: str) -> None:
+        #: The name of a model's step.
+        self.step = f"{self.name.lower()}_step"
+        #: The attribute of a model with the function that Keras' loop calls.
+        self.function = f"{self.name.lower()}_function"
 
 
 #: The lists of what an optimizer writes, which is equal on all replicas.
