@@ -16,6 +16,8 @@ from unisono._errors import UnsupportedError
 FEATURES = {
     "sharded layout": "unisono.sharding._sharded_layout:ShardedLayout",
     "fully sharded layout": "unisono.sharding._fully_sharded_layout:FullyShardedLayout",
+    "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
+    "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }
 

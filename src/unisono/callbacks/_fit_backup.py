@@ -43,6 +43,7 @@ import numpy as np
 
 from unisono._errors import CheckpointError
 from unisono._system._object_store import Place
+from unisono._system._task_reports import process_events
 from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._callback_state import CallbackBaseline, names_of, set_state_of, state_of
@@ -60,7 +61,6 @@ from unisono.checkpoint._arrays import read_along
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
-from unisono.cluster.liveness._task_events import process_events
 from unisono.cluster.strategy._chief_callbacks import SameState, SharedDecisions
 from unisono.local_updates._local_phase import LocalPhase
 from unisono.local_updates._local_training import (

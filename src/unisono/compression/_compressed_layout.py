@@ -24,7 +24,7 @@ from unisono._context import current
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._types import PyTree
 from unisono._values import ReduceOp
-from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._process_group import ProcessGroup
 from unisono.compression._compressed_all_reduce import CompressedAllReduce
 from unisono.sharding._sharded_layout import (
     PartsLayout,

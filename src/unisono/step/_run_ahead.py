@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 from unisono._mesh import ReplicaMesh
-from unisono.cluster.liveness._in_flight import ProgramToken
+from unisono.collectives._process_group import ProgramToken
 
 #: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
 #: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).

@@ -18,8 +18,8 @@ from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh, check_alike, ensure_collectives_can_run
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
+from unisono.collectives._process_group import ProcessGroup
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.local_updates._local_layout import LocalLayout
 from unisono.local_updates._local_training import LocalTrainFunction

@@ -8,8 +8,8 @@ from __future__ import annotations
 from unisono._checks import check_instance
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._process_group import ProcessGroup
 from unisono.compression._compressed_all_reduce import CompressedAllReduce
 from unisono.compression._compressed_layout import CompressedLayout
 from unisono.local_updates._local_layout import LocalLayout, LoneLayout

@@ -12,10 +12,11 @@ import keras
 
 from unisono._errors import UnisonoError
 from unisono._mesh import jax_runs
-from unisono.cluster._distributed import joined_group
-from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
+from unisono._system._environ import process_environ
+from unisono.cluster_resolver._base import TFConfigClusterResolver
 from unisono.cluster_resolver._siblings import find_tasks
 from unisono.cluster_resolver._spec import ClusterSpec
+from unisono.collectives._process_group import joined_group
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy

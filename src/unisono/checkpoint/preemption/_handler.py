@@ -30,8 +30,8 @@ from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
 from unisono.checkpoint.preemption._watcher import PollWatch, PreemptionNotice
-from unisono.cluster._distributed import joined_group
 from unisono.cluster_resolver._base import ClusterResolver
+from unisono.collectives._process_group import joined_group
 
 _LOG = logging.getLogger("unisono")
 

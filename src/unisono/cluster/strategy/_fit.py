@@ -24,7 +24,6 @@ from unisono._types import PyTree, UserValue
 from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._variable_paths import canonical_paths
-from unisono.cluster._process_group import ProcessGroup
 from unisono.cluster.strategy._call_description import (
     are_within,
     call_fingerprint,
@@ -39,6 +38,7 @@ from unisono.cluster.strategy._chief_callbacks import (
     may_read_weights,
     shared_decisions,
 )
+from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import gathered_for_file
 from unisono.sharding._sharded_layout import Shards
 from unisono.step._keras_internals import is_validation, stored_value

@@ -5,7 +5,8 @@ Tests: tests/cluster/test_parameter_server.py.
 
 from __future__ import annotations
 
-from unisono.cluster_resolver._base import process_environ, whole_of
+from unisono._system._environ import process_environ
+from unisono.cluster_resolver._base import whole_of
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief._job import Cluster
 from unisono.parameter_server.server._open_files import allow_open_files

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from unisono._errors import ClusterError
 from unisono._mesh import fuse_results, stay_on_cpus
+from unisono._system._environ import process_environ
 from unisono._system._interrupts import in_main_thread
 from unisono._system._lease import Lease
 from unisono._system._signals import SignalWatch
 from unisono.cluster.liveness._health import report_ready
-from unisono.cluster_resolver._base import process_environ, seconds_of
+from unisono.cluster_resolver._base import seconds_of
 from unisono.parameter_server.server._client import ServerClient
 from unisono.parameter_server.server._durable import DurableStore
 from unisono.parameter_server.server._end_marker import end_marker_of, started_at
