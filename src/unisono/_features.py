@@ -16,6 +16,10 @@ from unisono._errors import UnsupportedError
 FEATURES = {
     "sharded layout": "unisono.sharding._sharded_layout:ShardedLayout",
     "fully sharded layout": "unisono.sharding._fully_sharded_layout:FullyShardedLayout",
+    "signs of other tasks": "unisono.cluster._lone_task:warning_in_tasks",
+    "tasks of TF_CONFIG": "unisono.cluster._lone_task:warning_alone",
+    "atomic writing of a model": "unisono._export._model_files:write_whole",
+    "copy of a stored model": "unisono._export._model_files:local_file",
     "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
     "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",

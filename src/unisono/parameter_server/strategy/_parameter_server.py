@@ -16,6 +16,7 @@ from unisono._checks import check_instance, checked_whole
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono._system._program_end import expected_exit_code, note_exits, watch_program
+from unisono.cluster._lone_task import servers_joined
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._detect import resolve
@@ -36,7 +37,7 @@ from unisono.step.variables._merge_rules import kind_of
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._one_device import OneDeviceStrategy
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.training._scope_warnings import servers_joined, strategy_used
+from unisono.training._scope_warnings import strategy_used
 from unisono.training.stateful._form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
