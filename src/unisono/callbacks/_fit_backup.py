@@ -61,7 +61,6 @@ from unisono.checkpoint._arrays import read_along
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
-from unisono.cluster.strategy._chief_callbacks import SameState, SharedDecisions
 from unisono.local_updates._local_phase import LocalPhase
 from unisono.local_updates._local_training import (
     begin_local_phase,
@@ -72,7 +71,7 @@ from unisono.local_updates._local_training import (
 from unisono.step._keras_internals import is_synced
 from unisono.step._value_handle import ValueHandle
 from unisono.training._binding import strategy_of
-from unisono.training._fit_extension import FitCall
+from unisono.training._fit_extension import FitCall, WorkersCallback
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -140,8 +139,7 @@ class FitBackup:
             # Keras would add its own behind `LastCallback`: a backup would lack the epoch that just ended.
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, LastCallback(self)]
-        # These two are not saved, so that a run can resume with another number of workers, or one.
-        self._remembering = [c for c in self._others if not isinstance(c, (SameState, SharedDecisions))]
+        self._remembering = [c for c in self._others if not isinstance(c, WorkersCallback)]
         self._made = [CallbackBaseline.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
 
