@@ -26,6 +26,12 @@ FEATURES = {
     "strings on the host": "unisono.training._host_layers:encoded_arguments",
     "class CompressedAllReduce": "unisono.compression._compressed_all_reduce:CompressedAllReduce",
     "class LocalUpdates": "unisono.local_updates._local_updates:LocalUpdates",
+    "signs of other tasks": "unisono.cluster._lone_task:warning_in_tasks",
+    "tasks of TF_CONFIG": "unisono.cluster._lone_task:warning_alone",
+    "atomic writing of a model": "unisono._export._model_files:write_whole",
+    "copy of a stored model": "unisono._export._model_files:local_file",
+    "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
+    "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }
 

@@ -23,8 +23,9 @@ import numpy as np
 
 from unisono._checks import digits, is_number
 from unisono._errors import InvalidArgumentError, UnisonoError
+from unisono._system._environ import process_environ
 from unisono._system._json import MALFORMED, parse_json
-from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ, whole_of
+from unisono.cluster_resolver._base import TFConfigClusterResolver, whole_of
 
 
 class InjectedError(UnisonoError):

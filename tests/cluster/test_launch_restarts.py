@@ -266,8 +266,8 @@ def test_a_signal_ends_the_wait_before_a_restart(tmp_path):
 
 
 BEATS = """
-from unisono.cluster.liveness._heartbeat_file import Heartbeat
-Heartbeat.from_environ().beat()
+from unisono._system._task_reports import process_heartbeat
+process_heartbeat().beat()
 """
 
 

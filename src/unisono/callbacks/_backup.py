@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono._system._interrupts import in_main_thread
 from unisono._system._object_store import place_of
 from unisono._system._signals import RESTART_WANTED, SignalWatch
@@ -25,7 +26,6 @@ from unisono.callbacks._fit_backup import FitBackup
 from unisono.callbacks._interval import BackupInterval
 from unisono.checkpoint.commits import _commits
 from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
-from unisono.cluster_resolver._base import process_environ
 from unisono.training._bind import wrap_keras
 from unisono.training._binding import strategy_of, writes_files
 from unisono.training._fit_extension import FitCall, FitExtension

@@ -43,6 +43,7 @@ import numpy as np
 
 from unisono._errors import CheckpointError
 from unisono._system._object_store import Place
+from unisono._system._task_reports import process_events
 from unisono._types import Logs, PyTree, State
 from unisono.callbacks._backup_series import Backups
 from unisono.callbacks._callback_state import CallbackBaseline, names_of, set_state_of, state_of
@@ -60,12 +61,10 @@ from unisono.checkpoint._arrays import read_along
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
-from unisono.cluster.liveness._task_events import process_events
-from unisono.cluster.strategy._chief_callbacks import SameState, SharedDecisions
 from unisono.step._keras_internals import is_synced
 from unisono.step._value_handle import ValueHandle
 from unisono.training._binding import phases_of, strategy_of
-from unisono.training._fit_extension import FitCall
+from unisono.training._fit_extension import FitCall, WorkersCallback
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -134,8 +133,7 @@ class FitBackup:
             # Keras would add its own behind `LastCallback`: a backup would lack the epoch that just ended.
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, LastCallback(self)]
-        # These two are not saved, so that a run can resume with another number of workers, or one.
-        self._remembering = [c for c in self._others if not isinstance(c, (SameState, SharedDecisions))]
+        self._remembering = [c for c in self._others if not isinstance(c, WorkersCallback)]
         self._made = [CallbackBaseline.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
 

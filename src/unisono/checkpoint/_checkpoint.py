@@ -20,7 +20,7 @@ from unisono.checkpoint._series import read_snapshot, write_snapshot
 from unisono.checkpoint._snapshot import Snapshot
 from unisono.checkpoint._tracking import Holder, TrackedDict, TrackedList
 from unisono.checkpoint.commits import _commits
-from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
+from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup
 from unisono.training._binding import holder_of
 
 _LOG = logging.getLogger("unisono")

@@ -17,13 +17,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from unisono._system._environ import process_environ
 from unisono._system._files import replace_file
 from unisono._system._json import parse_json
 from unisono._system._object_store import Place, place_of
+from unisono._system._task_reports import heartbeat_of_environ
 from unisono.checkpoint._reader import latest_checkpoint
 from unisono.checkpoint.commits._manifests import MANIFEST
-from unisono.cluster.liveness._heartbeat_file import Heartbeat
-from unisono.cluster_resolver._base import process_environ
 
 FINISHED = "FINISHED"
 _RECORD = "evaluations-{}.json"
@@ -138,7 +138,7 @@ class TrainingEnd:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = place_of(directory)
-        self._heart = Heartbeat.from_environ()
+        self._heart = heartbeat_of_environ()
         finished = process_environ().get("UNISONO_FINISHED")
         #: The file that the launcher writes when training has ended; None without a launcher.
         self.launcher_file = Path(finished) if finished else None

@@ -19,7 +19,7 @@ from unisono._system._json import parse_json
 from unisono._types import ArrayLike, Json
 from unisono.checkpoint._json_state import Array, HostArray, check_encoded, stand_ins
 from unisono.checkpoint._unread_arrays import SentArray, UnreadArray
-from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._process_group import ProcessGroup
 from unisono.step._value_handle import ValueHandle
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unisono._errors import CheckpointError
-from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike

@@ -19,6 +19,7 @@ import jax
 
 from unisono._errors import BackendError, ClusterError
 from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
+from unisono._system._environ import process_environ
 from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
 from unisono.cluster._coordinator_gate import CoordinatorGate
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
@@ -27,7 +28,6 @@ from unisono.cluster._introduction import how_to_connect, introduce
 from unisono.cluster._jax_internals import Board, let_gloo_listen_at, own_place, write_on_this_process
 from unisono.cluster._jax_process_group import JaxProcessGroup
 from unisono.cluster._own_address import own_address
-from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
 from unisono.cluster._program_digest import cluster_text, program_digest
 from unisono.cluster.liveness._health import process_health, report_ready
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
@@ -35,8 +35,9 @@ from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer
 from unisono.cluster.liveness._watchdog import PeerWatchdog, end_process
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
-from unisono.cluster_resolver._base import ClusterResolver, process_environ, whole_of
+from unisono.cluster_resolver._base import ClusterResolver, whole_of
 from unisono.cluster_resolver._spec import Timeouts, split_address, with_port
+from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup, joined_group, note_joined
 from unisono.rpc._versions import installed
 
 _LOG = logging.getLogger("unisono")
@@ -49,14 +50,6 @@ _GENERATION = "UNISONO_GENERATION"
 _INTERFACE = "UNISONO_INTERFACE"
 #: Seconds between the time when a collective gives up and the time when JAX does.
 _MARGIN = 60.0
-
-
-_group: JaxProcessGroup | None = None
-
-
-def joined_group() -> ProcessGroup:
-    """Return the group of the cluster that this process joined; the group of a lone process without one."""
-    return _group or SingleProcessGroup()
 
 
 def join(
@@ -78,15 +71,15 @@ def join(
         ClusterError: a process is missing, or differs; the message names it and the difference.
         InvalidArgumentError: the port for probes is not free.
     """
-    global _group
     # From now on it answers: others may start much later.
     process_health()
     process, count = resolver.process_id, resolver.num_processes
     environ = process_environ()
     generation = whole_of(_GENERATION, environ)
-    if _group is not None:
-        if (process, count) == (_group.index, _group.size):
-            return _group
+    group = joined_group()
+    if isinstance(group, JaxProcessGroup):
+        if (process, count) == (group.index, group.size):
+            return group
         raise ClusterError(
             "A process can be in one cluster. Received: a second cluster, of "
             f"{count} processes. Start another process for it."
@@ -114,9 +107,10 @@ def join(
     configuration = _configuration(resolver, devices, generation) | {"exchange device": with_spare}
     addresses = _addresses(resolver, count)
     agreement = rendezvous(process, count, addresses, configuration, timeouts)
-    _group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))
+    group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))
+    note_joined(group)
     report_ready()
-    return _group
+    return group
 
 
 def _meet(
@@ -259,8 +253,9 @@ def _leave(seconds: float) -> None:
     JAX's own barrier aborts the process in C++ when another process never arrives.
     """
     # A process that an error ends must not wait for the others.
-    if not program_has_failed() and _group is not None:
-        monitor = _group.monitor
+    group = joined_group()
+    if not program_has_failed() and isinstance(group, JaxProcessGroup):
+        monitor = group.monitor
         missing = monitor.wait_for_shutdown(seconds)
         if monitor.is_aborted:
             end_process(monitor.status.abort_reason)

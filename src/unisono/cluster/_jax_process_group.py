@@ -16,16 +16,15 @@ import numpy as np
 
 from unisono._errors import ClusterError
 from unisono._mesh import ReplicaMesh
+from unisono._system._task_reports import process_heartbeat
 from unisono._types import PyTree
 from unisono.cluster._batch_fingerprint import are_near, fingerprint
 from unisono.cluster._host_collectives import AT_ONCE, HostCollectives
-from unisono.cluster._process_group import Arrays, NamedState, ProcessGroup, Tree
 from unisono.cluster._state_check import StateCheck
-from unisono.cluster.liveness._heartbeat_file import process_heartbeat
-from unisono.cluster.liveness._in_flight import ProgramToken
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import CALL, READ
 from unisono.cluster.rendezvous._mismatch import differences, named
+from unisono.collectives._process_group import Arrays, NamedState, ProcessGroup, ProgramToken, Tree
 
 #: Bytes of a digest.
 _DIGEST = 32

@@ -1,16 +1,13 @@
-"""Who is in the cluster, and which task this is: the base of all resolvers, and those of TensorFlow.
-
-The only file of the package that touches the process' environment; the others get it from here.
-"""
+"""Who is in the cluster, and which task this is: the base of all resolvers, and those of TensorFlow."""
 
 from __future__ import annotations
 
 import abc
 import math
-import os
 from collections.abc import Mapping, MutableMapping
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._system._environ import process_environ
 from unisono.cluster_resolver._spec import (
     ClusterSpec,
     Task,
@@ -24,16 +21,6 @@ from unisono.cluster_resolver._tf_config import TFConfig, read_tf_config, variab
 
 #: The variable with the seconds for which a worker waits for the others, where the program does not say it.
 START_UP_VARIABLE = "UNISONO_START_UP"
-
-
-def process_environ() -> MutableMapping[str, str]:
-    """Return the environment of this process.
-
-    >>> import os
-    >>> process_environ() is os.environ
-    True
-    """
-    return os.environ
 
 
 def seconds_of(variable: str, default: float) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import MutableMapping
 
-from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono._system._environ import process_environ
+from unisono.cluster_resolver._base import ClusterResolver
 
 #: The classes that `resolve()` asks, each with its module, in this order: what a user writes, what
 #: Ray Train says, whose processes have the variables of the Slurm step or pod in which Ray was started, what

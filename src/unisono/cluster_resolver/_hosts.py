@@ -6,8 +6,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono._system._json import parse_json
-from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec, read_index, shortened, with_port
 
 #: The variable with the port of all workers, where the program does not say it.

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Mapping, MutableMapping
 
 from unisono._errors import InvalidArgumentError
-from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono._system._environ import process_environ
+from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._spec import ClusterSpec, address_problem, read_index, with_port
 
 #: Kubeflow Trainer sets the first row for JAX and the second for other frameworks; a pod is a process:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Protocol
 
 from unisono._errors import BackendError, InvalidArgumentError
-from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono._system._environ import process_environ
+from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._slurm_hostlist import expand_hosts
 from unisono.cluster_resolver._spec import ClusterSpec, read_index, with_port
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, MutableMapping
 
 from unisono._errors import InvalidArgumentError
-from unisono.cluster_resolver._base import ClusterResolver, process_environ
+from unisono._system._environ import process_environ
+from unisono.cluster_resolver._base import ClusterResolver
 from unisono.cluster_resolver._mpi import is_mpi_rank, read_rank
 from unisono.cluster_resolver._slurm_hostlist import expand_counts, expand_hosts
 from unisono.cluster_resolver._spec import ClusterSpec, read_index, with_port

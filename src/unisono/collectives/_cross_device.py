@@ -24,7 +24,7 @@ from unisono.collectives._reduce import all_gather, all_reduce
 
 if TYPE_CHECKING:
     from unisono._mesh import ReplicaMesh
-    from unisono.cluster._process_group import ProcessGroup
+    from unisono.collectives._process_group import ProcessGroup
     from unisono.step._layout import StateLayout
 
 _LOG = logging.getLogger("unisono")

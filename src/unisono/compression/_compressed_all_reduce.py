@@ -29,9 +29,9 @@ from unisono._errors import InvalidArgumentError
 from unisono._mesh import ReplicaMesh
 from unisono._types import Tree
 from unisono._values import ReduceOp
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.collectives._packing import pack, plan, split_rows, unpack
+from unisono.collectives._process_group import ProcessGroup
 from unisono.compression._compressed_layout import CompressedLayout
 from unisono.step._layout import StateLayout
 

@@ -25,15 +25,15 @@ import numpy as np
 from unisono import summary
 from unisono._checks import is_number, whole_number
 from unisono._errors import CheckpointError, CheckpointMismatchError, InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono._system._interrupts import in_main_thread
 from unisono._system._object_store import given_place, place_of
 from unisono._system._packages import require_packages
 from unisono._system._signals import SignalWatch
+from unisono._system._task_reports import heartbeat_of_environ
 from unisono._types import Logs, PyTree
 from unisono.checkpoint._markers import Mark, TrainingEnd, read_mark, record_path
 from unisono.checkpoint.commits._commits import reached
-from unisono.cluster.liveness._heartbeat_file import Heartbeat
-from unisono.cluster_resolver._base import process_environ
 from unisono.data._dataset import Dataset
 from unisono.data._keras_input import as_keras_input
 from unisono.evaluator._checkpoint_selection import (
@@ -129,7 +129,7 @@ class SidecarEvaluator:
         self._finished = TrainingEnd(checkpoint_dir).launcher_file
         self._restarted = process_environ().get("UNISONO_GENERATION", "0") not in ("", "0")
         self._timeout = timeout if timeout is not None else math.inf if self._finished else _TIMEOUT
-        self._heart = Heartbeat.from_environ()
+        self._heart = heartbeat_of_environ()
         self._asked = False
         #: Signatures of what was seen last, and before the last pause.
         self._now: dict[str, str] = {}

@@ -344,8 +344,11 @@ def _warn_alone() -> None:
 
 def _computes_apart() -> bool:
     """Return whether the program does not use the parameter servers that were started for it."""
-    warnings: Any = sys.modules.get("unisono.training._scope_warnings")
-    return warnings is not None and bool(warnings.computes_apart_from_servers())
+    if "unisono.training._scope_warnings" not in sys.modules:
+        return False
+    from unisono.cluster._lone_task import computes_apart_from_servers
+
+    return computes_apart_from_servers()
 
 
 def exit_code(error: SystemExit) -> int:

@@ -33,8 +33,8 @@ from unisono._context import ReplicaEngine, current, entered
 from unisono._errors import BackendError, ContextError, InvalidArgumentError
 from unisono._mesh import ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import own_ops
+from unisono.collectives._process_group import ProcessGroup
 from unisono.sharding._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, updated_parts
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._keras_internals import set_shape, store_value, stored_value

@@ -22,8 +22,8 @@ import numpy as np
 
 from unisono._context import OneReplica, entered
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, plan, unpack
+from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import Fragment, Pair, Turn, with_changes
 from unisono.sharding._sharded_layout import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import store_value, stored_value, trained_variables

@@ -15,7 +15,7 @@ import keras
 from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import LocalLayout, LoneLayout
 from unisono.local_updates._local_training import LocalPhases
 from unisono.step._layout import StateLayout, Synchronization

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from unisono.cluster_resolver._base import process_environ
+from unisono._system._environ import process_environ
 from unisono.cluster_resolver._spec import Task, with_port
 from unisono.launcher._function_call import call_folder
 from unisono.rpc._calls import PeerLostError

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono._system._json import parse_json
 from unisono._system._packages import require_packages
-from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import split_address
 from unisono.launcher._launch import check_program
 from unisono.launcher._options import LaunchOptions

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono._system._packages import require_packages
-from unisono.cluster_resolver._base import process_environ
 from unisono.launcher._options import LaunchOptions
 
 if TYPE_CHECKING:

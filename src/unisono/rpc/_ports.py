@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono.cluster_resolver._base import process_environ
+from unisono._system._environ import process_environ
 
 VARIABLE = "UNISONO_PORTS"
 #: The port 0: the system chooses.

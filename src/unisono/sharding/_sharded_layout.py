@@ -34,8 +34,8 @@ from unisono._context import current
 from unisono._errors import ContextError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._values import ReduceOp
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._packing import PackingPlan, pack, plan, split_rows, unpack
+from unisono.collectives._process_group import ProcessGroup
 from unisono.sharding._elementwise import why_whole
 from unisono.sharding._gather_on_use import part_of
 from unisono.sharding._gradients_in_parts import asking_all, is_split

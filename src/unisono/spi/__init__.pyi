@@ -4,8 +4,8 @@ from unisono._lowering._executables import Executables as Executables
 from unisono._mesh import ReplicaMesh as ReplicaMesh, resolve_devices as resolve_devices
 from unisono.checkpoint._markers import TrainingEnd as TrainingEnd
 from unisono.checkpoint._tracking import Holder as Holder
-from unisono.cluster._process_group import ProcessGroup as ProcessGroup
-from unisono.cluster_resolver._base import process_environ as process_environ
+from unisono.collectives._process_group import ProcessGroup as ProcessGroup
+from unisono._system._environ import process_environ as process_environ
 from unisono.data._distribute import batches_of as batches_of
 from unisono.step._layout import StateLayout as StateLayout
 from unisono.step.functions._function import Function as Function

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError, InvalidTypeError
-from unisono.cluster_resolver._base import process_environ
+from unisono._system._environ import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.launcher._function_call import (
     CALL_PREFIX,

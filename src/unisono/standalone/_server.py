@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
-from unisono.cluster_resolver._base import process_environ
+from unisono._system._environ import process_environ
 from unisono.cluster_resolver._spec import ClusterSpec, Task, read_index, split_address, with_port
 from unisono.launcher._launch import stop_signals
 from unisono.rpc._calls import ClientId

@@ -15,9 +15,9 @@ import keras
 from unisono._features import load
 from unisono._lowering._executables import Executables
 from unisono._mesh import ReplicaMesh
+from unisono._system._task_reports import process_events
 from unisono._types import PyTree, Tree
 from unisono._values import PerReplica
-from unisono.cluster.liveness._task_events import process_events
 from unisono.data._batches import check_values
 from unisono.step._call_signature import Call, Result
 from unisono.step._dispatch import CompiledStep, Started

@@ -22,8 +22,7 @@ from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._system._blocks import garbage_collection_paused
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import PyTree, Tree
-from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
-from unisono.cluster.liveness._in_flight import ProgramToken
+from unisono.collectives._process_group import ProcessGroup, ProgramToken, SingleProcessGroup
 
 #: Calls in which JAX may compile, and starts the program from Python code.
 _CAREFUL_CALLS = 3

@@ -28,7 +28,7 @@ from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.step._value_handle import ValueHandle, VariableValue
 
 if TYPE_CHECKING:
-    from unisono.cluster._process_group import ProcessGroup
+    from unisono.collectives._process_group import ProcessGroup
     from unisono.step._replicas import Replicas
     from unisono.step.variables._deferred_value import DeferredValue
     from unisono.training.trainer._protocol import StepFunction

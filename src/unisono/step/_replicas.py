@@ -17,8 +17,8 @@ from unisono._types import PyTree
 if TYPE_CHECKING:
     from unisono._context import ReplicaEngine
     from unisono._mesh import ReplicaMesh
-    from unisono.cluster._process_group import ProcessGroup
     from unisono.collectives._cross_device import CrossDeviceOps
+    from unisono.collectives._process_group import ProcessGroup
     from unisono.step._layout import StateLayout
 
 

@@ -21,8 +21,7 @@ from unisono._errors import ContextError, InvalidTypeError, UnisonoError, Unsupp
 from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
-from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
-from unisono.cluster_resolver._base import ClusterResolver
+from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._options import RunOptions, WorkerTerms
@@ -33,6 +32,7 @@ from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
+    from unisono.cluster_resolver._base import ClusterResolver
     from unisono.data._distribute import DistributedDataset
     from unisono.strategies._extended import StrategyExtended
     from unisono.strategies._replicated import ReplicatedStrategy

@@ -16,8 +16,8 @@ from unisono._context import Context, creator_of, current, entered
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import DistributedValues, Mirrored, PerReplica, ReduceOp
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CommunicationOptions, Destinations, check_destinations
+from unisono.collectives._process_group import ProcessGroup
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.strategies._steps import MultiStepContext, run_steps
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import jax
 
 from unisono._checks import check_instance
+from unisono._features import load
 from unisono._mesh import ReplicaMesh, resolve_devices
-from unisono.cluster.strategy._multi_worker import MultiWorkerMirroredStrategy
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Strategy
@@ -65,7 +65,8 @@ class MirroredStrategy(ReplicatedStrategy):
     @property
     def of_servers(self) -> Callable[[], Strategy]:
         """Makes the strategy of all devices of a remote cluster."""
-        return MultiWorkerMirroredStrategy
+        maker: Callable[[], Strategy] = load("strategy of several workers")
+        return maker
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:

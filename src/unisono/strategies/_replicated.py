@@ -20,8 +20,8 @@ from unisono._features import load
 from unisono._mesh import ReplicaMesh, check_alike, ensure_collectives_can_run
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
+from unisono.collectives._process_group import ProcessGroup
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
 from unisono.step._layout import StateLayout
 from unisono.step._replicas import Replicas

@@ -9,8 +9,8 @@ from unisono._checks import check_instance
 from unisono._errors import InvalidArgumentError
 from unisono._features import load
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._process_group import ProcessGroup
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._process_group import ProcessGroup
 from unisono.step._layout import StateLayout, Synchronization
 
 #: The names of state layouts; the first is that of strategies by default.

@@ -79,6 +79,10 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
         """
 
 
+class WorkersCallback(keras.callbacks.Callback):
+    """A callback of a strategy for its workers: not in backups, which other numbers of workers resume."""
+
+
 class _Wrapper(keras.callbacks.Callback):
     """Puts the wraps of all extensions around the train function.
 

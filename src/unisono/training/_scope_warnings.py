@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import jax
 import keras
 
-from unisono._errors import UnisonoError
-from unisono._mesh import jax_runs
-from unisono.cluster._distributed import joined_group
-from unisono.cluster_resolver._base import TFConfigClusterResolver, process_environ
-from unisono.cluster_resolver._siblings import find_tasks
-from unisono.cluster_resolver._spec import ClusterSpec
+from unisono._features import load
+from unisono._system._environ import process_environ
+from unisono.collectives._process_group import joined_group
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -24,8 +20,11 @@ _LOG = logging.getLogger("unisono")
 
 _unused: weakref.WeakSet[Strategy] = weakref.WeakSet()
 _said: set[str] = set()
-#: The names of what this process has joined: "servers" once its strategy uses parameter servers.
-_joined: set[str] = set()
+#: One of these variables is set where a process is one of several tasks, whose package is loaded only then.
+SIGNS = frozenset({
+    "TF_CONFIG", "CLUSTER_SPEC", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
+    "SLURM_STEP_NODELIST", "JAX_PROCESS_ID", "PET_NODE_RANK", "RANK",
+})  # fmt: skip
 
 
 def strategy_made(strategy: Strategy) -> None:
@@ -36,11 +35,6 @@ def strategy_made(strategy: Strategy) -> None:
 def strategy_used(strategy: Strategy) -> None:
     """Note that a strategy computes: `fit` and the like of a model that it holds, or `run`."""
     _unused.discard(strategy)
-
-
-def servers_joined() -> None:
-    """Note that a strategy of this process uses the parameter servers of TF_CONFIG."""
-    _joined.add("servers")
 
 
 def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
@@ -69,79 +63,20 @@ def check_fit(model: keras.Model, strategy: Strategy | None) -> None:
 
 
 def strategy_of_process_made(name: str) -> None:
-    """Warn where a strategy of one process is made in one of several tasks of Slurm, MPI, Ray or the like.
-
-    TF_CONFIG's workers are those that `check_fit` looks at: an evaluator is right to train alone.
-    """
-    found = find_tasks(process_environ())
-    if found is None or TFConfigClusterResolver.detect(process_environ()) or joined_group().size > 1:
-        return
-    sign, count = found
-    _say(
-        "tasks",
-        f"{name} has the devices of this process alone, which is one of {count} tasks ({sign}): each of them "
-        "trains a model of its own. That is right for a sweep. To train one model together, write\n"
-        "    strategy = unisono.MultiWorkerMirroredStrategy()",
-    )
+    """Warn where a strategy of one process is made in one of several tasks of Slurm, MPI, Ray or the like."""
+    if _may_have_siblings() and joined_group().size == 1 and (text := load("signs of other tasks")(name)):
+        _say("tasks", text)
 
 
 def warn_alone(what: str = "JAX computed", why: str = "No strategy joined them") -> None:
-    """Warn where TF_CONFIG names other workers and JAX computes in this process alone."""
-    count = workers_named()
-    if count > 1 and not _said and jax_runs() and jax.process_count() == 1:
-        _say(
-            "workers",
-            f"{what} in this process alone, and TF_CONFIG names {count} workers: each runs the whole program "
-            f"by itself. {why}. To train together, write\n"
-            "    strategy = unisono.MultiWorkerMirroredStrategy()\n"
-            "    with strategy.scope():\n        model = ...\n        model.compile(...)",
-        )
-    elif not _said and computes_apart_from_servers():
-        _say(
-            "servers",
-            f"{what} in this process alone, and TF_CONFIG names {servers_named()} parameter servers: each "
-            f"task runs the whole program by itself. {why}. To train with them, write\n"
-            "    strategy = unisono.ParameterServerStrategy()\n"
-            "    with strategy.scope():\n        model = ...\n        model.compile(...)",
-        )
+    """Warn where TF_CONFIG names other tasks and JAX computes in this process alone."""
+    if not _said and _may_have_siblings() and (text := load("tasks of TF_CONFIG")(what, why)):
+        _say("alone", text)
 
 
-def computes_apart_from_servers() -> bool:
-    """Return whether JAX computes here, and no strategy uses the parameter servers that TF_CONFIG names."""
-    return "servers" not in _joined and jax_runs() and servers_named() > 0
-
-
-def servers_named(environ: Mapping[str, str] | None = None) -> int:
-    """Return how many parameter servers this process should use; 0 where it is no chief and no worker.
-
-    >>> cluster = '{"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}'
-    >>> servers_named({"TF_CONFIG": f'{{"cluster": {cluster}, "task": {{"type": "chief"}}}}'})
-    1
-    """
-    spec = _cluster_of_trainer(environ)
-    return 0 if spec is None or "ps" not in spec.jobs else spec.num_tasks("ps")
-
-
-def workers_named(environ: Mapping[str, str] | None = None) -> int:
-    """Return how many workers should train together with this process; 0 where it is none of them.
-
-    >>> workers_named({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}'})
-    2
-    >>> workers_named({})
-    0
-    """
-    spec = _cluster_of_trainer(environ)
-    return 0 if spec is None or "ps" in spec.jobs else spec.num_processes()
-
-
-def _cluster_of_trainer(environ: Mapping[str, str] | None) -> ClusterSpec | None:
-    """Return the cluster of TF_CONFIG where this process is its chief or a worker."""
-    resolver = TFConfigClusterResolver(environ=environ)
-    try:
-        return resolver.cluster_spec() if resolver.task_type in ("chief", "worker") else None
-    except UnisonoError:
-        # A strategy that reads the same TF_CONFIG raises this error.
-        return None
+def _may_have_siblings() -> bool:
+    """Return whether something has started this process that also starts several of a kind."""
+    return "ray" in sys.modules or not SIGNS.isdisjoint(process_environ())
 
 
 def _say(kind: str, text: str) -> None:

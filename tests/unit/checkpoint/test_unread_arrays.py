@@ -8,7 +8,7 @@ from unisono._errors import CheckpointError
 from unisono.checkpoint import _safetensors, _unread_arrays
 from unisono.checkpoint._snapshot import Copies, Snapshot
 from unisono.checkpoint._unread_arrays import FileArray, SentArray
-from unisono.cluster._process_group import SingleProcessGroup
+from unisono.collectives._process_group import SingleProcessGroup
 
 ARRAYS = {
     "small": np.arange(3, dtype="i4"),

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from unisono.cluster.liveness._task_events import TaskEvents
+from unisono.cluster.liveness._task_events import TaskEventFile
 
 
 class Clock:
@@ -30,7 +30,7 @@ def lines(path):
 
 
 def test_steps_of_a_second_are_one_line(tmp_path, clock):
-    events = TaskEvents(tmp_path / "events", 2)
+    events = TaskEventFile(tmp_path / "events", 2)
     events.begin_at(40)
     for _ in range(30):
         clock.now += 0.1
@@ -47,7 +47,7 @@ def test_steps_of_a_second_are_one_line(tmp_path, clock):
 
 
 def test_shares_of_time_are_there_where_they_are_measured(tmp_path, clock):
-    events = TaskEvents(tmp_path / "events", 0)
+    events = TaskEventFile(tmp_path / "events", 0)
     events.exchange = 0.25
     clock.now += 2
     events.stepped()
@@ -63,7 +63,7 @@ def test_shares_of_time_are_there_where_they_are_measured(tmp_path, clock):
 
 
 def test_what_lasts_has_a_line_and_short_ones_in_a_row_have_one(tmp_path, clock):
-    events = TaskEvents(tmp_path / "events", 0)
+    events = TaskEventFile(tmp_path / "events", 0)
     for _ in range(3):
         clock.now += 0.5
         events.lasted("compile", 0.45)
@@ -77,13 +77,8 @@ def test_what_lasts_has_a_line_and_short_ones_in_a_row_have_one(tmp_path, clock)
     assert found == [("compile", 1000.05, 1001.5), ("save", 1001.5, 1002.5), ("compile", 1007.0, 1007.5)]
 
 
-def test_without_a_folder_nothing_is_kept_and_a_full_disk_ends_the_file_alone(tmp_path, clock, caplog):
-    off = TaskEvents(None, 0)
-    off.stepped(data=1.0)
-    off.lasted("save", 1.0)
-    off.flush()
-    assert off._spans == []
-    events = TaskEvents(tmp_path / "removed" / "events", 0)
+def test_a_full_disk_ends_the_file_alone(tmp_path, clock, caplog):
+    events = TaskEventFile(tmp_path / "removed" / "events", 0)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             clock.now += 2

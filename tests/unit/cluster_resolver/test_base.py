@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from unisono import InvalidArgumentError, InvalidTypeError, _mesh, cluster_resolver
+from unisono._system._environ import process_environ
 from unisono.cluster_resolver import (
     ClusterResolver,
     ClusterSpec,
@@ -12,7 +13,6 @@ from unisono.cluster_resolver import (
     UnionClusterResolver,
     UnionResolver,
 )
-from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import Task
 
 SPEC = ClusterSpec({"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]})

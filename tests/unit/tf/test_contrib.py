@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from unisono import tf
-from unisono.cluster._process_group import SingleProcessGroup
+from unisono.collectives._process_group import SingleProcessGroup
 from unisono.estimator.session._input import InputFunction
 from unisono.tf.adapters import _contrib
 from unisono.training.named_steps._protocol import elements_for

@@ -9,7 +9,7 @@ import pytest
 
 import unisono
 from unisono._mesh import ReplicaMesh
-from unisono.cluster._process_group import SingleProcessGroup
+from unisono.collectives._process_group import SingleProcessGroup
 from unisono.data import TensorSpec
 from unisono.data._batches import ENDED
 from unisono.data._distribute import SplitDataset, per_replica_elements, split_batch

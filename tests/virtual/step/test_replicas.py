@@ -8,8 +8,8 @@ import unisono
 from tests.support import devices
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono._values import PerReplica
-from unisono.cluster._process_group import SingleProcessGroup
 from unisono.collectives._cross_device import own_ops
+from unisono.collectives._process_group import SingleProcessGroup
 from unisono.step._compiler import StepCompiler
 from unisono.step._layout import StateLayout
 from unisono.step._replicas import Replicas

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.cluster._process_group import SingleProcessGroup
+from unisono.collectives._process_group import SingleProcessGroup
 
 
 class ListeningGroup(SingleProcessGroup):

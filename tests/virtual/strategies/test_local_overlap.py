@@ -21,7 +21,7 @@ from tests.virtual.strategies.test_local_updates import (
 from unisono import LocalUpdates
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.callbacks import BackupAndRestore
-from unisono.cluster._process_group import SingleProcessGroup
+from unisono.collectives._process_group import SingleProcessGroup
 from unisono.local_updates._local_layout import LocalLayout
 from unisono.step._dispatch import CompiledStep
 from unisono.step._layout import Phases

@@ -9,6 +9,8 @@ import pytest
 
 import unisono
 from tests.ps_cluster import local_strategy
+from unisono.cluster import _lone_task
+from unisono.cluster_resolver import _siblings
 from unisono.training import _scope_warnings
 
 TWO = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
@@ -80,6 +82,10 @@ def test_a_strategy_of_one_process_in_one_of_several_tasks_is_one_warning(caplog
     assert "unisono.MultiWorkerMirroredStrategy()" in text
 
 
+def test_every_sign_of_a_task_is_looked_for():
+    assert {rank for rank, _ in _siblings._TASKS} < _scope_warnings.SIGNS
+
+
 def test_an_evaluator_beside_workers_is_none(caplog, monkeypatch):
     """As `unisono run` starts it in a Slurm step."""
     monkeypatch.setenv("RANK", "2")
@@ -111,11 +117,11 @@ def test_one_worker_of_several_that_trains_alone_is_one_warning(caplog, monkeypa
 )
 def test_who_should_train_together(cluster, job, count):
     config = {"cluster": cluster, "task": {"type": job, "index": 0}}
-    assert _scope_warnings.workers_named({"TF_CONFIG": json.dumps(config)}) == count
+    assert _lone_task.workers_named({"TF_CONFIG": json.dumps(config)}) == count
 
 
 def test_a_cluster_that_cannot_be_read_is_no_affair_of_fit():
-    assert _scope_warnings.workers_named({"TF_CONFIG": "{"}) == 0
+    assert _lone_task.workers_named({"TF_CONFIG": "{"}) == 0
 
 
 SERVERS = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1", "d:1"]}}
@@ -124,26 +130,26 @@ SERVERS = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1", "d:1"]
 @pytest.mark.parametrize(("job", "count"), [("chief", 2), ("worker", 2), ("ps", 0), ("evaluator", 0)])
 def test_who_should_use_parameter_servers(job, count):
     config = {**SERVERS, "task": {"type": job, "index": 0}}
-    assert _scope_warnings.servers_named({"TF_CONFIG": json.dumps(config)}) == count
-    assert _scope_warnings.servers_named({"TF_CONFIG": "{"}) == 0
+    assert _lone_task.servers_named({"TF_CONFIG": json.dumps(config)}) == count
+    assert _lone_task.servers_named({"TF_CONFIG": "{"}) == 0
 
 
 def test_a_chief_that_trains_without_its_servers_is_one_warning(caplog, monkeypatch):
-    monkeypatch.setattr(_scope_warnings, "_joined", set())
+    monkeypatch.setattr(_lone_task, "_joined", set())
     monkeypatch.setenv("TF_CONFIG", json.dumps({**SERVERS, "task": {"type": "chief", "index": 0}}))
     fit()
     (text,) = warnings(caplog)
     assert "TF_CONFIG names 2 parameter servers: each task runs the whole program by itself" in text
     assert "unisono.ParameterServerStrategy()" in text
-    assert _scope_warnings.computes_apart_from_servers()
+    assert _lone_task.computes_apart_from_servers()
 
 
 def test_a_strategy_with_servers_is_no_warning(caplog, monkeypatch):
-    monkeypatch.setattr(_scope_warnings, "_joined", set())
+    monkeypatch.setattr(_lone_task, "_joined", set())
     with local_strategy(workers=1) as strategy:
         monkeypatch.setenv("TF_CONFIG", json.dumps({**SERVERS, "task": {"type": "chief", "index": 0}}))
         with strategy.scope():
             fit(1)
         _scope_warnings.warn_alone()
-        assert not _scope_warnings.computes_apart_from_servers()
+        assert not _lone_task.computes_apart_from_servers()
     assert warnings(caplog) == []

@@ -28,9 +28,9 @@ from typing import TypeVar
 from unisono._errors import CheckpointError
 from unisono._system._files import flush, flush_tree, swap_folder
 from unisono._system._object_store import ObjectStat, Place, StorePath
+from unisono._system._task_reports import process_events
 from unisono.checkpoint.commits import _uploads
 from unisono.checkpoint.commits._manifests import MANIFEST, check_files, make_manifest, read_manifest
-from unisono.cluster.liveness._task_events import process_events
 
 _LOG = logging.getLogger("unisono")
 

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from unisono._errors import ClusterError, ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._system._interrupts import in_main_thread
@@ -30,8 +30,10 @@ from unisono.checkpoint._manager import CheckpointManager
 from unisono.checkpoint.preemption._save_consensus import SaveConsensus, consensus_of
 from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
 from unisono.checkpoint.preemption._watcher import PollWatch, PreemptionNotice
-from unisono.cluster._distributed import joined_group
-from unisono.cluster_resolver._base import ClusterResolver
+from unisono.collectives._process_group import joined_group
+
+if TYPE_CHECKING:
+    from unisono.cluster_resolver._base import ClusterResolver
 
 _LOG = logging.getLogger("unisono")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from unisono._errors import ClusterError
-from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._process_group import ProcessGroup
 
 #: Seconds between two exchanges. An exchange costs about as much as a short step, and the platforms that send
 #: SIGTERM leave tens of seconds until SIGKILL (Kubernetes and Slurm 30 by default).

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 
 from unisono._system._signals import SignalWatch
-from unisono.cluster._distributed import joined_group
+from unisono.collectives._process_group import joined_group
 
 _POLL_SECONDS = 1.0
 

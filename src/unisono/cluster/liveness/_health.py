@@ -12,9 +12,9 @@ import socket
 from http import HTTPStatus
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono.cluster.liveness._port_server import PortServer
 from unisono.cluster.rendezvous._protocol import UnknownPeerError
-from unisono.cluster_resolver._base import process_environ
 from unisono.cluster_resolver._spec import read_index
 
 #: The variable with the port; without it nothing listens.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import sys
 import time
 from pathlib import Path
 
-from unisono.cluster_resolver._base import process_environ
+from unisono._system._environ import process_environ
+from unisono._system._task_reports import Heartbeat
 
 _LOG = logging.getLogger("unisono")
 
@@ -18,15 +18,15 @@ _LOG = logging.getLogger("unisono")
 _PERIOD = 1.0
 
 
-class Heartbeat:
+class HeartbeatFile(Heartbeat):
     """Writes `step wallclock` into the file that a supervisor watches, once a second at most.
 
     A process that was stopped and meanwhile replaced finds a later generation in the fence file when it
     resumes, and ends itself before it can write anything.
 
     Args:
-        progress: the file to write; None without a supervisor.
-        fence: the file that holds the current generation; None without a supervisor.
+        progress: the file to write; None to write none.
+        fence: the file that holds the current generation; None where nothing replaces the process.
     """
 
     def __init__(self, progress: Path | None, fence: Path | None, generation: str) -> None:
@@ -36,7 +36,7 @@ class Heartbeat:
         self.steps = 0
 
     @classmethod
-    def from_environ(cls) -> Heartbeat:
+    def from_environ(cls) -> HeartbeatFile:
         """Return the heartbeat that the supervisor's variables describe."""
         environ = process_environ()
         names = ("UNISONO_PROGRESS", "UNISONO_FENCE")
@@ -46,8 +46,6 @@ class Heartbeat:
     def beat(self) -> None:
         """Count a step, and write the heartbeat when it is due."""
         self.steps += 1
-        if self._progress is None and self._fence is None:
-            return
         now = time.monotonic()
         if now < self._next_beat:
             return
@@ -84,12 +82,6 @@ class Heartbeat:
             )
             sys.stderr.flush()
             os._exit(1)
-
-
-@functools.cache
-def process_heartbeat() -> Heartbeat:
-    """Return the heartbeat of this process, which counts the steps of all its strategies."""
-    return Heartbeat.from_environ()
 
 
 def _is_later(current: str, own: str) -> bool:

@@ -8,17 +8,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
-from typing import Protocol
+
+from unisono.collectives._process_group import ProgramToken
 
 _NUMBERS = itertools.count()
-
-
-class ProgramToken(Protocol):
-    """An output of a program that was dispatched, such as a `jax.Array`."""
-
-    def is_ready(self) -> bool: ...
-
-    def block_until_ready(self) -> object: ...
 
 
 class InFlight:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -19,8 +18,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from unisono._system._environ import process_environ
 from unisono._system._json import parse_json
-from unisono.cluster_resolver._base import process_environ, whole_of
+from unisono._system._task_reports import TaskEvents
+from unisono.cluster_resolver._base import whole_of
 
 _LOG = logging.getLogger("unisono")
 
@@ -31,15 +32,17 @@ _GAP = 0.1
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-class TaskEvents:
+class TaskEventFile(TaskEvents):
     """Collects what a process does, and appends it to a file; safe to use from several threads.
 
     Args:
-        path: the file; None without a log folder, where nothing is kept.
+        path: the file.
     """
 
-    def __init__(self, path: Path | None, generation: int) -> None:
-        self._path, self._generation = path, generation
+    def __init__(self, path: Path, generation: int) -> None:
+        #: None once it could not be written.
+        self._path: Path | None = path
+        self._generation = generation
         self._lock = threading.Lock()
         #: What lasted: name, beginning and end, in seconds since the epoch.
         self._spans: list[tuple[str, float, float]] = []
@@ -47,12 +50,26 @@ class TaskEvents:
         #: Seconds of waiting for data and for values of others; None where they are not measured.
         self._data: float | None = None
         self._pulling: float | None = None
-        #: The share of a sampled step in which devices exchanged.
-        self.exchange: float | None = None
         #: The file with the number of the last step, which outlives a SIGKILL.
         self._last: int | None = None
         self._from = time.time()
         self._next = float("-inf")
+
+    @classmethod
+    def from_environ(cls) -> TaskEventFile:
+        """Return the events of this process, written to the file that the launcher has given it."""
+        import jax  # the launcher uses this module without it
+
+        environ = process_environ()
+        events = cls(Path(environ["UNISONO_EVENTS"]), whole_of("UNISONO_GENERATION", environ))
+
+        def note(event: str, duration_secs: float, **kwargs: str | int) -> None:
+            if event == _COMPILED:
+                events.lasted("compile", duration_secs)
+
+        jax.monitoring.register_event_duration_secs_listener(note)
+        atexit.register(events.flush)
+        return events
 
     def begin_at(self, step: int) -> None:
         """Note how many steps a run has made that this process resumes."""
@@ -60,12 +77,7 @@ class TaskEvents:
             self._step = step
 
     def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
-        """Count steps, and write what there is when that is due.
-
-        Args:
-            data: seconds in which they waited for batches; None where that is not known.
-            pulling: seconds in which they waited for values of parameter servers; likewise.
-        """
+        """Count steps, and write what there is when that is due."""
         if self._path is None:
             return
         with self._lock:
@@ -171,21 +183,3 @@ def step_file(events: Path) -> Path:
 
 def _sum(total: float | None, more: float | None) -> float | None:
     return total if more is None else (total or 0.0) + more
-
-
-@functools.cache
-def process_events() -> TaskEvents:
-    """Return the events of this process; they begin where the launcher has given it a file for them."""
-    environ = process_environ()
-    path = environ.get("UNISONO_EVENTS")
-    events = TaskEvents(Path(path) if path else None, whole_of("UNISONO_GENERATION", environ))
-    if path:
-        import jax  # the launcher uses this module without it
-
-        def note(event: str, duration_secs: float, **kwargs: str | int) -> None:
-            if event == _COMPILED:
-                events.lasted("compile", duration_secs)
-
-        jax.monitoring.register_event_duration_secs_listener(note)
-        atexit.register(events.flush)
-    return events

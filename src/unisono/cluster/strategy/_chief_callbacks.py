@@ -15,7 +15,7 @@ import keras
 
 from unisono._types import Json, Logs
 from unisono.step._keras_internals import held_rate, restored_epoch, set_restored_epoch
-from unisono.training._fit_extension import overrides
+from unisono.training._fit_extension import WorkersCallback, overrides
 from unisono.training._step_form import optimizers_of
 
 _LOG = logging.getLogger("unisono")
@@ -139,7 +139,7 @@ def shared_decisions(
     return SharedDecisions(broadcast, moments)
 
 
-class SameState(keras.callbacks.Callback):
+class SameState(WorkersCallback):
     """The first callback on every worker: before others save what an epoch has left, all compare it.
 
     Args:
@@ -157,7 +157,7 @@ class SameState(keras.callbacks.Callback):
         self._compare([*slots, *model.trainable_variables, *model.non_trainable_variables])
 
 
-class SharedDecisions(keras.callbacks.Callback):
+class SharedDecisions(WorkersCallback):
     """The last callback on every worker: at an epoch's end all take over what the chief has decided.
 
     Whether to stop, and the learning rate, may come from clocks or files, which differ between

@@ -23,7 +23,6 @@ from unisono._types import UserValue
 from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._variable_paths import canonical_paths
-from unisono.cluster._process_group import ProcessGroup
 from unisono.cluster.strategy._call_description import (
     are_within,
     call_fingerprint,
@@ -38,6 +37,7 @@ from unisono.cluster.strategy._chief_callbacks import (
     may_read_weights,
     shared_decisions,
 )
+from unisono.collectives._process_group import ProcessGroup
 from unisono.step._keras_internals import is_validation, stored_value
 from unisono.step._layout import gathered_for_file
 from unisono.step._value_handle import AgreedHandle

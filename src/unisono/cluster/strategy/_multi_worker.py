@@ -16,22 +16,21 @@ import numpy as np
 from unisono._checks import check_instance
 from unisono._features import load
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
+from unisono._system._environ import process_environ
 from unisono.cluster import _distributed
-from unisono.cluster._distributed import joined_group
-from unisono.cluster._process_group import ProcessGroup
 from unisono.cluster.strategy._chief_callbacks import silence_autologging
 from unisono.cluster.strategy._fit import MultiWorkerFit
 from unisono.cluster_resolver._base import (
     START_UP_VARIABLE,
     ClusterResolver,
     TFConfigClusterResolver,
-    process_environ,
     seconds_of,
 )
 from unisono.cluster_resolver._detect import resolve
 from unisono.cluster_resolver._siblings import find_siblings
 from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceOps, PackedAllReduce, own_ops
+from unisono.collectives._process_group import ProcessGroup, joined_group
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy

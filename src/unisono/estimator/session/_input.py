@@ -28,7 +28,7 @@ from unisono.estimator.session._model_step import argument_names
 from unisono.spi import batches_of
 
 if TYPE_CHECKING:
-    from unisono.cluster._process_group import ProcessGroup
+    from unisono.collectives._process_group import ProcessGroup
 
 
 class IteratorInitializer:

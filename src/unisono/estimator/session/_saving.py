@@ -20,7 +20,7 @@ from unisono.estimator.hooks._hook import HookSession
 from unisono.estimator.session._model_step import GLOBAL_STEP, ModelStep, ModelVariables
 
 if TYPE_CHECKING:
-    from unisono.cluster._process_group import ProcessGroup
+    from unisono.collectives._process_group import ProcessGroup
 
 #: Checkpoints are called `model.ckpt-N`, N the number of steps.
 SERIES = "model.ckpt"

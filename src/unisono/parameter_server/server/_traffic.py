@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from unisono.cluster.liveness._task_events import process_events
+from unisono._system._task_reports import process_events
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 

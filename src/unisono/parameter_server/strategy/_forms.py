@@ -13,9 +13,11 @@ import jax
 import keras
 
 from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._system._environ import process_environ
 from unisono._system._process import allow_open_files
 from unisono._system._program_end import expected_exit_code, watch_program
-from unisono.cluster_resolver._base import process_environ, whole_of
+from unisono.cluster._lone_task import servers_joined
+from unisono.cluster_resolver._base import whole_of
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief._closures import Rules
 from unisono.parameter_server.chief._job import Cluster, Job
@@ -34,7 +36,7 @@ from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout, StateLayout
 from unisono.step.variables._merge_rules import kind_of
 from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.training._scope_warnings import servers_joined, strategy_used
+from unisono.training._scope_warnings import strategy_used
 from unisono.training._step_form import is_stateful
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask

@@ -18,12 +18,14 @@ from typing import NoReturn
 
 from unisono._errors import ClusterError
 from unisono._mesh import fuse_results, stay_on_cpus
+from unisono._system._environ import process_environ
 from unisono._system._interrupts import in_main_thread
 from unisono._system._lease import Lease
 from unisono._system._process import allow_open_files, started_at
 from unisono._system._signals import SignalWatch
+from unisono.cluster._lone_task import servers_joined
 from unisono.cluster.liveness._health import report_ready
-from unisono.cluster_resolver._base import process_environ, seconds_of
+from unisono.cluster_resolver._base import seconds_of
 from unisono.parameter_server.server._chief_presence import HEARTBEAT_SECONDS, end_marker_of
 from unisono.parameter_server.server._client import ServerClient
 from unisono.parameter_server.server._durable import DurableStore
@@ -39,7 +41,6 @@ from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
 from unisono.rpc._transport._refusal import require_key_or_refuse
 from unisono.rpc._transport._server import RpcServer
-from unisono.training._scope_warnings import servers_joined
 
 #: The variable with the directory in which parameter servers keep their state; without it, in memory alone.
 DIRECTORY_VARIABLE = "UNISONO_PS_DIRECTORY"

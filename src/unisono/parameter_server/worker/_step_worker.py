@@ -31,7 +31,7 @@ import numpy as np
 from unisono._errors import ClusterError, ContextError, UnisonoError
 from unisono._system._blocks import set_for_block
 from unisono._system._process import let_others_finish
-from unisono.cluster.liveness._task_events import process_events
+from unisono._system._task_reports import process_events
 from unisono.parameter_server.server._chief_presence import chief_lease
 from unisono.parameter_server.server._client import Countdown, ServerClient
 from unisono.parameter_server.server._programs import ExportedProgram

@@ -22,9 +22,9 @@ from unisono._errors import (
     NeedsValueError,
     OutOfRangeError,
 )
+from unisono._system._task_reports import process_events
 from unisono._types import PyTree, UserValue
 from unisono._values import PerReplica
-from unisono.cluster.liveness._task_events import process_events
 from unisono.step._call_signature import Call, CallArray, Kind
 from unisono.step._compiler import Entry
 from unisono.step._explain import explain, warn_of_python

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from unisono._types import PyTree
-from unisono.cluster._process_group import ProcessGroup
+from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import check_values
 from unisono.step._call_signature import LazyArray
 from unisono.training.groups._host_timing import HostTimer

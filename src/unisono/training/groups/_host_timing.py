@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import jax
 
+from unisono._system._task_reports import TaskEvents
 from unisono._types import PyTree
-from unisono.cluster.liveness._task_events import TaskEvents
 from unisono.training.groups._step_profile import StepSampler
 
 

@@ -20,8 +20,8 @@ import jax
 import jax.extend.core as jex
 import keras
 
+from unisono._system._task_reports import process_events
 from unisono._types import PyTree
-from unisono.cluster.liveness._task_events import process_events
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager, StagerCache
 from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult

@@ -14,7 +14,7 @@ from unisono.data._sharding import InputContext
 
 if TYPE_CHECKING:
     from unisono._values import Mirrored
-    from unisono.cluster._process_group import ProcessGroup
+    from unisono.collectives._process_group import ProcessGroup
     from unisono.strategies._base import Strategy
 
 #: Makes the elements of a process, each a batch for one replica. The second argument are the processes

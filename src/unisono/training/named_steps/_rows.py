@@ -22,7 +22,7 @@ from unisono.data._workers import gathered
 from unisono.training.groups._batch_placement import form_of
 
 if TYPE_CHECKING:
-    from unisono.cluster._process_group import ProcessGroup
+    from unisono.collectives._process_group import ProcessGroup
 
 _LOG = logging.getLogger("unisono")
 

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unisono.cluster import _distributed
-from unisono.cluster._process_group import ProcessGroup, SingleProcessGroup
+from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup, joined_group
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_a_state_is_not_computed_to_be_compared_with_none(group):
 
 
 def test_a_process_that_joined_no_cluster_is_alone():
-    assert isinstance(_distributed.joined_group(), SingleProcessGroup)
+    assert isinstance(joined_group(), SingleProcessGroup)
 
 
 @pytest.mark.parametrize("name", sorted(ProcessGroup.__abstractmethods__))

@@ -9,15 +9,14 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
 
 from unisono._mesh import ReplicaMesh
+from unisono._system._task_reports import process_heartbeat
 from unisono._types import PyTree
-from unisono.cluster.liveness._heartbeat_file import process_heartbeat
-from unisono.cluster.liveness._in_flight import ProgramToken
 
 #: Arrays of a process, in host memory or on its devices.
 Arrays = Sequence[jax.Array | np.ndarray]
@@ -30,6 +29,14 @@ _NOTHING = contextlib.nullcontext()
 
 Tree = TypeVar("Tree", bound=PyTree)
 Share = TypeVar("Share")
+
+
+class ProgramToken(Protocol):
+    """An output of a program that was dispatched, such as a `jax.Array`."""
+
+    def is_ready(self) -> bool: ...
+
+    def block_until_ready(self) -> object: ...
 
 
 class ProcessGroup(abc.ABC):
@@ -385,3 +392,17 @@ class SingleProcessGroup(ProcessGroup):
     def explain(self, error: BaseException) -> Exception | None:
         """Return None: no other process causes errors here."""
         return None
+
+
+_joined: ProcessGroup | None = None
+
+
+def joined_group() -> ProcessGroup:
+    """Return the group of the cluster that this process joined; the group of a lone process without one."""
+    return _joined or SingleProcessGroup()
+
+
+def note_joined(group: ProcessGroup) -> None:
+    """Note the group of the cluster that this process joined."""
+    global _joined
+    _joined = group

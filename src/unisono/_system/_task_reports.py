@@ -1,0 +1,70 @@
+"""Reports of this process to the launcher that started it: none where no launcher asked for any.
+
+The launcher and its supervisors read files whose names they put into the environment of a task. What writes
+these files is loaded where a name is there.
+
+Tests: tests/unit/cluster/test_task_events.py, tests/unit/cluster/test_heartbeat_file.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+from unisono._features import load
+from unisono._system._environ import process_environ
+
+_NOTHING = contextlib.nullcontext()
+
+
+class TaskEvents:
+    """The events of a process: this class keeps none of them."""
+
+    #: The share of a sampled step in which devices exchanged.
+    exchange: float | None = None
+
+    def begin_at(self, step: int) -> None:
+        """Note how many steps a run has made that this process resumes."""
+
+    def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
+        """Count steps.
+
+        Args:
+            data: seconds in which they waited for batches; None where that is not known.
+            pulling: seconds in which they waited for values of parameter servers; likewise.
+        """
+
+    def span(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Note when a block runs, also where it raises."""
+        return _NOTHING
+
+
+class Heartbeat:
+    """Signs of life for a supervisor: this class gives none."""
+
+    def beat(self) -> None:
+        """Count a step, and show it when that is due."""
+
+
+@functools.cache
+def process_events() -> TaskEvents:
+    """Return the events of this process; they begin where the launcher has given it a file for them."""
+    if not process_environ().get("UNISONO_EVENTS"):
+        return TaskEvents()
+    events: TaskEvents = load("events of a task").from_environ()
+    return events
+
+
+def heartbeat_of_environ() -> Heartbeat:
+    """Return the heartbeat that a supervisor's variables describe."""
+    environ = process_environ()
+    if not (environ.get("UNISONO_PROGRESS") or environ.get("UNISONO_FENCE")):
+        return Heartbeat()
+    heartbeat: Heartbeat = load("heartbeat of a task").from_environ()
+    return heartbeat
+
+
+@functools.cache
+def process_heartbeat() -> Heartbeat:
+    """Return the heartbeat of this process, which counts the steps of all its strategies."""
+    return heartbeat_of_environ()
