@@ -18,8 +18,8 @@ from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._layout import note_slot
 from unisono.step._program import current_frame
-from unisono.step._recorders import note_read, read_as
 from unisono.step._value_handle import ValueHandle, as_read
+from unisono.step.variables._recorders import note_read, read_as
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import current_strategy, mark_creation
 
