@@ -21,7 +21,7 @@ from unisono._mesh import ReplicaMesh
 from unisono.collectives._cross_device import CommunicationOptions, PackedAllReduce
 from unisono.parameter_server.strategy._serve import load_program
 from unisono.parameter_server.worker._step_worker import StepWorker
-from unisono.step._dispatch import RUN_AHEAD, run_ahead_of
+from unisono.step._run_ahead import RUN_AHEAD, run_ahead_of
 
 pytestmark = pytest.mark.numbers
 

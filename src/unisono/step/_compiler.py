@@ -26,9 +26,9 @@ from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discover
 from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step._program import current_frame
-from unisono.step._recorders import current_recorder, note_read
 from unisono.step._scope import StateScope
 from unisono.step._value_handle import RowsHandle, ValueHandle, VariableValue
+from unisono.step.variables._recorders import current_recorder, note_read
 
 if TYPE_CHECKING:
     from types import CodeType

@@ -5,7 +5,6 @@ Tests: tests/virtual/step/test_run_ahead.py, tests/virtual/step/test_compiler.py
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 from collections.abc import Callable
@@ -23,13 +22,10 @@ from unisono._system._blocks import garbage_collection_paused
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import PyTree, Tree
 from unisono.collectives._process_group import ProcessGroup, ProgramToken, SingleProcessGroup
+from unisono.step._run_ahead import run_ahead_of
 
 #: Calls in which JAX may compile, and starts the program from Python code.
 _CAREFUL_CALLS = 3
-
-#: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
-#: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
-RUN_AHEAD = 16
 
 
 Donated = TypeVar("Donated")
@@ -185,29 +181,3 @@ def _without_aliases(donated: Tree, kept: object) -> Tree:
         seen.add(id(leaf))
     copied: Tree = jax.tree.unflatten(structure, single)
     return copied
-
-
-class RunAhead:
-    """Holds the host back when it is too many steps ahead of the devices."""
-
-    def __init__(self) -> None:
-        self._tokens: collections.deque[ProgramToken] = collections.deque()
-
-    def wait_for_capacity(self, token: ProgramToken) -> None:
-        """Note a step that was started; wait for the one `RUN_AHEAD` steps before it.
-
-        Args:
-            token: an output of the step that nothing donates.
-        """
-        self._tokens.append(token)
-        if len(self._tokens) > RUN_AHEAD:
-            # Also where it is ready: a step that failed is, and raises its error here.
-            self._tokens.popleft().block_until_ready()
-
-
-_RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}
-
-
-def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
-    """The bound that all programs on the devices of `mesh` share."""
-    return _RUN_AHEAD.setdefault(mesh, RunAhead())

@@ -21,7 +21,7 @@ from unisono._mesh import ReplicaMesh
 from unisono._types import ArrayLike, PyTree
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.collectives._process_group import ProcessGroup
-from unisono.step._dispatch import run_ahead_of
+from unisono.step._run_ahead import run_ahead_of
 
 Axis = int | Sequence[int] | None
 

@@ -16,7 +16,7 @@ import pytest
 import unisono
 from tests.virtual.training._digits import mirrored
 from unisono.data import Dataset
-from unisono.step._dispatch import run_ahead_of
+from unisono.step._run_ahead import run_ahead_of
 from unisono.training.groups import _multi_step
 from unisono.training.groups._batch_placement import BatchPlacer, BatchStager
 

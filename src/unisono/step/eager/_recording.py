@@ -22,9 +22,9 @@ import numpy as np
 from unisono._errors import InvalidTypeError, TapeError
 from unisono._types import Tree
 from unisono.step._keras_internals import store_value, stored_value
-from unisono.step._recorders import THREAD, current_recorder
 from unisono.step.eager._jax_internals import CustomCall, Operand, current_trace, recording_trace, tracing_by
 from unisono.step.eager._operation import Operation, is_differentiable, links_of
+from unisono.step.variables._recorders import THREAD, current_recorder
 
 #: From variables and the derivatives by outputs to the derivatives by the inputs, and by the variables.
 Backward = Callable[..., Sequence[jax.Array | None]]

@@ -30,7 +30,6 @@ from unisono.step._compiler import Entry
 from unisono.step._explain import explain, warn_of_python
 from unisono.step._functional import StatePlan, discover
 from unisono.step._program import Program, Run, current_frame
-from unisono.step._recorders import not_recorded
 from unisono.step._scope import StateScope
 from unisono.step.functions._fetching import (
     DataFailure,
@@ -43,6 +42,7 @@ from unisono.step.functions._fetching import (
     is_traceable,
 )
 from unisono.step.functions._input_signature import InputSignature
+from unisono.step.variables._recorders import not_recorded
 from unisono.step.variables._variable import UnknownInitialValueError
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from unisono._types import ArrayLike
 from unisono._values import DistributedValues, IndexedSlices, PerReplica, ReduceOp
 from unisono.step._keras_internals import stored_dtype, stored_value
 from unisono.step._program import current_frame
-from unisono.step._recorders import not_recorded, read_as
 from unisono.step._scope import StateScope, current_stateless_scope
 from unisono.step.variables._merge_rules import (
     Merge,
@@ -29,6 +28,7 @@ from unisono.step.variables._merge_rules import (
     read_copies,
     spread_copies,
 )
+from unisono.step.variables._recorders import not_recorded, read_as
 from unisono.step.variables._scatter import as_slices, check_scatter, scattered
 from unisono.step.variables._variable_store import current_store
 

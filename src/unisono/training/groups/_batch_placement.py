@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
-from unisono.step._dispatch import RUN_AHEAD
+from unisono.step._run_ahead import RUN_AHEAD
 from unisono.training.groups._batch_policy import Mode, pad_rows
 from unisono.training.groups._host_timing import HostTimer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.step._recorders import current_recorder
+from unisono.step.variables._recorders import current_recorder
 
 Tape = unisono.GradientTape
 

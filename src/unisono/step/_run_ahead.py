@@ -1,0 +1,38 @@
+"""A bound on how far the host runs ahead of the devices."""
+
+from __future__ import annotations
+
+import collections
+
+from unisono._mesh import ReplicaMesh
+from unisono.collectives._process_group import ProgramToken
+
+#: How many steps the host may be ahead of the devices. XLA's CPU collectives share one thread
+#: pool with dispatch and deadlock when it fills (aborts seen at 40 steps, none at 16).
+RUN_AHEAD = 16
+
+
+class RunAhead:
+    """Holds the host back when it is too many steps ahead of the devices."""
+
+    def __init__(self) -> None:
+        self._tokens: collections.deque[ProgramToken] = collections.deque()
+
+    def wait_for_capacity(self, token: ProgramToken) -> None:
+        """Note a step that was started; wait for the one `RUN_AHEAD` steps before it.
+
+        Args:
+            token: an output of the step that nothing donates.
+        """
+        self._tokens.append(token)
+        if len(self._tokens) > RUN_AHEAD:
+            # Also where it is ready: a step that failed is, and raises its error here.
+            self._tokens.popleft().block_until_ready()
+
+
+_RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}
+
+
+def run_ahead_of(mesh: ReplicaMesh) -> RunAhead:
+    """The bound that all programs on the devices of `mesh` share."""
+    return _RUN_AHEAD.setdefault(mesh, RunAhead())
