@@ -32,6 +32,18 @@ def wait_for_threads(before, seconds=30.0):
     return left
 
 
+@pytest.fixture
+def tuned(monkeypatch):
+    """Set constants of a module until the test ends, such as `tuned(_client, RETRY_AFTER=0.05)`."""
+
+    def tune(module, **constants):
+        for name, value in constants.items():
+            assert name.isupper(), f"{name} is not the name of a constant"
+            monkeypatch.setattr(module, name, value)
+
+    return tune
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks():
     """Fail a test that leaves a non-daemon thread or another environment behind."""

@@ -1,6 +1,9 @@
 """Docstrings whose `Args`, `Returns` and `Raises` come from tables, for functions with the same arguments.
 
-Arguments with which many functions end need not be spelled by each of them, either.
+Arguments with which many functions end need not be spelled by each of them, either, and classes that differ
+in their arguments alone are rows of a table, too.
+
+Tests: tests/unit/estimator/test_docstrings.py.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import functools
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
@@ -126,6 +129,39 @@ def spelled_out(function: Documented, other: Callable[..., Any]) -> Documented:
     made.__signature__ = signature
     found: Documented = made
     return found
+
+
+def class_of(
+    name: str,
+    bases: tuple[type[Any], ...],
+    doc: str,
+    arguments: Iterable[inspect.Parameter],
+    init: Callable[..., None],
+) -> type[Any]:
+    """Return a class with given arguments, in the module of the function `init`.
+
+    Args:
+        init: is called with the object, and with all arguments by their names.
+    """
+    signature = inspect.Signature(list(arguments), return_annotation="None")
+
+    def bound(self: object, *args: object, **kwargs: object) -> None:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        init(self, **given.arguments)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    bound.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[own, *signature.parameters.values()]
+    )
+    bound.__name__, bound.__qualname__ = "__init__", f"{name}.__init__"
+    return type(name, bases, {"__init__": bound, "__doc__": doc, "__module__": init.__module__})
+
+
+def argument(name: str, default: object, annotation: str) -> inspect.Parameter:
+    """Return an argument for `class_of`; it must be given if the default is `inspect.Parameter.empty`."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 @functools.cache  # shared texts are many times the same

@@ -163,8 +163,8 @@ def test_all_damaged_is_an_error_not_a_new_beginning(tmp_path):
         _commits.newest_good(tmp_path, "ckpt", is_dir)
 
 
-def test_a_newer_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_manifests, "FORMAT", 2)
+def test_a_newer_format_is_refused(tmp_path, monkeypatch, tuned):
+    tuned(_manifests, FORMAT=2)
     (path,) = made(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="Install a newer unisono"):

@@ -20,10 +20,10 @@ FACTS = {"states": {}, "values": {}, "copies": ["copies"]}
 
 
 @pytest.fixture
-def found(tmp_path, monkeypatch):
-    monkeypatch.setattr(_safetensors, "LARGE", 100)
+def found(tmp_path, tuned):
+    tuned(_safetensors, LARGE=100)
     # Several pieces, of which the last is shorter.
-    monkeypatch.setattr(_unread_arrays, "_PIECE", 64)
+    tuned(_unread_arrays, _PIECE=64)
     _safetensors.save(tmp_path / "file", ARRAYS)
     return _safetensors.load(tmp_path / "file")
 

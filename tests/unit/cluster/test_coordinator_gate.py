@@ -68,8 +68,8 @@ def test_who_knows_the_secret_reaches_the_service_also_after_the_gate_has_closed
 
 
 @pytest.mark.parametrize("what", ["wrong", "half", "http", "nothing"])
-def test_others_do_not(gate, monkeypatch, what):
-    monkeypatch.setattr(_coordinator_gate, "_PROOF_SECONDS", 0.1)
+def test_others_do_not(gate, tuned, what):
+    tuned(_coordinator_gate, _PROOF_SECONDS=0.1)
     with service_of(gate) as service:
         sock, nonce = connect(gate)
         proof = proof_of("secret", nonce)
@@ -84,8 +84,8 @@ def test_others_do_not(gate, monkeypatch, what):
             service.accept()
 
 
-def test_silent_connections_keep_no_other_out(gate, monkeypatch):
-    monkeypatch.setattr(_coordinator_gate, "_UNKNOWN_PEERS", 3)
+def test_silent_connections_keep_no_other_out(gate, tuned):
+    tuned(_coordinator_gate, _UNKNOWN_PEERS=3)
     crowd = [connect(gate)[0] for _ in range(5)]
     assert [sock.recv(1) for sock in crowd[:2]] == [b"", b""]
     with service_of(gate) as service:

@@ -62,8 +62,8 @@ def test_other_bytes_end_nothing(health, data):
     assert get(health.port, "/livez")[0] == 200
 
 
-def test_slow_clients_do_not_keep_others_waiting(health, monkeypatch):
-    monkeypatch.setattr(_port_server, "_CONNECTIONS", 4)
+def test_slow_clients_do_not_keep_others_waiting(health, tuned):
+    tuned(_port_server, _CONNECTIONS=4)
     slow = [socket.create_connection(("127.0.0.1", health.port), 60) for _ in range(8)]
     try:
         for sock in slow:

@@ -25,11 +25,10 @@ FOLDER = str(Path(unisono.__file__).parent)
 
 
 @pytest.fixture
-def without_rosters(monkeypatch):
+def without_rosters(monkeypatch, tuned):
     """Rosters go out by the clock: here only the first one does, and the one that answers a hello."""
     monkeypatch.setattr("unisono.cluster.rendezvous._server._ROSTER_SECONDS", many_tasks.LIMIT)
-    monkeypatch.setattr(many_tasks, "WAITS", 0.0)
-    monkeypatch.setattr(many_tasks, "APART", 0.0)
+    tuned(many_tasks, WAITS=0.0, APART=0.0)
 
 
 @pytest.mark.usefixtures("without_rosters")

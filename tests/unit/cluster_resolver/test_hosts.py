@@ -27,9 +27,9 @@ SKYPILOT = {
 
 
 @pytest.fixture
-def resources(monkeypatch, tmp_path):
+def resources(tuned, tmp_path):
     path = tmp_path / "resourceconfig.json"
-    monkeypatch.setattr(_hosts, "RESOURCES", path)
+    tuned(_hosts, RESOURCES=path)
     return path
 
 

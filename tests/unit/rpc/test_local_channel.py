@@ -100,8 +100,8 @@ def test_a_segment_is_written_again_only_when_all_of_its_arrays_are_gone(ends):
     np.testing.assert_array_equal(Frame.parse(received(receiver)[0], LIMIT).arrays[0], sent[3])
 
 
-def test_one_who_gives_nothing_back_gets_bytes_in_the_message(ends, monkeypatch):
-    monkeypatch.setattr(shared, "_BYTES", 1 << 20)
+def test_one_who_gives_nothing_back_gets_bytes_in_the_message(ends, tuned):
+    tuned(shared, _BYTES=1 << 20)
     sender, receiver = ends
     kept, made = [], []
     for i in range(8):

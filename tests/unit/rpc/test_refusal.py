@@ -30,8 +30,8 @@ def elsewhere():
     return with_port(host, free_port())
 
 
-def test_a_chief_learns_that_a_server_has_no_key(elsewhere, monkeypatch, caplog):
-    monkeypatch.setattr(_refusal, "_REFUSES_ON", 1.0)
+def test_a_chief_learns_that_a_server_has_no_key(elsewhere, tuned, caplog):
+    tuned(_refusal, _REFUSES_ON=1.0)
     spec = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": [elsewhere]})
     keys = read_keys({VARIABLE: new_secret()}, Task("chief", 0), spec)
     refused = []
@@ -61,8 +61,8 @@ def test_a_task_that_has_a_key_or_needs_none_refuses_nothing(elsewhere, monkeypa
     require_key_or_refuse("localhost:1", None)
 
 
-def test_without_anyone_who_asks_it_ends_by_itself(elsewhere, monkeypatch):
-    monkeypatch.setattr(_refusal, "_REFUSES", 0.1)
+def test_without_anyone_who_asks_it_ends_by_itself(elsewhere, tuned):
+    tuned(_refusal, _REFUSES=0.1)
     with pytest.raises(ClusterError, match=r"Received: .*, and no key"):
         require_key_or_refuse(elsewhere, None)
     # Its port may be another's.

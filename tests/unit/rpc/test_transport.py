@@ -85,8 +85,8 @@ def test_a_call_returns_the_answer(cluster):
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
-def test_large_arrays_are_not_copied(cluster, is_direct, monkeypatch):
-    monkeypatch.setattr(_shared_memory, "IS_AVAILABLE", is_direct)
+def test_large_arrays_are_not_copied(cluster, is_direct, tuned):
+    tuned(_shared_memory, IS_AVAILABLE=is_direct)
     seen = []
 
     def handler(client, request):
@@ -305,9 +305,9 @@ def test_a_client_that_takes_no_answers_gets_no_more(cluster):
     assert count <= 10
 
 
-def test_small_answers_wait_where_they_are_counted(cluster, monkeypatch):
+def test_small_answers_wait_where_they_are_counted(cluster, tuned):
     """More than ZeroMQ's queue and the kernel's buffers hold."""
-    monkeypatch.setattr(_shared_memory, "IS_AVAILABLE", False)
+    tuned(_shared_memory, IS_AVAILABLE=False)
     asked = threading.Event()
     clients = []
 

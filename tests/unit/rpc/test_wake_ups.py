@@ -108,9 +108,9 @@ def test_threads_with_nothing_to_do_sleep(busy_server, polls):
 
 
 @pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
-def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_server, polls, monkeypatch):
+def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_server, polls, tuned):
     # All of the message goes through the socket, and much more than its buffers hold.
-    monkeypatch.setattr(_local_channel, "SHARED_FROM", 1 << 40)
+    tuned(_local_channel, SHARED_FROM=1 << 40)
     rpc_server, released = busy_server
     rpc_client = RpcClient(PS, rpc_server.address)
     try:
@@ -135,10 +135,10 @@ def test_a_sender_sleeps_while_its_receiver_takes_nothing(busy_server, polls, mo
 
 @pytest.mark.skipif(not shared.IS_AVAILABLE, reason="the system has no sealed files in memory")
 def test_an_endpoint_that_can_open_no_files_sleeps_and_takes_connections_later(
-    busy_server, polls, monkeypatch, caplog
+    busy_server, polls, tuned, caplog
 ):
     rpc_server, _ = busy_server
-    monkeypatch.setattr(_server, "_PAUSE_MS", 100)
+    tuned(_server, _PAUSE_MS=100)
     listening = rpc_server._channels._listener._socket
 
     class Full:

@@ -68,8 +68,8 @@ def test_files_by_name(tmp_path, monkeypatch):
             given_files([_bundle.Path(bad)])
 
 
-def test_too_much_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(_bundle, "_MOST_BYTES", 3)
+def test_too_much_is_refused(tuned, tmp_path):
+    tuned(_bundle, _MOST_BYTES=3)
     (tmp_path / "big.py").write_text("1 + 1\n")
     with pytest.raises(unisono.InvalidArgumentError, match=r"the largest program/big\.py"):
         script_sources(tmp_path / "big.py")

@@ -34,7 +34,7 @@ def test_a_class_may_say_where_it_runs():
     assert not is_chief_only(made_in("program", keras.callbacks.CSVLogger, chief_only=False)("log.csv"))
 
 
-def test_mlflow_stays_silent(monkeypatch):
+def test_mlflow_stays_silent(monkeypatch, tuned):
     said = []
 
     @contextlib.contextmanager
@@ -43,7 +43,7 @@ def test_mlflow_stays_silent(monkeypatch):
         yield
         said.append("enabled")
 
-    monkeypatch.setattr(_chief_callbacks, "_SILENCED", [])
+    tuned(_chief_callbacks, _SILENCED=[])
     silence_autologging()
     assert said == []
     module = types.ModuleType("mlflow.utils.autologging_utils")

@@ -77,11 +77,11 @@ def test_a_task_serves_while_there_are_signs_or_without_a_limit(monkeypatch, lim
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(tuned):
     """Serves in the main thread, which gets SIGTERM; collects what reaches the program's own handler."""
     found = []
     earlier = signal.signal(signal.SIGTERM, lambda number, frame: found.append(number))
-    monkeypatch.setattr(_serve, "_LOOK_EVERY", 0.05)
+    tuned(_serve, _LOOK_EVERY=0.05)
     yield found
     signal.signal(signal.SIGTERM, earlier)
 
@@ -130,11 +130,11 @@ def test_a_task_that_gets_sigterm_serves_until_the_chief_has_saved(asked, caplog
 
 
 @pytest.mark.parametrize("why", ["the grace is over", "the chief has vanished"])
-def test_a_task_that_gets_sigterm_ends_without_a_word_of_its_chief(asked, monkeypatch, why):
+def test_a_task_that_gets_sigterm_ends_without_a_word_of_its_chief(asked, monkeypatch, tuned, why):
     if why == "the grace is over":
         monkeypatch.setenv(_serve.GRACE_VARIABLE, "0.3")
     else:
-        monkeypatch.setattr(_serve, "_VANISHED", 0.6)
+        tuned(_serve, _VANISHED=0.6)
     served = Served()
     acting = later(terminate)
     assert served.join() == 143

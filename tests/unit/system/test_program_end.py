@@ -36,10 +36,10 @@ def test_the_code_is_known_before_the_end(end, code):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(monkeypatch, tuned):
     """Exceptions that reached the hook before."""
     found = []
-    monkeypatch.setattr(_program_end, "_HOOKS", [])
+    tuned(_program_end, _HOOKS=[])
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: found.append(error))
     return found
 

@@ -41,17 +41,29 @@ def test_arguments_are_given_by_name():
 
 
 def test_without_labels_and_with_partial_arguments():
+    seen = []
+
     def of_features(features, mode, scale):
+        seen.append((features["x"].shape, mode, scale))
         return model_fn(features["x"], scale, mode)
 
     def input_fn():
         return Dataset.from_tensor_slices({"x": X}).batch(4)
 
     train(functools.partial(of_features, scale=1.0), input_fn)
+    assert set(seen) == {((4, 2), "train", 1.0)}
 
 
-def test_arrays_are_the_same_in_each_step():
-    train(model_fn, lambda: (X, Y), steps=5)
+def test_arrays_are_the_same_in_each_step(tmp_path):
+    def descent(features, labels, mode):
+        output = keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)(features)
+        loss = keras.ops.mean((output - labels) ** 2)
+        return EstimatorSpec(mode, loss=loss, train_op=minimize(keras.optimizers.SGD(0.1), loss))
+
+    # Each step leaves 0.6 of the error of the two weights' sum, whose target is 1.
+    estimator = Estimator(descent, tmp_path, RunConfig(save_summary_steps=0, log_step_count_steps=None))
+    kernel = estimator.train(lambda: (X, Y), steps=5).get_variable_value("dense/kernel")
+    np.testing.assert_allclose(kernel, np.full((2, 1), (1 - 0.6**5) / 2), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

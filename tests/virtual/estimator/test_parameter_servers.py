@@ -239,9 +239,8 @@ def test_data_must_hold_an_element_and_be_sent(tmp_path):
 
 
 @pytest.mark.parametrize("scales", [False, True])
-def test_a_rate_of_the_step_reaches_updates_by_rows(monkeypatch, scales):
-    monkeypatch.setattr(_remote_variables, "SMALL_TABLE_BYTES", 0)
-    monkeypatch.setattr(_remote_variables, "TABLE_BYTES", 0)
+def test_a_rate_of_the_step_reaches_updates_by_rows(tuned, scales):
+    tuned(_remote_variables, SMALL_TABLE_BYTES=0, TABLE_BYTES=0)
 
     def optimizer():
         plain = keras.optimizers.SGD(lambda: 0.05)

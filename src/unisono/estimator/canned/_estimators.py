@@ -22,7 +22,7 @@ import jax
 
 from unisono._checks import whole_numbers
 from unisono._errors import InvalidArgumentError
-from unisono.estimator._docstrings import Texts
+from unisono.estimator._docstrings import Texts, class_of
 from unisono.estimator._run_config import RunConfig
 from unisono.estimator.canned._canned import ROWS, CannedEstimator
 from unisono.estimator.canned._classification import binary_or_multi_class_head
@@ -209,18 +209,12 @@ def _with_head(
     """
     of_head = inspect.signature(make_head).parameters
     known = {**inspect.signature(base).parameters, **of_head}
-    signature = inspect.Signature([known[name] for name in order.split()], return_annotation="None")
 
-    def init(self: CannedEstimator, *args: object, **kwargs: object) -> None:
-        given = signature.bind(*args, **kwargs).arguments
+    def init(self: CannedEstimator, **given: object) -> None:
         head = make_head(**{name: given.pop(name) for name in of_head if name in given})
         base.__init__(self, head, **given)
 
-    of_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    own = signature.replace(parameters=[of_self, *signature.parameters.values()])
-    init.__signature__ = own  # type: ignore[attr-defined]
-    init.__name__, init.__qualname__ = "__init__", f"{name}.__init__"
-    return texts(type(name, (base,), {"__init__": init, "__doc__": doc, "__module__": __name__}))
+    return texts(class_of(name, (base,), doc, [known[name] for name in order.split()], init))
 
 
 # fmt: off

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import keras
 
+from unisono.estimator._docstrings import argument, class_of
 from unisono.estimator.layers._base import TEXTS, GraphLayer, as_function
 
 #: The arguments of a layer in their order, with their defaults.
@@ -75,28 +76,13 @@ def _layer(
         shape: the shape of inputs, for the docstring of the function.
         example: the arguments of the example in the class's docstring; `inputs` and `outputs` are its shapes.
     """
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-            default=default,
-            annotation=_TYPES.get(name, "KerasArgument"),
-        )
-        for name, default in arguments.items()
-    ]
-    signature = inspect.Signature(parameters, return_annotation="None")
 
-    def init(self: GraphLayer, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        GraphLayer.__init__(self, **given.arguments)
+    def init(self: GraphLayer, **given: Any) -> None:
+        GraphLayer.__init__(self, **given)
 
-    of_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    init.__signature__ = signature.replace(parameters=[of_self, *parameters])  # type: ignore[attr-defined]
-    init.__name__, init.__qualname__ = "__init__", f"{name}.__init__"
+    every = [argument(name, value, _TYPES.get(name, "KerasArgument")) for name, value in arguments.items()]
     doc = f"{text}\n\n>>> {name}({example})(keras.ops.ones({inputs})).shape\n{outputs}\n"
-    members = {"__init__": init, "__doc__": doc, "__module__": __name__}
-    made = TEXTS(type(name, (GraphLayer, getattr(keras.layers, name)), members))
+    made = TEXTS(class_of(name, (GraphLayer, getattr(keras.layers, name)), doc, every, init))
     return made, as_function(made, function, shape)
 
 

@@ -7,7 +7,8 @@ Tests: tests/unit/estimator/test_optimizers.py, tests/virtual/estimator/test_tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from unisono._errors import UnsupportedError
 from unisono._types import ArrayLike
 from unisono.estimator import _train_op
 from unisono.estimator._collections import unique_name
-from unisono.estimator._docstrings import Texts
+from unisono.estimator._docstrings import Texts, argument, class_of
 from unisono.estimator._train_op import GradientAndVariable, TrainOp
 from unisono.estimator.train._rules import MomentumRule, ProximalRule, RMSPropRule
 
@@ -168,196 +169,154 @@ def _value_of(number: object) -> Callable[[], jax.Array]:
     return lambda: number.value if isinstance(number, keras.Variable) else keras.ops.convert_to_tensor(number)
 
 
-@_TEXTS
-class GradientDescentOptimizer(Optimizer):
+#: In place of the default of an argument that must be given.
+_REQUIRED = inspect.Parameter.empty
+
+#: The arguments of optimizers that have no effect.
+_IGNORED = ("use_locking", "accum_name", "linear_name")
+
+
+def _optimizer(
+    name: str,
+    doc: str,
+    arguments: Mapping[str, object],
+    make: Callable[..., keras.Optimizer],
+    texts: Texts = _TEXTS,
+) -> type[Any]:
+    """Return a class of optimizers.
+
+    Args:
+        arguments: the arguments in their order, with their defaults.
+        make: a function of the learning rate, the name, and of further arguments by their names, that returns
+            the Keras optimizer.
+    """
+
+    def init(self: Optimizer, learning_rate: object, name: str, **given: object) -> None:
+        options = {key: value for key, value in given.items() if key not in _IGNORED}
+        Optimizer.__init__(self, make(_rate(learning_rate), unique_name(name), **options))
+
+    types = {type: "ArrayLike", bool: "bool", float: "float", str: "str", type(None): "str | None"}
+    every = [
+        argument(key, value, "ArrayLike" if key == "learning_rate" else types[type(value)])
+        for key, value in arguments.items()
+    ]
+    return texts(class_of(name, (Optimizer,), doc, every, init))
+
+
+# fmt: off
+GradientDescentOptimizer = _optimizer(
+    "GradientDescentOptimizer",
     """Subtracts gradients times a rate.
 
     >>> optimizer = GradientDescentOptimizer(0.2)
-    """
-
-    def __init__(
-        self, learning_rate: ArrayLike, use_locking: bool = False, name: str = "GradientDescent"
-    ) -> None:
-        super().__init__(keras.optimizers.SGD(_rate(learning_rate), name=unique_name(name)))
-
-
-@_TEXTS
-class MomentumOptimizer(Optimizer):
+    """,
+    {"learning_rate": _REQUIRED, "use_locking": False, "name": "GradientDescent"},
+    lambda rate, name: keras.optimizers.SGD(rate, name=name),
+)
+MomentumOptimizer = _optimizer(
+    "MomentumOptimizer",
     """Subtracts a sum of gradients that decays, times a rate.
 
     >>> optimizer = MomentumOptimizer(0.1, 0.9, use_nesterov=True)
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike,
-        momentum: ArrayLike,
-        use_locking: bool = False,
-        name: str = "Momentum",
-        use_nesterov: bool = False,
-    ) -> None:
-        options = {"momentum": momentum, "use_nesterov": use_nesterov}
-        super().__init__(MomentumRule(_rate(learning_rate), unique_name(name), {"momentum": 0.0}, options))
-
-
-@_TEXTS.with_texts(epsilon="number; added to the root of the mean of squares.")
-class AdamOptimizer(Optimizer):
+    """,
+    {
+        "learning_rate": _REQUIRED, "momentum": _REQUIRED, "use_locking": False, "name": "Momentum",
+        "use_nesterov": False,
+    },
+    lambda rate, name, **options: MomentumRule(rate, name, {"momentum": 0.0}, options),
+)
+AdamOptimizer = _optimizer(
+    "AdamOptimizer",
     """Adam, with TensorFlow's `epsilon`: that of the paper's note before section 2.1.
 
     >>> optimizer = AdamOptimizer()
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        use_locking: bool = False,
-        name: str = "Adam",
-    ) -> None:
-        super().__init__(
-            keras.optimizers.Adam(_rate(learning_rate), beta1, beta2, epsilon, name=unique_name(name))
-        )
-
-
-@_TEXTS
-class AdagradOptimizer(Optimizer):
+    """,
+    {
+        "learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "use_locking": False,
+        "name": "Adam",
+    },
+    lambda rate, name, beta1, beta2, epsilon: keras.optimizers.Adam(rate, beta1, beta2, epsilon, name=name),
+    _TEXTS.with_texts(epsilon="number; added to the root of the mean of squares."),
+)
+AdagradOptimizer = _optimizer(
+    "AdagradOptimizer",
     """Gradients by the root of the sum of their squares.
 
     >>> optimizer = AdagradOptimizer(0.1)
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike,
-        initial_accumulator_value: float = 0.1,
-        use_locking: bool = False,
-        name: str = "Adagrad",
-    ) -> None:
-        super().__init__(
-            keras.optimizers.Adagrad(
-                _rate(learning_rate), initial_accumulator_value, epsilon=0.0, name=unique_name(name)
-            )
-        )
-
-
-@_TEXTS.with_texts(epsilon="number; added to the means before their roots are taken.")
-class AdadeltaOptimizer(Optimizer):
+    """,
+    {"learning_rate": _REQUIRED, "initial_accumulator_value": 0.1, "use_locking": False, "name": "Adagrad"},
+    lambda rate, name, initial_accumulator_value: keras.optimizers.Adagrad(
+        rate, initial_accumulator_value, epsilon=0.0, name=name
+    ),
+)
+AdadeltaOptimizer = _optimizer(
+    "AdadeltaOptimizer",
     """Adadelta.
 
     >>> optimizer = AdadeltaOptimizer()
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike = 0.001,
-        rho: float = 0.95,
-        epsilon: float = 1e-8,
-        use_locking: bool = False,
-        name: str = "Adadelta",
-    ) -> None:
-        super().__init__(
-            keras.optimizers.Adadelta(_rate(learning_rate), rho, epsilon, name=unique_name(name))
-        )
-
-
-@_TEXTS.with_texts(
-    decay="number from 0 to 1; how much of the mean of squares stays in each step.",
-    momentum="number from 0 to 1; how much of a step is part of the next one.",
+    """,
+    {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-8, "use_locking": False, "name": "Adadelta"},
+    lambda rate, name, rho, epsilon: keras.optimizers.Adadelta(rate, rho, epsilon, name=name),
+    _TEXTS.with_texts(epsilon="number; added to the means before their roots are taken."),
 )
-class RMSPropOptimizer(Optimizer):
+RMSPropOptimizer = _optimizer(
+    "RMSPropOptimizer",
     """RMSProp, whose mean of squares begins with 1.
 
     >>> optimizer = RMSPropOptimizer(0.01)
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike,
-        decay: float = 0.9,
-        momentum: float = 0.0,
-        epsilon: float = 1e-10,
-        use_locking: bool = False,
-        centered: bool = False,
-        name: str = "RMSProp",
-    ) -> None:
-        slots = {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if centered else {})
-        options = {"decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": centered}
-        super().__init__(RMSPropRule(_rate(learning_rate), unique_name(name), slots, options))
-
-
-@_TEXTS
-class FtrlOptimizer(Optimizer):
+    """,
+    {
+        "learning_rate": _REQUIRED, "decay": 0.9, "momentum": 0.0, "epsilon": 1e-10, "use_locking": False,
+        "centered": False, "name": "RMSProp",
+    },
+    lambda rate, name, **options: RMSPropRule(
+        rate, name, {"rms": 1.0, "momentum": 0.0} | ({"mg": 0.0} if options["centered"] else {}), options
+    ),
+    _TEXTS.with_texts(
+        decay="number from 0 to 1; how much of the mean of squares stays in each step.",
+        momentum="number from 0 to 1; how much of a step is part of the next one.",
+    ),
+)
+FtrlOptimizer = _optimizer(
+    "FtrlOptimizer",
     """Follow the regularized leader.
 
     >>> optimizer = FtrlOptimizer(0.1, l1_regularization_strength=0.01)
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        use_locking: bool = False,
-        name: str = "Ftrl",
-        accum_name: str | None = None,
-        linear_name: str | None = None,
-        l2_shrinkage_regularization_strength: float = 0.0,
-    ) -> None:
-        super().__init__(
-            keras.optimizers.Ftrl(
-                _rate(learning_rate),
-                learning_rate_power,
-                initial_accumulator_value,
-                l1_regularization_strength,
-                l2_regularization_strength,
-                l2_shrinkage_regularization_strength,
-                name=unique_name(name),
-            )
-        )
-
-
-@_TEXTS
-class ProximalGradientDescentOptimizer(Optimizer):
+    """,
+    {
+        "learning_rate": _REQUIRED, "learning_rate_power": -0.5, "initial_accumulator_value": 0.1,
+        "l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0, "use_locking": False,
+        "name": "Ftrl", "accum_name": None, "linear_name": None, "l2_shrinkage_regularization_strength": 0.0,
+    },
+    lambda rate, name, **options: keras.optimizers.Ftrl(rate, **options, name=name),
+)
+ProximalGradientDescentOptimizer = _optimizer(
+    "ProximalGradientDescentOptimizer",
     """Gradient descent, after which weights are made smaller by L1 and L2.
 
     >>> optimizer = ProximalGradientDescentOptimizer(0.1)
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        use_locking: bool = False,
-        name: str = "ProximalGradientDescent",
-    ) -> None:
-        options = {"l1": l1_regularization_strength, "l2": l2_regularization_strength}
-        super().__init__(ProximalRule(_rate(learning_rate), unique_name(name), {}, options))
-
-
-@_TEXTS
-class ProximalAdagradOptimizer(Optimizer):
+    """,
+    {
+        "learning_rate": _REQUIRED, "l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0,
+        "use_locking": False, "name": "ProximalGradientDescent",
+    },
+    lambda rate, name, **strengths: ProximalRule(rate, name, {}, strengths),
+)
+ProximalAdagradOptimizer = _optimizer(
+    "ProximalAdagradOptimizer",
     """Adagrad, after which weights are made smaller by L1 and L2.
 
     >>> optimizer = ProximalAdagradOptimizer(0.1)
-    """
-
-    def __init__(
-        self,
-        learning_rate: ArrayLike,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-        use_locking: bool = False,
-        name: str = "ProximalAdagrad",
-    ) -> None:
-        options = {"l1": l1_regularization_strength, "l2": l2_regularization_strength}
-        slots = {"accumulator": initial_accumulator_value}
-        super().__init__(ProximalRule(_rate(learning_rate), unique_name(name), slots, options))
+    """,
+    {
+        "learning_rate": _REQUIRED, "initial_accumulator_value": 0.1, "l1_regularization_strength": 0.0,
+        "l2_regularization_strength": 0.0, "use_locking": False, "name": "ProximalAdagrad",
+    },
+    lambda rate, name, initial_accumulator_value, **strengths: ProximalRule(
+        rate, name, {"accumulator": initial_accumulator_value}, strengths
+    ),
+)
+# fmt: on
 
 
 class SyncReplicasOptimizer:

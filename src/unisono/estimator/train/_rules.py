@@ -106,7 +106,7 @@ class ProximalRule(SlotOptimizer):
         self, gradient: jax.Array, value: jax.Array, rate: jax.Array, slots: dict[str, jax.Array]
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Return the new value and the sum of squares."""
-        l1, l2 = self.options["l1"], self.options["l2"]
+        l1, l2 = (self.options[f"{kind}_regularization_strength"] for kind in ("l1", "l2"))
         after = {name: total + jnp.square(gradient) for name, total in slots.items()}
         own = rate
         for total in after.values():

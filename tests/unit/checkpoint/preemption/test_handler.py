@@ -185,8 +185,8 @@ def wait_for(condition, seconds=60):
     assert condition()
 
 
-def test_a_thread_asks_the_users_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(_watcher, "_POLL_SECONDS", 0.01)
+def test_a_thread_asks_the_users_function(tmp_path, tuned):
+    tuned(_watcher, _POLL_SECONDS=0.01)
     before, answers = signal.getsignal(signal.SIGTERM), iter([False, False, True])
     value = keras.Variable(0)
     with handler_of(tmp_path, value, termination_watcher_fn=lambda: next(answers)) as handler:
@@ -205,8 +205,8 @@ def test_an_error_of_the_users_function_is_raised_by_the_next_step(tmp_path):
         handler.run(int)
 
 
-def test_closing_ends_the_thread(tmp_path, monkeypatch):
-    monkeypatch.setattr(_watcher, "_POLL_SECONDS", 0.01)
+def test_closing_ends_the_thread(tmp_path, tuned):
+    tuned(_watcher, _POLL_SECONDS=0.01)
 
     def polling():
         return [t for t in threading.enumerate() if t.name == "unisono-preemption"]

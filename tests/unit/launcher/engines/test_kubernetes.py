@@ -37,8 +37,8 @@ def _use(config, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(_kubernetes, "_POLL", 0.01)
+def quick(monkeypatch, tuned):
+    tuned(_kubernetes, _POLL=0.01)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
@@ -186,12 +186,12 @@ def test_a_signal_deletes_the_job_and_waits_for_its_pods(launched, number, code,
     assert [each["kind"] for each in api.deleted] == ["Job", "Service"]
 
 
-def test_a_server_that_is_away_for_a_moment_is_asked_again(launched, monkeypatch, capfd):
+def test_a_server_that_is_away_for_a_moment_is_asked_again(launched, tuned, capfd):
     refused = iter([True, True])
     api = ApiServer(moments=[BEGINS, DONE], unavailable=lambda: next(refused, False))
     assert launched(api) == 0
     assert capfd.readouterr().err.count("unisono: Kubernetes does not answer, and is asked again") == 1
-    monkeypatch.setattr(_kubernetes, "_PATIENCE", 0.05)
+    tuned(_kubernetes, _PATIENCE=0.05)
     with pytest.raises(ClusterError, match=r"must be reached.*pods -l unisono/launch=unisono-train"):
         launched(ApiServer(moments=[BEGINS], unavailable=lambda: True))
 

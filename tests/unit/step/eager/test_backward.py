@@ -115,9 +115,8 @@ def test_inside_a_function_that_jax_traces():
     assert float(derivative(0.5)) == pytest.approx(np.cos(0.5) * 0.5 + np.sin(0.5))
 
 
-def test_the_programs_that_were_used_last_are_kept(monkeypatch):
-    monkeypatch.setattr(_backward, "_PROGRAMS", collections.OrderedDict())
-    monkeypatch.setattr(_backward, "_PROGRAMS_KEPT", 2)
+def test_the_programs_that_were_used_last_are_kept(tuned):
+    tuned(_backward, _PROGRAMS=collections.OrderedDict(), _PROGRAMS_KEPT=2)
     made = []
     for key in "abacab":
         assert _backward._program(key, lambda key=key: made.append(key) or key) == key
