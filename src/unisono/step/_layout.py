@@ -129,11 +129,7 @@ class VariableLayout:
         return value  # type: ignore[no-any-return]
 
     def to_file(self, variable: keras.Variable) -> np.ndarray:
-        """Return the value for a file of Keras, which has none of the replicas.
-
-        Args:
-            variable: lies so.
-        """
+        """Return the value of a variable that lies so for a file of Keras, which knows no replicas."""
         value: np.ndarray = variable.numpy()
         return value
 
@@ -175,7 +171,6 @@ class FittedLayout(VariableLayout):
     fit: Callable[[np.ndarray], np.ndarray]
 
     def from_file(self, saved: np.ndarray) -> np.ndarray:
-        """Return the fitted value."""
         return self.fit(saved)
 
 
@@ -236,11 +231,7 @@ class Phases:
         return None, {}
 
     def resume(self, model: keras.Model, facts: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """Let the next step continue from what `to_parts` returned; all workers call it.
-
-        Args:
-            model: its variables have what the replicas shared.
-        """
+        """Let the next step continue from what `to_parts` returned, and what variables hold; all call it."""
 
 
 class StateLayout:
@@ -442,11 +433,7 @@ class CentralLayout(StateLayout):
 
 
 class Synchronization:
-    """How often replicas exchange what they have learned: a strategy's `sync`; base of `LocalUpdates`.
-
-    >>> Synchronization().overlap
-    0
-    """
+    """How often replicas exchange what they have learned: a strategy's `sync`; base of `LocalUpdates`."""
 
     #: How many steps are taken beside an exchange.
     overlap = 0
