@@ -8,6 +8,7 @@ Keras still has all of them.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -250,8 +251,8 @@ def build_for_batch(model: keras.Model, batch: PyTree) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def function_arguments(wrapper: keras.Loss | keras.metrics.Metric) -> Mapping[str, object]:
-    """Return the arguments with which a loss or metric calls the function that it was made of.
+def function_arguments(wrapper: object) -> Mapping[str, object]:
+    """Return the arguments with which a loss or metric calls the function that it was made of, if any.
 
     Its configuration omits them. `LossFunctionWrapper._fn_kwargs` and `MeanMetricWrapper._fn_kwargs`, 3.0.
     """
@@ -352,6 +353,31 @@ def set_training_state(model: keras.Model, state: TrainingState | None) -> None:
     # Not as an attribute, which Keras' `__setattr__` would look into, array by array: this is done at each
     # step.
     vars(model)["_jax_state"] = state
+
+
+def sync_methods() -> list[str]:
+    """Return the names of the method that gives the variables a loop's newest state.
+
+    `Trainer.jax_state_sync`, 3.0; in the sources of September 2026 `Trainer.state_sync`.
+    """
+    return [name for name in ("jax_state_sync", "state_sync") if hasattr(keras.Model, name)]
+
+
+def epoch_iterator() -> type:
+    """Return the class with which Keras' loops take batches. `JAXEpochIterator`, 3.0."""
+    found: type = inspect.unwrap(keras.Model.fit).__globals__["JAXEpochIterator"]
+    return found
+
+
+def stacks_batches(iterator: Any) -> bool:
+    """Return whether Keras' loop takes the batches of several steps at once: in sources of September 2026."""
+    return "super_batch" in parameters_of(iterator.data_adapter.get_jax_iterator)
+
+
+def host_batches(iterator: Any) -> Iterator[PyTree]:
+    """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0."""
+    found: Iterator[PyTree] = iterator.data_adapter.get_jax_iterator()
+    return found
 
 
 def is_synced(model: keras.Model) -> bool:
