@@ -1,6 +1,7 @@
 """What the library uses of Keras that is not public, on the Keras that is installed."""
 
 import contextlib
+import types
 
 import jax.numpy as jnp
 import keras
@@ -10,6 +11,7 @@ import pytest
 import unisono
 from unisono._system._signatures import names_in
 from unisono.step import _keras_internals as internals
+from unisono.training._model_calls import _single_batches
 
 
 @pytest.fixture
@@ -208,3 +210,23 @@ def test_data_without_a_batch(model):
         model.predict(NoBatches(), verbose=0)
     assert internals.is_of_no_batch(raised.value)
     assert not internals.is_of_no_batch(UnboundLocalError("local variable 'x'"))
+
+
+@pytest.mark.parametrize("stacks", [False, True])
+def test_a_strategy_takes_single_batches_where_keras_stacks_them(stacks):
+    """As https://github.com/keras-team/keras/pull/23527 does with those of `steps_per_execution`."""
+
+    class Adapter:
+        def get_jax_iterator(self):
+            return iter(["single"])
+
+    class Stacking(Adapter):
+        def get_jax_iterator(self, super_batch=None):
+            return iter(["stacked" if super_batch else "single"])
+
+    epoch = types.SimpleNamespace(data_adapter=Stacking() if stacks else Adapter())
+    with unisono.MirroredStrategy(["cpu:0"]).scope():
+        assert list(_single_batches(lambda self: iter(["of Keras"]), epoch)) == [
+            "single" if stacks else "of Keras"
+        ]
+    assert list(_single_batches(lambda self: iter(["of Keras"]), epoch)) == ["of Keras"]
