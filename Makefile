@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions extras soak recording lint types check docs bench gpu gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording lint types check docs bench gpu gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +70,9 @@ NEWEST ?= python3.13
 
 versions:  ## the core of the tests with the oldest and the newest JAX and Keras, on two versions of Python
 	tools/versions.sh $(OLDEST) $(NEWEST)
+
+keras-sources: $(VENV)/installed  ## the core of the tests with sources of Keras: KERAS=~/keras, a clone
+	tools/keras_sources.sh $(KERAS)
 
 EXTRAS ?=
 

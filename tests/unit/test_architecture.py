@@ -319,15 +319,69 @@ def test_doors(door):
         assert allowed or not uses, f"{name} uses {door}, which belongs to {DOORS[door]}"
 
 
-def test_keras_is_wrapped_in_one_file():
-    for name, tree in trees().items():
+def names_of_classes(tree):
+    """The names that a file gives to Keras' and JAX' classes, in loops, by `next(…)` and `type(…)`, too."""
+    found = set()
+    while True:
+        before = len(found)
         for node in nodes_of(tree):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
-                targets = node.args[:1]
-            wraps = any(ast.unparse(t).startswith("keras.") for t in targets)
-            # `tf.adapters._keras` gives Keras' objects the names that TensorFlow had for their methods.
-            assert not wraps or name in ("training._bind", "tf.adapters._keras"), f"{name} assigns to Keras"
+            pairs = [(node.target, node.iter)] if isinstance(node, (ast.For, ast.comprehension)) else []
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+                pairs = [(t, node.value) for t in getattr(node, "targets", None) or [node.target]]
+            for target, value in pairs:
+                calls = isinstance(value, ast.Call) and ast.unparse(value.func) not in ("next", "type")
+                if not calls and names_a_class(value, found):
+                    found |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if len(found) == before:
+            return found
+
+
+def names_a_class(value, known=()):
+    """Whether an expression names `keras.Model` or `jax.Array`, or a name for one, and not what they have."""
+    inner = [getattr(value, field, None) for field in ("elts", "args", "values", "body", "orelse")]
+    parts = [value, *(part for each in inner for part in (each if isinstance(each, list) else [each]))]
+    parts += [g.iter for part in parts for g in getattr(part, "generators", ())]
+    texts = [ast.unparse(part).removesuffix(".__mro__") for part in parts if part is not None]
+    return any(t in known or re.fullmatch(r"(keras|jax)(\.\w+)*\.[A-Z]\w*", t) for t in texts)
+
+
+def assigned_owners(tree):
+    """What a file assigns attributes of, with `setattr` and `vars(...)[...]`, too."""
+    statements = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)
+    for node in nodes_of(tree):
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("setattr", "delattr"):
+            yield node.args[0]
+        for target in targets if isinstance(node, statements) else []:
+            owner = target.value if isinstance(target, (ast.Attribute, ast.Subscript)) else None
+            is_vars = isinstance(owner, ast.Call) and ast.unparse(owner.func) == "vars"
+            if owner is not None:
+                yield owner.args[0] if is_vars else owner
+
+
+def test_classes_of_others_are_changed_in_one_file():
+    """What is assigned by a function that gets the class, `tests/unit/system/test_replacements.py` sees."""
+    for name, tree in trees().items():
+        known = names_of_classes(tree)
+        found = [ast.unparse(o) for o in assigned_owners(tree) if names_a_class(o, known)]
+        found += [o for o in map(ast.unparse, assigned_owners(tree)) if re.match(r"(keras|jax)\.", o)]
+        assert not found, f"{name} assigns to {found}: use a table, which `_replacements.put` puts in place"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "keras.Model.x = 1",
+        "setattr(keras.Model, name, 1)",
+        "kind = keras.optimizers.Optimizer\nkind.x = 1",
+        "base = next(b for b in keras.Model.__mro__ if b)\nbase.x = 1",
+        "kinds = (jax.Array, keras.Layer)\nfor kind in kinds:\n    kind.x = 1",
+        "for kind in (type(keras.Model()), keras.Sequential):\n    vars(kind)['x'] = 1",
+    ],
+)
+def test_assignments_to_classes_are_found(code):
+    tree = ast.parse(code)
+    assert any(names_a_class(o, names_of_classes(tree)) for o in assigned_owners(tree))
 
 
 def private_names_of_keras():
@@ -335,7 +389,8 @@ def private_names_of_keras():
     statements = trees()["step._keras_internals"].body
     table = next(s.value for s in statements if isinstance(s, ast.Assign) and s.targets[0].id == "RELIED_ON")
     # An attribute `_model` is every second class' own.
-    return {name for names in ast.literal_eval(table).values() for name in names} - {"_model"}
+    entries = [entry for entries in ast.literal_eval(table).values() for entry in entries]
+    return {entry.partition("(")[0] for entry in entries} - {"_model"}
 
 
 def test_private_names_of_keras_occur_in_one_file():

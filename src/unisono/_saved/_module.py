@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from unisono._saved._concrete import ConcreteFunction
+from unisono._system._replacements import given, put
 from unisono.checkpoint._contents import holds_objects
 from unisono.checkpoint._tracking import Holder
 from unisono.step.functions._function import BoundFunction, Function
@@ -84,8 +85,8 @@ def _collect_modules(value: object, found: dict[int, Module | keras.Layer]) -> N
 
 def add_methods() -> None:
     """Give functions the method `get_concrete_function`."""
-    for kind in (Function, BoundFunction):
-        setattr(kind, "get_concrete_function", get_concrete_function)  # noqa: B010
+    method = given(get_concrete_function)
+    put(__name__, [(kind, "get_concrete_function", method) for kind in (Function, BoundFunction)])
 
 
 def get_concrete_function(

@@ -8,35 +8,41 @@ Keras still has all of them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import keras
 
 from unisono._errors import BackendError
-from unisono._types import PyTree
+from unisono._system._signatures import fits, parameters_of, unmet
+from unisono._types import KerasWrap, PyTree
 from unisono.step._value_handle import VariableValue
 
-#: Every name, by the class whose code must have it. `training/_bind` wraps some of them.
+#: Every name, by the class whose code must have it; methods with the parameters with which they are called
+#: or overridden. `training/_bind` wraps some of them.
 RELIED_ON = {
     "Variable": ("_value", "_dtype", "_initializer", "_initialize_with_initializer", "_shape", "_ndim"),
-    "Layer": ("_flatten_layers", "_call_has_training_arg", "_losses_override"),
+    "Layer": ("_flatten_layers(include_self)", "_call_has_training_arg", "_losses_override"),
     "Model": (
-        "_jax_state", "_jax_state_synced", "_get_jax_state", "_purge_model_variables", "_initial_epoch",
-        "_use_cached_eval_dataset", "batch_outputs", "_compile_config", "_compute_loss", "_symbolic_build",
-        "CompileMetrics", "_get_metrics_result_or_logs",
+        "_jax_state", "_jax_state_synced", "_get_jax_state", "_initial_epoch", "_use_cached_eval_dataset",
+        "_purge_model_variables(trainable_variables, non_trainable_variables, optimizer_variables, "
+        "metrics_variables)",
+        "batch_outputs", "_compile_config", "_compute_loss(x, y, y_pred, sample_weight, training)",
+        "_symbolic_build(data_batch)", "CompileMetrics", "_get_metrics_result_or_logs",
     ),
     "Operation": ("_inbound_nodes",),
     "Sequential": ("_layers", "_keras_history"),
-    "Optimizer": ("_trainable_variables", "_learning_rate", "_clip_gradients", "_backend_apply_gradients"),
-    "optimizers.LossScaleOptimizer": ("check_finite",),
+    "Optimizer": (
+        "_trainable_variables", "_learning_rate", "_clip_gradients(grads)",
+        "_backend_apply_gradients(grads, trainable_variables)",
+    ),
+    "optimizers.LossScaleOptimizer": ("check_finite(grads)",),
     "callbacks.Callback": ("_model",),
-    "layers.BatchNormalization": ("_moments", "_reduction_axes"),
+    "layers.BatchNormalization": ("_moments(inputs, mask)", "_reduction_axes"),
     "losses.MeanSquaredError": ("_fn_kwargs",),
     "metrics.MeanSquaredError": ("_fn_kwargs",),
     "name_scope": ("name_scope_stack", "override_parent"),
@@ -245,8 +251,8 @@ def build_for_batch(model: keras.Model, batch: PyTree) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-def function_arguments(wrapper: keras.Loss | keras.metrics.Metric) -> Mapping[str, object]:
-    """Return the arguments with which a loss or metric calls the function that it was made of.
+def function_arguments(wrapper: object) -> Mapping[str, object]:
+    """Return the arguments with which a loss or metric calls the function that it was made of, if any.
 
     Its configuration omits them. `LossFunctionWrapper._fn_kwargs` and `MeanMetricWrapper._fn_kwargs`, 3.0.
     """
@@ -349,6 +355,31 @@ def set_training_state(model: keras.Model, state: TrainingState | None) -> None:
     vars(model)["_jax_state"] = state
 
 
+def sync_methods() -> list[str]:
+    """Return the names of the method that gives the variables a loop's newest state.
+
+    `Trainer.jax_state_sync`, 3.0; in the sources of September 2026 `Trainer.state_sync`.
+    """
+    return [name for name in ("jax_state_sync", "state_sync") if hasattr(keras.Model, name)]
+
+
+def epoch_iterator() -> type:
+    """Return the class with which Keras' loops take batches. `JAXEpochIterator`, 3.0."""
+    found: type = inspect.unwrap(keras.Model.fit).__globals__["JAXEpochIterator"]
+    return found
+
+
+def stacks_batches(iterator: Any) -> bool:
+    """Return whether Keras' loop takes the batches of several steps at once: in sources of September 2026."""
+    return "super_batch" in parameters_of(iterator.data_adapter.get_jax_iterator)
+
+
+def host_batches(iterator: Any) -> Iterator[PyTree]:
+    """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0."""
+    found: Iterator[PyTree] = iterator.data_adapter.get_jax_iterator()
+    return found
+
+
 def is_synced(model: keras.Model) -> bool:
     """Return whether the variables hold the newest state: a callback has read or changed it.
 
@@ -420,48 +451,34 @@ def is_of_no_batch(error: UnboundLocalError) -> bool:
 
 
 def check_keras() -> None:
-    """Check that the installed Keras has all the names on which this file relies."""
-    classes = {path: operator.attrgetter(path)(keras) for path in RELIED_ON}
-    missing = [
-        f"{path}.{name}"
-        for path, names in RELIED_ON.items()
-        for name in names
-        if name not in names_in(classes[path])
-    ]
-    if missing:
+    """Check that the installed Keras has all the names on which this file relies, with their parameters.
+
+    Raises:
+        BackendError: naming those that are missing, or have other parameters.
+    """
+    _require(
+        f"{path}.{entry}"
+        for path, entries in RELIED_ON.items()
+        for entry in unmet(operator.attrgetter(path)(keras), entries)
+    )
+
+
+def check_wraps(wraps: Sequence[KerasWrap]) -> None:
+    """Check that what is to be wrapped is there, and takes what `wrapper(original, self, ...)` does.
+
+    Raises:
+        BackendError: naming what is missing, or has other parameters.
+    """
+    _require(
+        f"{owner.__name__}.{name}({', '.join(parameters_of(wrapper)[2:])})"
+        for owner, name, wrapper in wraps
+        if not fits(wrapper, getattr(owner, name, None))
+    )
+
+
+def _require(missing: Iterable[str]) -> None:
+    if names := ", ".join(missing):
         raise BackendError(
-            f"This release of Unisono needs a Keras with {', '.join(missing)}, which are private. "
+            f"This release of Unisono needs a Keras with {names}, which are private. "
             f"Received: Keras {keras.__version__}. Install another: pip install 'keras>=3.15,<3.17'"
         )
-
-
-@functools.cache
-def names_in(cls: type) -> frozenset[str]:
-    """Return the names of a class' attributes, and those that its methods' code mentions.
-
-    An attribute of instances is in the code of the method that sets it, often `__init__`: so the check
-    makes no object, which would start JAX.
-
-    >>> class A:
-    ...     def __init__(self):
-    ...         self.size = 1
-    >>> "size" in names_in(A), "width" in names_in(A)
-    (True, False)
-    """
-    found: set[str] = set()
-    for base in cls.__mro__:
-        for name, value in vars(base).items():
-            found.add(name)
-            function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
-            if isinstance(function, types.FunctionType):
-                found.update(_names_of(function.__code__))
-    return frozenset(found)
-
-
-def _names_of(code: types.CodeType) -> Iterator[str]:
-    yield from (*code.co_names, *code.co_varnames, *code.co_cellvars)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_of(constant)
-        elif isinstance(constant, str):
-            yield constant

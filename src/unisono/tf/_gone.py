@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from unisono._names import missing_name
+from unisono._system._replacements import Replacement, missing
 
 #: Methods that Keras 3 does not have, by names that nothing else has.
 METHODS = {
@@ -39,8 +40,6 @@ class RemovedName:
         raise missing_name(f"`{owner.__name__}.{self._name}` {METHODS[self._name]}", self._name)
 
 
-def add_errors(kind: Any, names: tuple[str, ...]) -> None:
-    """Let a class raise errors for what it does not have."""
-    for name in names:
-        if not hasattr(kind, name):
-            setattr(kind, name, RemovedName(name))
+def errors_of(kind: Any, names: tuple[str, ...]) -> list[Replacement]:
+    """Return what lets a class raise errors for what it does not have."""
+    return [(kind, name, missing(RemovedName(name))) for name in names]

@@ -1,4 +1,4 @@
-"""Installs what the library replaces in Keras. This is the only file that assigns to Keras' classes.
+"""Installs what the library replaces in Keras.
 
 Each subject says in a function `wraps()` which methods it replaces, and by what; `wrap_keras` puts them
 there. A wrap asks where it is called: outside every strategy and for a model that no strategy holds, it does
@@ -12,14 +12,15 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unisono._features import load
 from unisono._lowering._install import install_lowerings
 from unisono._system._program_end import EXPLAINERS
-from unisono._types import Wrapper
-from unisono.step._keras_internals import check_keras
+from unisono._system._replacements import Replacement, put, when_undone, where_defined
+from unisono._types import KerasWrap, Wrapper
+from unisono.step._keras_internals import check_keras, check_wraps
 from unisono.training import (
     _chief_save,
     _fit_extension,
@@ -47,8 +48,6 @@ _SUBJECTS = (
     _fit_extension,  # Keras' TensorBoard, without TensorFlow, and `History`, which has metrics alone
 )
 
-_installed = False
-
 
 def wrap_keras() -> None:
     """Replace what the library replaces in Keras; nothing is done the second time.
@@ -57,15 +56,15 @@ def wrap_keras() -> None:
 
     >>> wrap_keras()
     """
-    global _installed
-    if _installed:
-        return
+    put(__name__, _replacements())
+
+
+def _replacements() -> Iterator[Replacement]:
     check_keras()
-    _installed = True
+    wraps = [wrap for subject in _SUBJECTS for wrap in subject.wraps()]
+    check_wraps(wraps)
     install_lowerings()
-    for subject in _SUBJECTS:
-        for wrap in subject.wraps():
-            _wrap(*wrap)
+    yield from map(_replacement, wraps)
 
 
 def _explain_last_error(error: BaseException) -> None:
@@ -76,26 +75,28 @@ def _explain_last_error(error: BaseException) -> None:
 EXPLAINERS.append(_explain_last_error)
 
 
-def _wrap(owner: type | types.ModuleType, name: str, wrapper: Wrapper) -> None:
-    """Replace a method, in the class that defines it, or a function, by `wrapper(original, self, ...)`.
+def _replacement(wrap: KerasWrap) -> Replacement:
+    """Return the replacement of a method, or a function, by `wrapper(original, self, ...)`.
 
     Keras compares `Model.compile` with its own to find out whether a user overrides it.
     """
+    owner, name, wrapper = wrap
     if name == "__new__":
-        make = getattr(owner, name)
-        setattr(owner, name, staticmethod(lambda cls, *args, **kwargs: wrapper(make, cls, *args, **kwargs)))
-        return
-    owner = next(c for c in getattr(owner, "__mro__", [owner]) if name in vars(c))
-    original = getattr(owner, name)
-    if isinstance(original, property):
-        setattr(owner, name, property(functools.partial(wrapper, original.fget), doc=original.__doc__))
-        return
-
+        # Not in a base class, which has it for others, too.
+        return owner, name, functools.partial(_constructor, wrapper)
     if isinstance(owner, types.ModuleType):
         # Its first argument may have been given by name.
-        setattr(owner, name, functools.wraps(original)(functools.partial(wrapper, original)))
-        return
+        return owner, name, lambda own: functools.wraps(own)(functools.partial(wrapper, own))
+    return where_defined(owner, name, functools.partial(_method, wrapper))
 
+
+def _constructor(wrapper: Wrapper, make: Callable[..., object]) -> object:
+    return staticmethod(lambda cls, *args, **kwargs: wrapper(make, cls, *args, **kwargs))
+
+
+def _method(wrapper: Wrapper, original: Any) -> object:
+    if isinstance(original, property):
+        return property(functools.partial(wrapper, original.fget), doc=original.__doc__)
     original, cell = _apart(original)
 
     @functools.wraps(original)
@@ -104,11 +105,12 @@ def _wrap(owner: type | types.ModuleType, name: str, wrapper: Wrapper) -> None:
 
     # Keras looks at the arguments of a layer's `__init__` to save it. It copies `build` into each layer
     # with all attributes, but without `self`.
-    if name != "build":
+    if original.__name__ != "build":
         method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    setattr(owner, name, method)
     if cell is not None:
+        when_undone(setattr, cell, "cell_contents", cell.cell_contents)
         cell.cell_contents = method
+    return method
 
 
 def _apart(original: Callable[..., Any]) -> tuple[Callable[..., Any], types.CellType | None]:

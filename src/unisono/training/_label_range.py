@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from unisono._types import PyTree
+from unisono.step._keras_internals import function_arguments
 
 _LOG = logging.getLogger("unisono")
 
@@ -32,7 +33,7 @@ def check_labels(model: keras.Model, labels: PyTree, weights: PyTree = None) -> 
     loss, classes = model.loss, _classes_of(model, labels)
     if classes is None or not _takes_numbers(loss) or model in _warned:
         return
-    ignored = getattr(loss, "ignore_class", None)
+    ignored = function_arguments(loss).get("ignore_class")
     counted = labels if ignored is None else labels[labels != ignored]
     if not counted.size or (counted.min() >= 0 and counted.max() < classes):
         return

@@ -23,7 +23,7 @@ from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._features import load
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
-from unisono.step._keras_internals import training_state
+from unisono.step._keras_internals import epoch_iterator, host_batches, stacks_batches, training_state
 from unisono.step._program import current_frame
 from unisono.training._binding import (
     bind,
@@ -61,6 +61,7 @@ def wraps() -> list[KerasWrap]:
         (keras.Model, "compile", _compile),
         *((keras.Model, name, _guarded(name)) for name in TASKS),
         *((keras.Model, f"make_{task.function}", _maker(task)) for task in TrainerTask),
+        (epoch_iterator(), "_get_iterator", _single_batches),
         (keras.Model, "_get_jax_state", _take_state),
         (keras.Model, "_symbolic_build", _build),
         (keras.Model, "_get_metrics_result_or_logs", _logs_of_epoch),
@@ -380,6 +381,16 @@ _AROUND_KERAS = dict.fromkeys(TASKS, _AROUND_PLAIN) | {"fit": (*_AROUND_PLAIN, _
 
 
 # --- what Keras' methods call ------------------------------------------------------------------------------
+
+
+def _single_batches(original: Callable[[UserValue], Iterator[PyTree]], self: UserValue) -> Iterator[PyTree]:
+    """Give a strategy's steps batches one by one from the host, where Keras' loop would take stacks of them.
+
+    https://github.com/keras-team/keras/pull/23527 stacks those of `steps_per_execution` on one device.
+    """
+    context = current()
+    is_plain = context is None or context.strategy.is_default
+    return original(self) if is_plain or not stacks_batches(self) else host_batches(self)
 
 
 def _take_state(original: Callable[..., State], self: keras.Model, **wanted: bool) -> State:

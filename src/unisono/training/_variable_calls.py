@@ -15,7 +15,7 @@ import keras
 from unisono._context import check_holder, current
 from unisono._mesh import on_device
 from unisono._types import KerasWrap
-from unisono.step._keras_internals import store_value, stored_dtype, stored_value
+from unisono.step._keras_internals import store_value, stored_dtype, stored_value, sync_methods
 from unisono.step._layout import note_slot
 from unisono.step._program import current_frame
 from unisono.step._value_handle import RowsHandle, ValueHandle, as_read, in_parts
@@ -37,7 +37,8 @@ def wraps() -> list[KerasWrap]:
         (keras.Variable, "assign", _assign),
         (keras.Variable, "value", _value),
         (keras.Model, "__new__", _marked_model),
-        (keras.Model, "jax_state_sync", _put_back),
+        # Keras 3.17 renames it, and keeps the old name for callers.
+        *((keras.Model, name, _put_back) for name in sync_methods()),
     ]
 
 

@@ -1,12 +1,17 @@
 """What the library uses of Keras that is not public, on the Keras that is installed."""
 
+import contextlib
+import types
+
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
 import unisono
+from unisono._system._signatures import names_in
 from unisono.step import _keras_internals as internals
+from unisono.training._model_calls import _single_batches
 
 
 @pytest.fixture
@@ -34,10 +39,31 @@ def test_the_installed_keras_has_every_name():
 
 
 def test_a_keras_without_a_name_is_named_with_it(monkeypatch):
-    monkeypatch.setitem(internals.RELIED_ON, "Layer", ("_flatten_layers", "_no_such_name"))
+    entries = ("_flatten_layers(include_self)", "_flatten_layers(deep)", "_no_such_name")
+    monkeypatch.setitem(internals.RELIED_ON, "Layer", entries)
     with pytest.raises(unisono.BackendError, match=r"Layer\._no_such_name.*Received: Keras 3\.") as raised:
         internals.check_keras()
-    assert "_flatten_layers" not in str(raised.value)
+    assert "Layer._flatten_layers(deep)" in str(raised.value)
+    assert "include_self" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper", "fits"),
+    [
+        ("add_loss", lambda original, self, loss: None, True),
+        ("add_loss", lambda original, self, loss, earlier=None: None, True),
+        ("add_loss", lambda original, self, *args, **kwargs: None, True),
+        ("add_loss", lambda original, self, losses: None, False),
+        ("add_loss", lambda original, self: None, False),
+        ("losses", lambda original, self: None, True),
+        ("__new__", lambda original, cls, *args, **kwargs: None, True),
+        ("no_such_method", lambda original, self, *args: None, False),
+    ],
+)
+def test_wraps_have_the_parameters_of_what_they_wrap(name, wrapper, fits):
+    error = pytest.raises(unisono.BackendError, match=f"Layer.{name}")
+    with contextlib.nullcontext() if fits else error:
+        internals.check_wraps([(keras.Layer, name, wrapper)])
 
 
 def test_names_are_found_in_bases_wrapped_methods_and_properties():
@@ -54,8 +80,9 @@ def test_names_are_found_in_bases_wrapped_methods_and_properties():
         def make(given):
             return [2 * hidden for hidden in given]
 
-    assert {"inherited", "measured", "size", "given", "hidden"} <= internals.names_in(Own)
-    assert "absent" not in internals.names_in(Own)
+    found = names_in(Own) | names_in(Base)
+    assert {"inherited", "measured", "given", "hidden"} <= found
+    assert "absent" not in found
 
 
 def test_variables_are_read_and_written_past_scopes_and_casts():
@@ -183,3 +210,23 @@ def test_data_without_a_batch(model):
         model.predict(NoBatches(), verbose=0)
     assert internals.is_of_no_batch(raised.value)
     assert not internals.is_of_no_batch(UnboundLocalError("local variable 'x'"))
+
+
+@pytest.mark.parametrize("stacks", [False, True])
+def test_a_strategy_takes_single_batches_where_keras_stacks_them(stacks):
+    """As https://github.com/keras-team/keras/pull/23527 does with those of `steps_per_execution`."""
+
+    class Adapter:
+        def get_jax_iterator(self):
+            return iter(["single"])
+
+    class Stacking(Adapter):
+        def get_jax_iterator(self, super_batch=None):
+            return iter(["stacked" if super_batch else "single"])
+
+    epoch = types.SimpleNamespace(data_adapter=Stacking() if stacks else Adapter())
+    with unisono.MirroredStrategy(["cpu:0"]).scope():
+        assert list(_single_batches(lambda self: iter(["of Keras"]), epoch)) == [
+            "single" if stacks else "of Keras"
+        ]
+    assert list(_single_batches(lambda self: iter(["of Keras"]), epoch)) == ["of Keras"]

@@ -2,6 +2,7 @@
 
 import glob
 import sys
+import warnings
 from pathlib import Path
 
 import keras
@@ -87,7 +88,9 @@ def test_data_of_unknown_size_and_several_steps_in_one_program(tmp_path):
     assert [s for s, _ in scalars(tmp_path / "a" / "train", "batch_loss")] == [2, 4, 7, 9, 10]
     model = build()
     batches = (data(4) for _ in range(5))
-    with pytest.warns(UserWarning, match="ran out of data"):
+    with warnings.catch_warnings():
+        # Of data that end where Keras did not know it; not after Keras 3.15.
+        warnings.filterwarnings("ignore", "Your input ran out of data")
         model.fit(batches, verbose=0, shuffle=False, callbacks=[TensorBoard(tmp_path / "b", update_freq=1)])
     assert [s for s, _ in scalars(tmp_path / "b" / "train", "batch_loss")] == [1, 2, 3, 4, 5]
 

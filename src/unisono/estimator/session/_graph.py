@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._errors import ContextError
+from unisono._system._replacements import given, put
 from unisono._types import ArrayLike, PyTree
 from unisono.data._dataset import Dataset
 from unisono.data._distribute import DistributedDataset
@@ -277,8 +278,12 @@ def make_iterator(dataset: Any, shared_name: Any = None) -> Any:
 
 def add_iterators() -> None:
     """Let data sets make iterators of TensorFlow 1, for input functions and loops of sessions."""
-    for name in ("make_initializable_iterator", "make_one_shot_iterator"):
-        setattr(Dataset, name, make_iterator)
-        setattr(DistributedDataset, name, make_iterator)
-    initializer: Any = property(lambda self: IteratorInitializer(), doc="As that of other iterators.")
-    DistributedIterator.initializer = initializer  # type: ignore[attr-defined]
+    names = ("make_initializable_iterator", "make_one_shot_iterator")
+    initializer = property(lambda self: IteratorInitializer(), doc="As that of other iterators.")
+    put(
+        __name__,
+        [
+            *((kind, name, given(make_iterator)) for kind in (Dataset, DistributedDataset) for name in names),
+            (DistributedIterator, "initializer", given(initializer)),
+        ],
+    )

@@ -15,13 +15,14 @@ import jax
 import keras
 import numpy as np
 
+from unisono._system._replacements import Replacement, given, missing, put, where_defined
 from unisono._types import PyTree
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.estimator.train._optimizers import Optimizer
 from unisono.spi import hold_by_default, wrap_keras
 from unisono.step._keras_internals import takes_training
 from unisono.strategies._base import Strategy
-from unisono.tf._gone import OF_MODELS, add_errors
+from unisono.tf._gone import OF_MODELS, errors_of
 from unisono.tf.adapters._saving import save_to_directory, weights_file
 from unisono.tf.adapters._spellings import (
     Reference,
@@ -30,7 +31,6 @@ from unisono.tf.adapters._spellings import (
     as_layers,
     as_size,
     check_shape,
-    replace,
     taking_dtype,
     taking_first,
     taking_lists,
@@ -49,60 +49,80 @@ def add_methods() -> None:
     """Give Keras' objects the names that TensorFlow 2 had for what they do."""
     # Without a strategy, too: `fit` takes Unisono's datasets.
     wrap_keras()
-    if not hasattr(keras.metrics.Metric, "reset_states"):
-        keras.metrics.Metric.reset_states = lambda self: self.reset_state()
-    if not hasattr(keras.optimizers.Optimizer, "lr"):
-        keras.optimizers.Optimizer.lr = property(
-            lambda self: self.learning_rate,
-            lambda self, value: setattr(self, "learning_rate", value),
-            doc="The learning rate.",
-        )
-    base = next(b for b in keras.optimizers.Optimizer.__mro__ if "iterations" in vars(b))
-    if base.iterations.fset is None:
+    put(__name__, [*_of_models(), *_of_layers(), *_of_optimizers(), *_of_tensors()])
+
+
+def _of_models() -> list[Replacement]:
+    model: Any = keras.Model
+    inputs = keras.Input((1,), name="strings")
+    functional = type(keras.Model(inputs, inputs, name="strings"))
+    return [
+        *errors_of(model, OF_MODELS),
+        *_keras_2.replacements(),
+        (model, "save_spec", given(save_spec)),
+        # Keras asks whether a model's class has another one than where it is defined.
+        where_defined(model, "compile", _taking_distribute),
+        (model, "save", _to_any_path),
+        (model, "save_weights", _with_ending),
+        (model, "load_weights", _with_ending),
+        (model, "compute_loss", _matching_ranks),
+        (model, "compute_metrics", _matching_ranks),
+        where_defined(model, "get_metrics_result", _of_values),
+        (keras.metrics.Metric, "reset_states", missing(lambda self: self.reset_state())),
+        # Keras would make arrays of JAX of the strings that preprocessing layers take.
+        *((kind, "__call__", given(_call_with_strings)) for kind in (functional, keras.Sequential)),
+        where_defined(keras.Sequential, "__init__", taking_first(as_layers)),
+    ]
+
+
+def _of_layers() -> list[Replacement]:
+    cells = ("GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells")
+    return [
+        (keras.Layer, "submodules", given(Submodules())),
+        where_defined(keras.Layer, "__call__", taking_lists),
+        where_defined(keras.Layer, "__init__", taking_self),
+        where_defined(keras.Layer, "add_weight", taking_name),
+        where_defined(keras.layers.Dense, "__init__", taking_first(as_size)),
+        *(where_defined(getattr(keras.layers, c), "get_initial_state", taking_dtype) for c in cells),
+    ]
+
+
+def _of_optimizers() -> list[Replacement]:
+    kind: Any = keras.optimizers.Optimizer
+    rate = property(
+        lambda self: self.learning_rate,
+        lambda self, value: setattr(self, "learning_rate", value),
+        doc="The learning rate.",
+    )
+    return [
+        (kind, "lr", missing(rate)),
         # Estimators of TensorFlow 2: `optimizer.iterations = tf.compat.v1.train.get_global_step()`.
-        base.iterations = base.iterations.setter(lambda self, value: setattr(self, "_iterations", value))
-    add_errors(keras.Model, OF_MODELS)
-    keras.Model.compiled_loss = property(_keras_2.CompiledLoss)
-    keras.Model.compiled_metrics = property(_keras_2.CompiledMetrics)
-    _keras_2.add_methods()
-    keras.Model.save_spec = save_spec
-    if not hasattr(keras.Model.compile, "takes_distribute"):
-        # Where it is defined: Keras asks whether a model's class has another one.
-        owner = next(base for base in keras.Model.__mro__ if "compile" in vars(base))
-        owner.compile = _taking_distribute(owner.compile)
-        keras.Model.save = _to_any_path(keras.Model.save)
-        keras.Model.save_weights = _with_ending(keras.Model.save_weights)
-        keras.Model.load_weights = _with_ending(keras.Model.load_weights)
-        for name in ("compute_loss", "compute_metrics"):
-            setattr(keras.Model, name, _matching_ranks(getattr(keras.Model, name)))
-        replace(keras.Model, "get_metrics_result", _of_values)
-        _let_models_take_strings()
-        _let_objects_have_old_spellings()
+        where_defined(
+            kind,
+            "iterations",
+            lambda own: own.setter(lambda self, value: setattr(self, "_iterations", value)),
+        ),
+        where_defined(kind, "__init__", taking_lr),
+    ]
 
 
-def _let_objects_have_old_spellings() -> None:
-    keras.Layer.submodules = Submodules()
-    replace(keras.Layer, "__call__", taking_lists)
-    replace(keras.Layer, "__init__", taking_self)
-    replace(keras.layers.Dense, "__init__", taking_first(as_size))
-    replace(keras.Sequential, "__init__", taking_first(as_layers))
-    replace(keras.Layer, "add_weight", taking_name)
-    for cell in ("GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"):
-        replace(getattr(keras.layers, cell), "get_initial_state", taking_dtype)
-    replace(keras.optimizers.Optimizer, "__init__", taking_lr)
-    for owner, names in (
-        (keras.Variable, ["dtype"]),
-        (keras.KerasTensor, ["dtype"]),
-        (keras.Layer, ["dtype", "compute_dtype", "variable_dtype"]),
-    ):
-        for name in names:
-            replace(owner, name, with_name)
+def _of_tensors() -> list[Replacement]:
     # JAX makes the arrays: a subclass is not possible.
-    kinds: tuple[Any, ...] = (jax.Array, jax.core.Tracer, keras.KerasTensor, keras.Variable)
-    for kind in kinds:
-        kind.get_shape = lambda self: Shape(self.shape)
-        kind.ref = lambda self: Reference(self)  # noqa: PLW0108 (a method)
-        kind.set_shape = check_shape
+    kinds = (jax.Array, jax.core.Tracer, keras.KerasTensor, keras.Variable)
+    methods: dict[str, Callable[..., Any]] = {
+        "get_shape": lambda self: Shape(self.shape),
+        "ref": lambda self: Reference(self),  # noqa: PLW0108 (a method)
+        "set_shape": check_shape,
+    }
+    types = {
+        keras.Variable: ["dtype"],
+        keras.KerasTensor: ["dtype"],
+        keras.Layer: ["dtype", "compute_dtype", "variable_dtype"],
+    }
+    return [
+        *((kind, name, given(method)) for kind in kinds for name, method in methods.items()),
+        *(where_defined(kind, name, with_name) for kind, names in types.items() for name in names),
+    ]
 
 
 def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None]:
@@ -122,7 +142,6 @@ def _taking_distribute(compile_model: Callable[..., None]) -> Callable[..., None
         compile_model(self, *args, **kwargs)
         hold_by_default(self)
 
-    compiled.takes_distribute = True  # type: ignore[attr-defined]
     return compiled
 
 
@@ -247,17 +266,6 @@ def _is_text(value: object) -> bool:
     # Also a column of pandas.
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return isinstance(value, (str, bytes)) or kind in ("U", "S", "O")
-
-
-def _let_models_take_strings() -> None:
-    """Let functional and sequential models take strings for preprocessing layers.
-
-    Keras would make arrays of JAX.
-    """
-    inputs = keras.Input((1,), name="strings")
-    functional: Any = type(keras.Model(inputs, inputs, name="strings"))
-    for kind in (functional, keras.Sequential):
-        kind.__call__ = _call_with_strings
 
 
 def _call_of_any_size(self: Any, *args: object, **kwargs: object) -> Any:

@@ -23,12 +23,6 @@ from unisono.tf._entries import device_dtype
 from unisono.tf.adapters._random import as_initializer, layer_call
 
 
-def replace(kind: type, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Replace what a class has, in the class that defines it: others may have their own."""
-    owner: Any = next(base for base in kind.__mro__ if name in vars(base))
-    setattr(owner, name, wrapper(vars(owner)[name]))
-
-
 class Submodules:
     """The attribute `submodules` of a layer; one that a program sets itself comes first."""
 

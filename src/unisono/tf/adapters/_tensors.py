@@ -23,12 +23,13 @@ from keras import ops
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import resolve_devices
+from unisono._system._replacements import missing, put
 from unisono._types import PyTree
 from unisono.spi import Function
 from unisono.step.eager._recording import Recorder, recording_here
 from unisono.step.functions._function import function as unisono_function
 from unisono.tf._entries import device_dtype
-from unisono.tf._gone import OF_FUNCTIONS, add_errors
+from unisono.tf._gone import OF_FUNCTIONS, errors_of
 from unisono.tf.adapters._spellings import Shape
 from unisono.tf.adapters.inputs._host_tensor import is_text, is_text_dtype, text
 
@@ -41,18 +42,18 @@ def add_methods() -> None:
 
     Tracers get none: what a program computes has no numbers while it is traced, as in TensorFlow.
     """
-    if not hasattr(jax.Array, "numpy"):
-        # A subclass is not possible: JAX makes the arrays.
-        setattr(jax.Array, "numpy", _numpy)  # noqa: B010
-    # Also of an array of shape (1,), which is no number for JAX and NumPy 2.4.
-    for name, kind in (("__int__", int), ("__float__", float)):
-        setattr(_ARRAYS, name, _number_of_one(kind, getattr(_ARRAYS, name)))
-    for name in _CALLED_BY_NUMPY:
-        method = getattr(_ARRAYS, name)
-        # Once: the module may be loaded again.
-        if not hasattr(method, "of_jax"):
-            setattr(_ARRAYS, name, _of_numpy(name, method))
-    add_errors(Function, OF_FUNCTIONS)
+    # A subclass is not possible: JAX makes the arrays.
+    put(
+        __name__,
+        [
+            (jax.Array, "numpy", missing(_numpy)),
+            # Also of an array of shape (1,), which is no number for JAX and NumPy 2.4.
+            (_ARRAYS, "__int__", functools.partial(_number_of_one, int)),
+            (_ARRAYS, "__float__", functools.partial(_number_of_one, float)),
+            *((_ARRAYS, name, functools.partial(_of_numpy, name)) for name in _CALLED_BY_NUMPY),
+            *errors_of(Function, OF_FUNCTIONS),
+        ],
+    )
 
 
 def _number_of_one(kind: type, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +77,6 @@ def _of_numpy(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             return getattr(np.asarray(array), name)(*args, **kwargs)
         return method(array, *args, **kwargs)
 
-    compute.of_jax = method  # type: ignore[attr-defined]
     return compute
 
 

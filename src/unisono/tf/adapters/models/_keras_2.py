@@ -13,19 +13,23 @@ from typing import Any
 import jax
 import keras
 
+from unisono._system._replacements import Replacement, given
 from unisono.step._keras_internals import replace_losses, replaced_losses
 
 #: Marks an optimizer whose next gradients are not scaled.
 _IS_UNSCALED = "_unisono_is_unscaled"
 
 
-def add_methods() -> None:
-    """Give the optimizer its methods of Keras 2."""
-    kind: Any = keras.optimizers.LossScaleOptimizer
-    if not hasattr(kind, "get_scaled_loss"):
-        kind.get_scaled_loss = get_scaled_loss
-        kind.get_unscaled_gradients = get_unscaled_gradients
-        kind.apply_gradients = _taking_unscaled(kind.apply_gradients)
+def replacements() -> list[Replacement]:
+    """Return the methods of Keras 2 that the optimizer gets, and a model's losses and metrics."""
+    kind = keras.optimizers.LossScaleOptimizer
+    return [
+        (keras.Model, "compiled_loss", given(property(CompiledLoss))),
+        (keras.Model, "compiled_metrics", given(property(CompiledMetrics))),
+        (kind, "get_scaled_loss", given(get_scaled_loss)),
+        (kind, "get_unscaled_gradients", given(get_unscaled_gradients)),
+        (kind, "apply_gradients", _taking_unscaled),
+    ]
 
 
 class CompiledLoss:
