@@ -230,7 +230,7 @@ class TaskGroup:
         return {t: p.pid for t, p in self._processes.items() if t not in self._codes}
 
     def observation(self, progress: Sequence[TaskProgress]) -> Observation:
-        """Return what a terminal shows of the tasks."""
+        """Return the tasks' state for a terminal."""
         stopped = {each.task for each in progress if each.stopped_at is not None}
         failed_at = min((failure.at for failure in self._failures.values()), default=None)
         states = {task: self._state_word(task, task in stopped) for task in self.plan.tasks}

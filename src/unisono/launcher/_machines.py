@@ -26,7 +26,7 @@ JobOf = Callable[[LaunchPlan, Task], dict[str, Any]]
 
 
 class Machines(Protocol):
-    """What a supervisor needs of the machines that run its tasks."""
+    """The machines that run a supervisor's tasks."""
 
     def running(self, wake: Callable[[], None], files: BestEffort) -> AbstractContextManager[None]:
         """Return a context around all generations; `wake` is called when a process has ended."""
@@ -147,7 +147,7 @@ class LocalMachine:
         return None if spare is None else spare.pid
 
     def capacity(self, paths: RunPaths) -> int | None:
-        """Return what the capacity file says."""
+        """Return the capacity file's number."""
         return read_capacity(paths.capacity)
 
     def options_after(self, failure: Failure | None) -> LaunchOptions:

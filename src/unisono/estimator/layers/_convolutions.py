@@ -21,7 +21,7 @@ from unisono.estimator.layers._base import (
 
 
 class _Convolution(GraphLayer):
-    """What the convolutions have in common: the order of their arguments."""
+    """A convolution, with TensorFlow 1's order of arguments."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Conv3D(_Convolution, keras.layers.Conv3D):
 
 
 class _Transpose(GraphLayer):
-    """What the transposes have in common: the order of their arguments."""
+    """A transpose, with TensorFlow 1's order of arguments."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Conv3DTranspose(_Transpose, keras.layers.Conv3DTranspose):
 
 
 class _SeparableConvolution(GraphLayer):
-    """What the convolutions in two steps have in common: the order of their arguments."""
+    """A convolution in two steps, with TensorFlow 1's order of arguments."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class SeparableConv2D(_SeparableConvolution, keras.layers.SeparableConv2D):
 
 
 class _Pooling(GraphLayer):
-    """What the layers have in common: the arguments that TensorFlow 1 requires."""
+    """A pooling layer, with the arguments that TensorFlow 1 requires."""
 
     def __init__(
         self,

@@ -39,10 +39,10 @@ _METHOD_TEXTS = Texts(
     },
 )
 
-#: What the arguments of optimizers are.
+#: The texts for arguments of optimizers.
 _TEXTS = Texts(
     {
-        "learning_rate": "number, float array of shape `()` such as that of `exponential_decay`, or schedule "
+        "learning_rate": "number, float array of shape `()` such as `exponential_decay` returns, or schedule "
         "of Keras.",
         "accum_name": "string; has no effect.",
         "beta1": "number from 0 to 1; how much of the mean of gradients stays in each step.",
@@ -66,7 +66,7 @@ _TEXTS = Texts(
 
 
 class Optimizer:
-    """What the optimizers of TensorFlow 1 have in common.
+    """The base of TensorFlow 1's optimizers.
 
     Args:
         optimizer: Keras optimizer that makes the updates.
@@ -148,7 +148,7 @@ class Optimizer:
 def _check_grad_loss(grad_loss: object) -> None:
     if grad_loss is not None:
         raise UnsupportedError(
-            "The gradient is that of the loss. Received: grad_loss. Multiply the loss by it, and add up."
+            "The gradient is the loss' own. Received: grad_loss. Multiply the loss by it, and add up."
         )
 
 
@@ -202,7 +202,7 @@ class MomentumOptimizer(Optimizer):
 
 @_TEXTS.with_texts(epsilon="number; added to the root of the mean of squares.")
 class AdamOptimizer(Optimizer):
-    """Adam, with TensorFlow's `epsilon`: that of the paper's note before section 2.1.
+    """Adam, with TensorFlow's `epsilon`, from the paper's note before section 2.1.
 
     >>> optimizer = AdamOptimizer()
     """

@@ -33,7 +33,7 @@ _MOST_ROWS = 12
 
 @dataclasses.dataclass
 class TaskRow:
-    """What a row of the table shows of a task.
+    """A row of the table, for one task.
 
     Args:
         state: a word, such as `"training"`.
@@ -55,7 +55,7 @@ class TaskRow:
     exchange: float | None = None
     #: When, and at which step, the last events were written.
     seen: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-    #: Whether the running generation has written events.
+    #: True if the running generation has written events.
     is_current: bool = False
 
     def take(self, event: Mapping[str, Any]) -> bool:
@@ -96,7 +96,7 @@ class TaskRow:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What the launcher sees of a generation.
+    """The launcher's view of a generation.
 
     Args:
         states: of each task, a word: `"runs"`, `"stopped"`, `"failed"`, ….
@@ -224,11 +224,11 @@ class LiveConsole(Console):
 
     def flush(self) -> bool:
         """Show the next part of each task's new output; return whether there was any."""
-        found = super().flush()
+        has_text = super().flush()
         if not self._followed:
             self._bars = []
         self._paint()
-        return found
+        return has_text
 
     def say(self, text: str) -> None:
         """Show a message of the launcher above the table."""
