@@ -45,7 +45,7 @@ _END_WITHIN = 3.0
 class ProcessSource:
     """Where tasks get their processes from."""
 
-    take: Callable[[], TaskProcess | None]
+    claim: Callable[[], TaskProcess | None]
     start: Callable[[Task], TaskProcess]
     job: Callable[[LaunchPlan, Task], dict[str, Any]]
 
@@ -131,7 +131,7 @@ class TaskGroup:
     def _assign(self, task: Task, starter: ProcessSource) -> TaskProcess:
         job = starter.job(self.plan, task)
         # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
-        while (warm := starter.take()) is not None:
+        while (warm := starter.claim()) is not None:
             if warm.assign(job):
                 return warm
             kill_all([warm])

@@ -122,7 +122,7 @@ class LocalMachine:
     def source(self, plan: LaunchPlan) -> ProcessSource:
         """Return where the tasks of a generation get their processes from."""
         return ProcessSource(
-            self._spares.take, lambda task: self._start(plan.paths.log(task).name), self._job
+            self._spares.claim, lambda task: self._start(plan.paths.log(task).name), self._job
         )
 
     def shown(self, plan: LaunchPlan) -> tuple[Task, ...]:

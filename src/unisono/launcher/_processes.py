@@ -336,7 +336,7 @@ class SparePool:
         self._waiting.append(self._start())
         return self._waiting[-1]
 
-    def take(self) -> Process | None:
+    def claim(self) -> Process | None:
         """Remove and return the process that has waited longest, None where there is none."""
         while self._waiting:
             process = self._waiting.pop(0)

@@ -269,7 +269,7 @@ def _run(
     with closing(machines):
         for address in slots.addresses:
             links[address] = ServerLink(address, access.connect(address), claim, prepare, machines.wake)
-        machines.take_all(stop_requests)
+        machines.claim_all(stop_requests)
         start_text = functools.partial(_start_text, what=what)
         launch = Launch(
             options, paths, {}, lambda plan, task: {}, screen, stop_requests, start_text, machines=machines

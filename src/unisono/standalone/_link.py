@@ -135,8 +135,8 @@ class ServerLink:
         """Return whether the system of its address says that no process listens there."""
         return self._is_refused(self.reached_at)
 
-    def take(self, timeout: float) -> None:
-        """Take the server, bring what the job needs, and begin to copy.
+    def claim(self, timeout: float) -> None:
+        """Claim the server, bring what the job needs, and begin to copy.
 
         Raises:
             PeerLostError: when it does not answer.

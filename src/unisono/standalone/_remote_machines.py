@@ -105,7 +105,7 @@ class RemoteMachines:
         self._starts = 0
         self._reported: set[str] = set()
 
-    def take_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
+    def claim_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
         """Take all servers for the job.
 
         Args:
@@ -134,10 +134,10 @@ class RemoteMachines:
         link, seconds = self._links[address], self._timeouts.answer / 2
         try:
             try:
-                link.take(seconds)
+                link.claim(seconds)
             except PeerLostError:
                 # Once more: a process that was stopped meanwhile finds the first one late.
-                link.take(seconds)
+                link.claim(seconds)
         except PeerLostError as error:
             what = (
                 f"nothing listens there. {self._access.if_absent.format(address=address)}"

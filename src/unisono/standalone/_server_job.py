@@ -198,7 +198,7 @@ class ServerJob:
         return self._processes[key].pid
 
     def _assigned(self, shape: ProcessShape, log: Path, job: Mapping[str, Any]) -> TaskProcess:
-        while (spare := self._machine.take(shape)) is not None:
+        while (spare := self._machine.claim_spare(shape)) is not None:
             if spare.assign(job):
                 return spare
             kill_all([spare])

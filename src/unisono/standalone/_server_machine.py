@@ -69,10 +69,10 @@ class ServerMachine:
         """Return free ports."""
         return free_ports(count, avoid)
 
-    def take(self, shape: ProcessShape) -> Process | None:
+    def claim_spare(self, shape: ProcessShape) -> Process | None:
         """Return a fitting spare process, or None."""
         with self._lock:
-            return self._spares.take() if shape.is_usual else None
+            return self._spares.claim() if shape.is_usual else None
 
     def start(self, shape: ProcessShape, log: Path) -> Process:
         """Start a process."""

@@ -95,7 +95,7 @@ class PeriodicConsensus(SaveConsensus):
         self._next = step + _steps_until(max(seconds for _, seconds in answers), self._period, steps)
         # After the exchange: the wait for slower workers is not part of a step.
         self._asked = step, self._clock()
-        return step if any(wish for wish, _ in answers) else None
+        return step if any(wants for wants, _ in answers) else None
 
     def finish(self) -> None:
         """Wait for all in one more exchange: writing a large state may take the chief minutes."""

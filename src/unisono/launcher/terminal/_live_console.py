@@ -58,7 +58,7 @@ class TaskRow:
     #: True if the running generation has written events.
     is_current: bool = False
 
-    def take(self, event: Mapping[str, Any]) -> bool:
+    def update(self, event: Mapping[str, Any]) -> bool:
         """Take an event over; return whether it is the first one of a process."""
         base = event["step"] - event["count"]
         is_first = bool(event["generation"] != self.generation or base != self.step)
@@ -132,7 +132,7 @@ class LiveTable:
         for task, row in self._rows.items():
             for event in self._new_events(task):
                 # The first step of all tasks of a generation that follows another one.
-                if row.take(event) and self._failed_at is not None and row.generation > self._failed_in:
+                if row.update(event) and self._failed_at is not None and row.generation > self._failed_in:
                     lost, seconds = max(0, self._reached - row.base), row.at - self._failed_at
                     messages.append(
                         f"unisono: resumed at step {row.base}, lost {lost} steps, {seconds:.1f} s after the "

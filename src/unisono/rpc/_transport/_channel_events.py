@@ -67,7 +67,7 @@ class ChannelEvents:
         """True if the present thread reads what arrives: it must not wait for an answer."""
         return self._taker == threading.get_ident()
 
-    def take(self) -> None:
+    def receive(self) -> None:
         """Take what has arrived, unless another thread does; in the clients' thread."""
         if self._turn.acquire(blocking=False):
             try:

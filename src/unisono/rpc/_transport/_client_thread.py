@@ -56,7 +56,7 @@ class ClientThread(threading.Thread):
         #: Of direct connections; None where there are none.
         self.channels = ChannelEvents() if shared.IS_AVAILABLE else None
         if self.channels is not None:
-            self.watch(self.channels.descriptor, self.channels.take)
+            self.watch(self.channels.descriptor, self.channels.receive)
 
     def watch(self, made: ZmqSocket | int, action: Callable[[], None]) -> None:
         """Call a function whenever a socket has something to read."""

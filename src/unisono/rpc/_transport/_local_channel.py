@@ -100,7 +100,7 @@ class LocalChannel:
         """Return a message, and its segment where the receiver does not have that yet."""
         sizes = [len(part) for part in parts]
         room = sum([aligned(size) for size in sizes if size >= SHARED_FROM])
-        segment = self._outgoing.take(room) if room else None
+        segment = self._outgoing.acquire(room) if room else None
         places, inline, at = [], [], shared.FIRST
         for part, size in zip(parts, sizes, strict=True):
             if segment is not None and size >= SHARED_FROM:

@@ -79,7 +79,7 @@ class OutgoingSegments:
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
 
-    def take(self, nbytes: int) -> Segment | None:
+    def acquire(self, nbytes: int) -> Segment | None:
         """Return a segment that is marked as used; None where the receiver holds too many."""
         size = rounded(FIRST + nbytes)
         free = [s for s in self._segments.values() if s.is_free]
