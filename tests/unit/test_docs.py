@@ -68,6 +68,12 @@ def test_sentences_name_their_subject(clause):
     assert number == CLAUSES[clause], f"{number} are left of {CLAUSES[clause]}: lower the number"
 
 
+def test_the_first_files_to_read_exist():
+    files = re.findall(r"^\d\. `([\w/]+\.py)`", PAGES["CONTRIBUTING.md"], re.MULTILINE)
+    assert len(files) == 6
+    assert not [file for file in files if not (ROOT / "src/unisono" / file).exists()]
+
+
 def test_every_page_of_docs_can_be_found():
     linked = {Path(target.partition("#")[0]).name for text in PAGES.values() for target in links(text)}
     assert {path.name for path in ROOT.glob("docs/*.md")} <= linked
