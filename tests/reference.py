@@ -18,7 +18,7 @@ rest. `python -m tests.reference` makes this page. TensorFlow's names, `from uni
 TF_PAGE = PAGE.with_name("migrating_names.md")
 TF_HEAD = """# Names of `unisono.tf`
 
-What stands behind each name of TensorFlow, for programs as [migrating.md](migrating.md) describes them.
+The object behind each name of TensorFlow, for programs as [migrating.md](migrating.md) describes them.
 Names of `tf.keras` that are Keras 3's own are not listed. `python -m tests.reference` makes this page.
 
 """

@@ -1,6 +1,6 @@
 """The strategy and the replica of the running code: one context variable.
 
-The three contexts are those of `tf.distribute`: *default* (no scope: one replica), *cross-replica*
+The three contexts of `tf.distribute`: *default* (no scope: one replica), *cross-replica*
 (inside `scope()` or `merge_call`) and *replica* (inside the function given to `run`). The
 context belongs to a thread, so a thread started inside a scope is outside of it.
 Source: https://www.tensorflow.org/api_docs/python/tf/distribute
@@ -41,7 +41,7 @@ class ReplicaEngine(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Whether this replica has no rows while others have: its results must be ignored."""
+        """True if this replica has no rows while others have: its results must be ignored."""
 
     def all_reduce(self, op: ReduceOp, tree: Tree) -> Tree:
         """Combine `tree` over the replicas; every replica gets the result."""
@@ -296,7 +296,7 @@ class ReplicaContext:
         """Combine `value` over all replicas and return the result on each; differentiable.
 
         Args:
-            reduce_op: sum, or mean over replicas: that of rows only where all have equally many.
+            reduce_op: sum, or mean over replicas: the mean over rows only where all have equally many.
             value: a pytree of arrays with the same shapes on every replica; None leaves are kept.
             options: accepted for tf.distribute's signature; the strategy's own options apply.
 

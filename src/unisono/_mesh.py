@@ -33,10 +33,10 @@ AXIS = "replica"
 #: `/job:localhost/replica:0/task:0/device:GPU:0`, `/gpu:0`, `GPU:0`, `cpu:1`, …
 _NAME = re.compile(r"^(?:/?job:\w+/)?(?:/?replica:\d+/)?(?:/?task:\d+/)?/?(?:device:)?([a-z]+):(\d+)$", re.I)
 
-#: What users call the platforms that JAX knows under other names.
+#: Users' names of platforms that JAX calls otherwise.
 _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 
-#: Whether each process has one CPU device more than its replicas need: the last one, see `exchange_devices`.
+#: True if each process has one CPU device more than its replicas need: the last one, see `exchange_devices`.
 _has_spare = False
 
 
@@ -237,14 +237,14 @@ def resolve_devices(
     wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
     if wanted:
         make_cpu_devices(max(wanted) + 1)
-    found = tuple(_find(*p) if isinstance(p, tuple) else p for p in parsed)
-    for device in found:
-        if found.count(device) > 1:
+    chosen = tuple(_find(*p) if isinstance(p, tuple) else p for p in parsed)
+    for device in chosen:
+        if chosen.count(device) > 1:
             raise DeviceError(
                 f"Every device must hold at most one replica. Received: {device} twice in {list(devices)!r}. "
                 f"There are: {list_devices()}."
             )
-    return found
+    return chosen
 
 
 def _check_devices(devices: object) -> None:
@@ -308,7 +308,7 @@ def _find(kind: str, index: int) -> jax.Device:
 
 
 def devices_of_all() -> tuple[jax.Device, ...]:
-    """Return the devices of all processes, those of the first process first."""
+    """Return the devices of all processes, in the order of the processes."""
     make_cpu_devices(1)
     return _of_replicas(jax.devices())
 

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _FORMATS = ("stablehlo", "keras", "saved_model", "onnx")
-#: What a directory of a format has.
+#: The file by which a directory of a format is recognised.
 _MARKERS = {"stablehlo": MANIFEST, "saved_model": "saved_model.pb"}
 _BY_SUFFIX = {"": "stablehlo", ".stablehlo": "stablehlo", ".keras": "keras", ".onnx": "onnx"}
 

@@ -124,8 +124,8 @@ def record_if(condition: Condition) -> Iterator[None]:
 
     Args:
         condition: a bool, or a function that returns one and is called for each summary. In a
-            step, a function that returns a traced bool becomes part of the program; one that returns
-            a Python bool is called again at each run, in another thread.
+            step, a function that returns a traced bool becomes part of the program; a
+            function that returns a Python bool is called again at each run, in another thread.
 
     >>> with create_noop_writer().as_default(step=1), record_if(lambda: False):
     ...     scalar("loss", 0.5)

@@ -243,7 +243,7 @@ def _record_of(line: str, path: Path) -> Record:
             raise TypeError("its time is no number")
     except MALFORMED as error:
         raise InvalidArgumentError(
-            f"A line of a history must be one that a task has written. Received: {line[:200]!r} in {path} "
+            f"A line of a history must be written by a task. Received: {line[:200]!r} in {path} "
             f"({error}). Delete the directory before the program starts."
         ) from error
     return record

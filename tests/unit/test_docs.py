@@ -45,6 +45,35 @@ def test_every_block_of_code_has_a_language_that_is_checked(page):
     assert {kind for mark, kind in marks if not mark} <= {"json", "mermaid", "python", "sh", "text", "yaml"}
 
 
+#: Clauses where a noun belongs ("Return the reader of …", "The results of …", "True if …", "the steps of one
+#: device"), and vague names, with their numbers in sources and documents, which may only shrink.
+CLAUSES = {
+    r"\bReturn what\b": 136,
+    r'("""|#: )What\b': 191,
+    r'("""|#: )Whether\b': 93,
+    r"\b(those|that)\s+of\b|\bone\s+that\b": 278,
+    r"\bas there\b": 9,
+    r"\bfound(: [^=\n]+)? = ": 163,
+    r"\bdef take\b|\b_meet\b|\bwish\b|\bclass Turn\b": 43,
+}
+
+
+@pytest.mark.parametrize("clause", CLAUSES)
+def test_sentences_name_their_subject(clause):
+    sources = [path.read_text() for path in sorted((ROOT / "src").rglob("*.py"))]
+    number = sum(len(re.findall(clause, text)) for text in [*sources, *PAGES.values()])
+    assert number <= CLAUSES[clause], (
+        f"{number} times, not {CLAUSES[clause]}: write a noun in place of {clause!r}"
+    )
+    assert number == CLAUSES[clause], f"{number} are left of {CLAUSES[clause]}: lower the number"
+
+
+def test_the_first_files_to_read_exist():
+    files = re.findall(r"^\d\. `([\w/]+\.py)`", PAGES["CONTRIBUTING.md"], re.MULTILINE)
+    assert len(files) == 6
+    assert not [file for file in files if not (ROOT / "src/unisono" / file).exists()]
+
+
 def test_every_page_of_docs_can_be_found():
     linked = {Path(target.partition("#")[0]).name for text in PAGES.values() for target in links(text)}
     assert {path.name for path in ROOT.glob("docs/*.md")} <= linked

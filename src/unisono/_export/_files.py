@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 
 
 class FileRecord(TypedDict):
-    """What a manifest says of a file."""
+    """A file's entry in a manifest."""
 
     bytes: int
     sha256: str
@@ -50,15 +50,15 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
     """
     try:
         record = parse_json(text)
-        found, number, digest, body = (record[k] for k in ("format", "version", "sha256", "body"))
-        known = isinstance(found, str) and isinstance(number, int) and isinstance(body, dict)
+        found_format, number, digest, body = (record[k] for k in ("format", "version", "sha256", "body"))
+        known = isinstance(found_format, str) and isinstance(number, int) and isinstance(body, dict)
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(file, f"{type(error).__name__}: {error}") from error
     if not known:
-        raise damaged(file, f"format={found!r}, version={number!r}")
-    if found != kind:
+        raise damaged(file, f"format={found_format!r}, version={number!r}")
+    if found_format != kind:
         raise InvalidArgumentError(
-            f"{str(file)!r} must describe an artefact of the format {kind!r}. Received: {found!r}. "
+            f"{str(file)!r} must describe an artefact of the format {kind!r}. Received: {found_format!r}. "
             "`unisono.export.load` reads artefacts of `export(..., format='stablehlo')`, and "
             "`load_from_saved_model` those of `export_saved_model`."
         )
@@ -68,7 +68,7 @@ def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
             f"{str(file)!r} must have a format version of at most {version}. Received: version={number}. "
             "Install the newer version of Unisono that wrote it: `pip install --upgrade unisono`."
         )
-    if digest != _digest_of(found, number, body):
+    if digest != _digest_of(found_format, number, body):
         raise damaged(file, "content that does not match its own checksum")
     return dict(body)
 
@@ -109,12 +109,12 @@ def read_as_written(file: Path) -> Iterator[None]:
 
 def describe_files(folder: Path, names: Sequence[str]) -> dict[str, FileRecord]:
     """Return the size in bytes and the SHA-256 sum of each file."""
-    found: dict[str, FileRecord] = {}
+    records: dict[str, FileRecord] = {}
     for name in names:
         with (folder / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
-    return found
+        records[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
+    return records
 
 
 def read_manifest(folder: Path, kind: str, version: int) -> dict[str, Any]:
@@ -140,8 +140,8 @@ def read_file(folder: Path, name: str, files: Mapping[str, FileRecord]) -> bytes
     try:
         data = file.read_bytes()
     except OSError as error:
-        found = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        raise damaged(file, found) from error
+        problem = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise damaged(file, problem) from error
     # Before the checksum, because "truncated" says more than "changed".
     if len(data) != files[name]["bytes"]:
         raise damaged(file, f"{len(data)} bytes instead of {files[name]['bytes']}")

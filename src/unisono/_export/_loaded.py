@@ -169,7 +169,7 @@ def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.nda
         # From the bytes whose checksum was verified. Without pickle: to load an artefact must not run code of
         # it.
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            found = [arrays[key_of(index)] for index in range(len(specs))]
+            chosen = [arrays[key_of(index)] for index in range(len(specs))]
     # Of zip files, their compression, NumPy's headers and sizes that no memory holds.
     except (
         KeyError, ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, RuntimeError,
@@ -180,7 +180,7 @@ def read_weights(data: bytes, specs: list[ArraySpec], file: Path) -> list[np.nda
     # See https://github.com/jax-ml/ml_dtypes/issues/41.
     return [
         array.view(jnp.dtype(spec.dtype)) if array.dtype.kind == "V" else array
-        for array, spec in zip(found, specs, strict=True)
+        for array, spec in zip(chosen, specs, strict=True)
     ]
 
 

@@ -53,14 +53,14 @@ def map_leaves(function: Callable[[Any], object], tree: PyTree) -> PyTree:
 
 
 def leaves(tree: PyTree) -> list[Any]:
-    """Return the leaves, those of dicts in the order of their sorted keys.
+    """Return the leaves, with dicts in the order of their sorted keys.
 
     >>> leaves({"b": 2, "a": [1, None]})
     [1, 2]
     """
-    found: list[Any] = []
-    map_leaves(found.append, tree)
-    return found
+    listed: list[Any] = []
+    map_leaves(listed.append, tree)
+    return listed
 
 
 def rebuild(tree: PyTree, values: Sequence[Any]) -> PyTree:

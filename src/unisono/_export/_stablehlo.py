@@ -62,7 +62,7 @@ def _inference(model: keras.Model) -> dict[str, bool]:
 def write_stablehlo(
     model: keras.Model, path: Path, platforms: Sequence[str], batch_size: int | None, input_spec: PyTree
 ) -> None:
-    """Write an artefact for `load_exported`; the arguments are those of `unisono.export.export`."""
+    """Write an artefact for `load_exported`; for the arguments see `unisono.export.export`."""
     require_packages("A StableHLO artefact", "export", "flatbuffers")
     platforms = _checked_platforms(platforms)
     inputs = input_specs(model, input_spec, batch_size)

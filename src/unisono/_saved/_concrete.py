@@ -27,7 +27,7 @@ from unisono.step.functions._function import BoundFunction, Function
 #: A tensor of unknown rank is one of each of these: StableHLO knows open sizes, and no open ranks.
 RANKS = range(5)
 
-#: What stands for a tensor among the arguments that `get_concrete_function` is given.
+#: Types of tensors among the arguments of `get_concrete_function`.
 _TENSORS = (TensorSpec, jax.Array, np.ndarray)
 
 
@@ -107,13 +107,13 @@ def with_sizes(function: Function, call: Call, sizes: Iterable[int]) -> list[Cal
     """Return a call with those sizes in place of an open one, besides the rows, that a function takes."""
     shapes = _named_shapes(call)
     inner = {size for shape in shapes for size in shape[1:] if isinstance(size, str)}
-    found = []
+    calls = []
     for size in sizes if len(inner) == 1 else ():
         sized = _reshaped(call, [[size if name in inner else name for name in shape] for shape in shapes])
         with contextlib.suppress(Exception):  # whatever the user's function raises for another size
             function.stateless(sized)
-            found.append(sized)
-    return found
+            calls.append(sized)
+    return calls
 
 
 def _named_shapes(call: Call) -> list[list[int | str]]:
@@ -148,7 +148,7 @@ class ConcreteFunction:
         self.function, first = parts_of(function)
         signature = self.function.input_specs
         given = signature if signature is not None and not args and not kwargs else args
-        #: What the function is exported for.
+        #: The calls that are exported.
         self.calls = calls_for(self.function, (*first, *given), kwargs)
         self.function.requested.append(self.calls)
         bound = inspect.signature(self.function.python_function).bind(*first, *given, **kwargs)

@@ -92,7 +92,7 @@ def _load(folder: Path) -> Any:
 
 
 class SavedInference:
-    """What is loaded of a model whose class is not known here: its inference.
+    """The inference of a loaded model whose class is not known here.
 
     Args:
         function: of the inputs; None where the model had never been called.
@@ -137,7 +137,7 @@ class ModelSignature:
 
 
 class NamedOutputs(dict[str, Any]):
-    """Outputs by name; those of a model of Keras 2 have the names of its layers, which find them, too."""
+    """Outputs by name; a model of Keras 2 has the names of its layers, which find them, too."""
 
     def __init__(self, outputs: dict[str, Any], names: Sequence[str]) -> None:
         super().__init__(outputs)
@@ -161,7 +161,7 @@ jax.tree_util.register_pytree_node(
 
 
 def _inputs(args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> PyTree:
-    """Return what a model is called with: one argument, or several by name."""
+    """Return a model's inputs: one argument, or several by name."""
     if len(args) == 1 and not kwargs:
         return args[0]
     if args or not kwargs:

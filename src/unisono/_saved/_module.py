@@ -1,4 +1,4 @@
-"""What can be saved besides Keras' models: modules, and functions of given shapes and types.
+"""Savable objects besides Keras' models: modules, and functions of given shapes and types.
 
 Tests: tests/unit/tf/test_tensors.py and test_saved_modules.py.
 """
@@ -32,9 +32,9 @@ class Module(Holder):
     @property
     def variables(self) -> tuple[Any, ...]:
         """All variables of the module, and of what its attributes hold."""
-        found: dict[int, Any] = {}
-        _collect(vars(self), found, set())
-        return tuple(found.values())
+        variables: dict[int, Any] = {}
+        _collect(vars(self), variables, set())
+        return tuple(variables.values())
 
     @property
     def trainable_variables(self) -> tuple[Any, ...]:
@@ -43,7 +43,7 @@ class Module(Holder):
 
     @property
     def objects(self) -> dict[str, Any]:
-        """What a checkpoint saves and restores, by the names of the attributes."""
+        """The objects of a checkpoint, by the names of the attributes."""
         kinds = (keras.Variable, keras.Layer, keras.Optimizer, keras.metrics.Metric, Holder)
         held = {name: value for name, value in vars(self).items() if name not in ("_objects", "_on_growth")}
         return {name: v for name, v in held.items() if isinstance(v, kinds) or holds_objects(v)}
@@ -51,36 +51,36 @@ class Module(Holder):
     @property
     def submodules(self) -> tuple[Any, ...]:
         """The modules and layers below this one."""
-        found: dict[int, Any] = {}
-        _collect_modules(vars(self), found)
-        return tuple(found.values())
+        modules: dict[int, Any] = {}
+        _collect_modules(vars(self), modules)
+        return tuple(modules.values())
 
 
-def _collect(value: object, found: dict[int, keras.Variable], seen: set[int]) -> None:
+def _collect(value: object, variables: dict[int, keras.Variable], seen: set[int]) -> None:
     """Note the variables of what a module's attributes hold, each once."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if hasattr(value, "assign") and hasattr(value, "trainable"):
-        found[id(value)] = value
+        variables[id(value)] = value
     elif isinstance(value, (Module, dict, list, tuple)):
         held = vars(value) if isinstance(value, Module) else value
         for item in [held[key] for key in sorted(held, key=str)] if isinstance(held, dict) else held:
-            _collect(item, found, seen)
+            _collect(item, variables, seen)
     elif hasattr(value, "variables"):
-        found.update((id(variable), variable) for variable in value.variables)
+        variables.update((id(variable), variable) for variable in value.variables)
 
 
-def _collect_modules(value: object, found: dict[int, Module | keras.Layer]) -> None:
+def _collect_modules(value: object, modules: dict[int, Module | keras.Layer]) -> None:
     if isinstance(value, (Module, keras.Layer)):
-        if id(value) not in found:
-            found[id(value)] = value
+        if id(value) not in modules:
+            modules[id(value)] = value
             _collect_modules(
-                vars(value) if isinstance(value, Module) else getattr(value, "layers", ()), found
+                vars(value) if isinstance(value, Module) else getattr(value, "layers", ()), modules
             )
     elif isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:
-            _collect_modules(item, found)
+            _collect_modules(item, modules)
 
 
 def add_methods() -> None:

@@ -1,4 +1,4 @@
-"""Reads what `_writer` wrote: an object with the functions and variables of the one that was saved.
+"""Reads the files of `_writer`: an object with the functions and variables of the saved one.
 
 Tests: tests/unit/tf/test_saved_modules.py.
 """
@@ -30,7 +30,7 @@ from unisono.step.variables._variable import Variable
 
 
 class LoadedModule(Module):
-    """What is loaded of a module: its variables, functions and modules, by their names."""
+    """A loaded module: its variables, functions and modules, by their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class LoadedModule(Module):
 
 
 def is_module(path: Path) -> bool:
-    """Return whether a directory is one of `write_module`."""
+    """Return whether `write_module` wrote a directory."""
     file = path / MANIFEST
     return file.is_file() and f'"{KIND}"' in file.read_text(encoding="utf-8", errors="replace")[:200]
 
@@ -134,7 +134,7 @@ class _SavedProgram:
         Raises:
             InvalidArgumentError: the call has other shapes, types or values.
         """
-        found: list[Any] = []
+        arrays: list[Any] = []
         sizes: dict[str, int] = {}
         for where, spec, value in matched(self.inputs, (args, kwargs), "arguments"):
             if not isinstance(spec, ArraySpec):
@@ -147,8 +147,8 @@ class _SavedProgram:
             narrows = jnp.issubdtype(array.dtype, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact)
             if narrows or (exact and array.dtype != dtype):
                 raise InvalidArgumentError(f"`{where}` must be of {dtype}. Received: {array.dtype}.")
-            found.append(array.astype(dtype))
-        return found
+            arrays.append(array.astype(dtype))
+        return arrays
 
     def __call__(self, arrays: list[Any]) -> PyTree:
         """Return the results, and assign what the function assigns."""

@@ -43,7 +43,7 @@ _log = logging.getLogger("unisono")
 KIND = "unisono-module"
 VERSION = 1
 
-#: How far an open size may lie from those of variables: columns that a function adds, or leaves out.
+#: How far an open size may lie from variables' sizes: columns that a function adds, or leaves out.
 _NEAR = 8
 
 #: A record of JSON.
@@ -100,7 +100,7 @@ def _variable(variable: Any) -> Record:
 
 
 class _Contents:
-    """What is written: objects as records that name each other, variables and programs by their numbers."""
+    """The contents: objects as records that name each other, variables and programs by their numbers."""
 
     def __init__(self) -> None:
         self.variables: list[Any] = []
@@ -109,7 +109,7 @@ class _Contents:
         self._of_objects: dict[int, int] = {}
 
     def record(self, value: object) -> Record | None:
-        """Return what stands for a value, or None for one that is not saved, such as a number of Python."""
+        """Return the record of a value, or None for an unsaved one, such as a number of Python."""
         if isinstance(value, keras.Variable):
             return {"variable": self.variable(value)}
         if isinstance(value, (Function, BoundFunction)):
@@ -161,18 +161,18 @@ class _Contents:
 
     def _programs(self, function: Function, calls: list[list[Call]], number_of_first: int) -> list[Record]:
         """Export a function for calls: for each of them in at least one of its variants, its ranks."""
-        found: dict[Any, list[Record]] = {}
+        records_by_signature: dict[Any, list[Record]] = {}
         for variants in calls:
             failures: list[Exception] = []
             for call in variants:
                 try:
-                    if call.signature not in found:
-                        found[call.signature] = self._of_call(function, call, number_of_first)
+                    if call.signature not in records_by_signature:
+                        records_by_signature[call.signature] = self._of_call(function, call, number_of_first)
                 except Exception as error:  # whatever the user's function raises for such arguments
                     failures.append(error)
             if len(failures) == len(variants):
                 raise failures[-1]
-        return [record for records in found.values() for record in records]
+        return [record for records in records_by_signature.values() for record in records]
 
     def _of_call(self, function: Function, call: Call, number_of_first: int) -> list[Record]:
         """Export a function for a call with open sizes; if it must be, for the sizes that the function takes.
@@ -224,7 +224,7 @@ class _Contents:
 
 
 def _attributes(value: object) -> dict[str, Any] | None:
-    """Return what an object holds, by name; None for what holds nothing that is saved."""
+    """Return an object's attributes by name; None if none can be saved."""
     if isinstance(value, (keras.Layer, keras.Optimizer, keras.metrics.Metric)):
         return {"weights": list(value.variables)}
     if not isinstance(value, Holder):
@@ -259,7 +259,7 @@ def _exported(function: Function, call: Call) -> tuple[jax.export.Exported, Any,
     exported = jax.export.export(jax.jit(pure), platforms=PLATFORMS)(values, call.arrays)
     if exported.nr_devices > 1:
         raise UnsupportedError(
-            "A saved function is that of one replica. Received: "
+            "A saved function belongs to one replica. Received: "
             f"{function.__name__}, which calls `strategy.run`. Save the function that `run` calls."
         )
     made = iter(exported.out_avals)

@@ -55,7 +55,7 @@ _numbers = itertools.count()
 
 
 def writer_of_records(file: BinaryIO) -> RecordWriter:
-    """Return what writes TFRecords into a file, with their lengths and checksums."""
+    """Return a writer of TFRecords into a file, with their lengths and checksums."""
     return RecordWriter(file)
 
 
@@ -183,17 +183,17 @@ def read_scalars(logdir: str) -> dict[int, dict[str, float]]:
     Returns:
         Steps in ascending order; of several numbers for a step and tag, the newest.
     """
-    found: dict[int, list[tuple[float, str, float]]] = {}
+    scalars: dict[int, list[tuple[float, str, float]]] = {}
     names = gfile.listdir(logdir) if gfile.isdir(logdir) else []
     for name in sorted(n for n in names if ".tfevents." in n):
         for event in _events(os.path.join(logdir, name)):
             for value in event.summary.value:
                 number = _number(value)
                 if number is not None:
-                    found.setdefault(event.step, []).append((event.wall_time, value.tag, number))
+                    scalars.setdefault(event.step, []).append((event.wall_time, value.tag, number))
     return {
-        step: {tag: number for _, tag, number in sorted(found[step], key=lambda x: x[0])}
-        for step in sorted(found)
+        step: {tag: number for _, tag, number in sorted(scalars[step], key=lambda x: x[0])}
+        for step in sorted(scalars)
     }
 
 

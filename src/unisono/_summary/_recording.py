@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: A step: an integer, or an array or a variable of one.
 Step: TypeAlias = "int | np.integer[Any] | jax.Array | keras.Variable"
 
-#: Whether to write: a bool, a traced bool, or a function that returns one.
+#: True to write: a bool, a traced bool, or a function that returns one.
 Condition: TypeAlias = "bool | jax.Array | Callable[[], bool | jax.Array]"
 
 # --- writers -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Defaults:
 
 
 _defaults = Defaults()
-#: Whether any program with summaries was traced: otherwise there is nothing to wait for.
+#: True if any program with summaries was traced: otherwise there is nothing to wait for.
 _programs_send = False
 #: Errors in threads of running programs, raised by the next `settle`.
 _failures: list[Exception] = []

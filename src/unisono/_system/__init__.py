@@ -1,1 +1,1 @@
-"""What the operating system does for several parts: files that are replaced atomically, signals."""
+"""Services of the operating system for several parts: files that are replaced atomically, signals."""

@@ -1,4 +1,4 @@
-"""What holds for a block: a value of a context variable or an attribute, a pause of the garbage collector.
+"""Settings for a block: a value of a context variable or an attribute, a pause of the garbage collector.
 
 Tests: tests/unit/test_context.py.
 """

@@ -22,7 +22,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def name_problem(name: object) -> str | None:
-    """Return why a name leads to no file below its folder; None for one that does.
+    """Return why a name leads to no file below its folder; None if it does.
 
     >>> name_problem("data-1a2b3c4d/facts.json"), name_problem("../../.bashrc")
     (None, "it has a part '..'")
@@ -47,7 +47,7 @@ def name_problem(name: object) -> str | None:
 
 
 def names_problem(names: Iterable[object]) -> str | None:
-    """Return what is wrong with the names of several files below one folder; None where nothing is.
+    """Return the problem of the names of several files below one folder, or None.
 
     >>> names_problem(["a", "a/b"])
     "the file 'a' is also the folder of 'a/b'"
@@ -74,7 +74,7 @@ def paths_below(folder: Path, names: Iterable[str], source: object) -> dict[str,
         source: where the names stand, for the error.
 
     Raises:
-        InvalidArgumentError: a name is absolute, has a part `..`, leads through a link, or cannot be that of
+        InvalidArgumentError: a name is absolute, has a part `..`, leads through a link, or cannot name
             a file on this machine.
 
     >>> paths_below(Path("/run"), ["a/b"], "")

@@ -45,7 +45,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        #: Whether a signal waits to be delivered.
+        #: True if a signal waits to be delivered.
         self.pending = False
         self._since = 0.0
         self._held = 0
@@ -160,12 +160,12 @@ class Interrupts:
         elif self._before is not None:
             self._before(number, frame)
 
-    def _discarded(self, found: sys.UnraisableHookArgs) -> None:
+    def _discarded(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Note an interrupt that Python discards, as every exception that has no caller."""
-        if isinstance(found.exc_value, KeyboardInterrupt):
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self.pending, self._since = True, time.monotonic()
         else:
-            self._hook(found)
+            self._hook(unraisable)
 
     def _must_wait(self, frame: FrameType | None) -> bool:
         if _is_discarding(frame):
@@ -178,7 +178,7 @@ class Interrupts:
 
 
 def _is_discarding(frame: FrameType | None) -> bool:
-    """Whether a function that discards every exception has called what runs in a frame."""
+    """Return whether a frame runs below a function that discards every exception."""
     while frame is not None and frame.f_code.co_name != _DISCARDS:
         frame = frame.f_back
     return frame is not None

@@ -13,7 +13,7 @@ import struct
 
 from unisono._types import Json
 
-#: What is raised where something of another form is read than was written: another type, a field that is
+#: Exceptions where something of another form is read than was written: another type, a field that is
 #: missing, sizes that no memory holds.
 MALFORMED: tuple[type[Exception], ...] = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, SyntaxError,

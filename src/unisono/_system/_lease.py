@@ -1,4 +1,4 @@
-"""A right that ends unless it is renewed: that of a client to a server, or of a chief to its tasks."""
+"""A right that ends unless it is renewed: a client's to a server, or a chief's to its tasks."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was not renewed in time."""
+        """True if it was not renewed in time."""
         return self.silence > self.seconds

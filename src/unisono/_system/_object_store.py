@@ -27,7 +27,7 @@ from unisono._system._packages import require_packages
 
 #: A scheme: the extra that installs its client, and the client's package.
 _CLIENTS = {"s3": ("s3", "s3fs"), "gs": ("gcs", "gcsfs")}
-#: Further schemes of fsspec: those of what can be written to and is not on this machine.
+#: Further schemes of fsspec, for stores that can be written to and are not on this machine.
 _OTHER_STORES = (
     "abfs", "adl", "az", "box", "dbfs", "dropbox", "gcs", "gdrive", "hdfs", "hf", "lakefs", "memory", "oci",
     "oss", "s3a", "sftp", "smb", "ssh", "tos", "webdav", "webhdfs",
@@ -35,12 +35,12 @@ _OTHER_STORES = (
 _SCHEMES = frozenset({*_CLIENTS, *_OTHER_STORES})
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<key>.+)")
 
-#: What is meant as an address, and is none.
+#: A misspelt address.
 _NEARLY = re.compile(r"(?P<scheme>[a-zA-Z0-9]+):/+(?P<key>.+)")
 
 
 class ObjectStat(NamedTuple):
-    """What a store knows of an object, by the names of `os.stat`.
+    """A store's facts of an object, by the names of `os.stat`.
 
     Args:
         tag: another one where the object was written again.
@@ -83,12 +83,12 @@ class StorePath:
 
     @property
     def name(self) -> str:
-        """What is behind the last slash."""
+        """The part behind the last slash."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> StorePath:
-        """What is before the last slash; of a bucket, itself."""
+        """The part before the last slash; of a bucket, itself."""
         return StorePath(self.scheme, self.key.rpartition("/")[0] or self.key)
 
     def with_name(self, name: str) -> StorePath:
@@ -113,8 +113,8 @@ class StorePath:
         with self._client() as (client, key):
             # Others list all, or know no such argument.
             options = {"prefix": prefix} if self.scheme in _CLIENTS else {}
-            found = client.find(key, detail=True, **options)
-            below = {name[len(key) + 1 :]: info for name, info in found.items()}
+            objects = client.find(key, detail=True, **options)
+            below = {name[len(key) + 1 :]: info for name, info in objects.items()}
             # Some programs make objects that stand for folders.
             return {
                 name: _stat(client, info)
@@ -123,13 +123,13 @@ class StorePath:
             }
 
     def children(self) -> dict[str, ObjectStat | None]:
-        """Return what is directly below: names of objects, and of folders with None; nothing if absent."""
+        """Return the entries directly below: names of objects, and of folders with None; none if absent."""
         with contextlib.suppress(FileNotFoundError), self._client() as (client, key):
-            found = {i["name"].rstrip("/"): i for i in client.ls(key, detail=True)}
-            found.pop(key, None)
+            entries = {i["name"].rstrip("/"): i for i in client.ls(key, detail=True)}
+            entries.pop(key, None)
             return {
                 name.rpartition("/")[2]: None if info["type"] == "directory" else _stat(client, info)
-                for name, info in found.items()
+                for name, info in entries.items()
             }
         return {}
 
@@ -139,7 +139,7 @@ class StorePath:
         return [self / name for name in names if "/" not in name and fnmatchcase(name, pattern)]
 
     def stat(self) -> ObjectStat:
-        """Return what the store knows of the object."""
+        """Return the store's facts of the object."""
         with self._client() as (client, key):
             info = client.info(key)
             if info["type"] == "directory":
@@ -147,7 +147,7 @@ class StorePath:
             return _stat(client, info)
 
     def is_file(self) -> bool:
-        """Whether there is an object of this name."""
+        """Return whether there is an object of this name."""
         try:
             self.stat()
         except FileNotFoundError:
@@ -155,7 +155,7 @@ class StorePath:
         return True
 
     def exists(self) -> bool:
-        """Whether there is an object of this name, or one below it."""
+        """Return whether there is an object of this name, or one below it."""
         try:
             with self._client() as (client, key):
                 client.info(key)
@@ -370,14 +370,14 @@ def written_locally(path: StorePath, marker: str | None = None) -> Iterator[Path
 
 @contextlib.contextmanager
 def folder_of(path: str) -> Iterator[str]:
-    """Yield a folder to write into: that of the path, or one whose files are uploaded at the end."""
+    """Yield a folder to write into: the path's, or one whose files are uploaded at the end."""
     store = store_path(path)
     with contextlib.nullcontext(path) if store is None else written_locally(store) as folder:
         yield str(folder)
 
 
 def _options(scheme: str) -> dict[str, Any]:
-    """Return what a client is made with, besides what the user has configured."""
+    """Return a client's arguments besides the user's configuration."""
     if scheme != "gs":
         return {}
     import aiohttp

@@ -11,7 +11,7 @@ the process did about the signal before is called the earlier handler below:
 - Another watch notes the signal at the same moment. Watches may be nested and may end in any order.
 - A forked child does what the process did before the watch; so `Process.terminate` ends it.
 - A handler that the program installs while the watch lasts is left in place, with a warning. If it calls the
-  one that it found, that one still notes the signal, and passes it on after the watch.
+  watch's handler, that still notes the signal, and passes it on after the watch.
 - A handler that was not installed from Python (a C library's) can neither be called nor restored; a warning
   says so, and SIG_DFL takes its place.
 
@@ -90,7 +90,7 @@ class SignalWatch:
 
     @property
     def _is_forked(self) -> bool:
-        """Whether this process is a child of the one that installed the watch."""
+        """True if another process, a parent of this one, installed the watch."""
         return os.getpid() != self._process
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -128,12 +128,12 @@ class SignalWatch:
             return
         self._is_active = False
         for number in self._earlier:
-            found = signal.getsignal(number)
-            if found == self._receive:
+            handler = signal.getsignal(number)
+            if handler == self._receive:
                 # Python allows it in the main thread alone; the garbage collector may run in any.
                 if in_main_thread():
                     signal.signal(number, self._earlier_of(number) or signal.SIG_DFL)
-            elif _watch_of(found) is None and found != self._earlier[number]:
+            elif _watch_of(handler) is None and handler != self._earlier[number]:
                 _LOG.warning(
                     "%s has a new handler, installed while the signal was watched: it is left in place.",
                     _names([number]),
@@ -162,7 +162,7 @@ class SignalWatch:
             _LOG.info("The program ends with %r; its signal handler raised %r.", error, raised)
 
     def _earlier_of(self, number: int) -> _Handler:
-        """The earlier handler; those of watches that have ended are passed over."""
+        """Return the earlier handler; ended watches' are passed over."""
         earlier = self._earlier[number]
         watch = _watch_of(earlier)
         while watch is not None and not watch._is_active:

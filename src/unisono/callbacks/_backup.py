@@ -43,8 +43,8 @@ class BackupAndRestore(FitExtension):
     """Saves all that training needs, and resumes from there when the same program starts again.
 
     After a kill at any moment, even while saving, the same command continues at the exact next batch
-    after the last backup; on the same devices the final weights are bit for bit those of a run that
-    nothing disturbed. A backup is written beside training, flushed and checked; a damaged one is
+    after the last backup; on the same devices the final weights are bit for bit the weights of an
+    undisturbed run. A backup is written beside training, flushed and checked; a damaged one is
     passed over with a warning, and the one before it is used. A backup that fails never ends training: a
     warning says what was not saved.
 
@@ -187,9 +187,9 @@ class BackupAndRestore(FitExtension):
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Runs before every other `on_train_batch_begin`, after all hooks of the batch before."""
         self._batches += 1
-        # Steps may run ahead of Keras' loop: the state is that of this batch only after the last of them.
+        # Steps may run ahead of Keras' loop: the state belongs to this batch only after the last of them.
         if self._run is not None and self._backups is not None and self._run.is_between:
-            # All workers agree at the same batch, so that none waits in a collective for one that has ended.
+            # All workers agree at the same batch, so that none waits in a collective for an ended one.
             if self._agree_on_preemption():
                 self._backups.wait()
                 self._wanted = True
@@ -198,7 +198,7 @@ class BackupAndRestore(FitExtension):
                 self._end_if_preempted()
 
     def _agree_on_preemption(self, *, is_last: bool = False) -> bool:
-        """Whether all workers end now; where there are several they ask each other now and then."""
+        """Return whether all workers end now; several ask each other now and then."""
         if self._agreement is not None and not self._preempted:
             step = self._agreement.agree(self._batches, self._signalled, is_last=is_last)
             self._preempted = step is not None

@@ -101,12 +101,12 @@ class Backups:
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being written."""
+        """True if one is being written."""
         return self._writer.is_busy
 
     @property
     def is_watched(self) -> bool:
-        """Whether an evaluator reads them; True where that cannot be found out."""
+        """True if an evaluator reads them, or where that is unknown."""
         with FailureWarning(f"Whether an evaluator reads {self.directory} is not known: its last is kept."):
             return _markers.is_watched(self.directory)
         return True

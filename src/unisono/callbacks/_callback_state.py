@@ -24,7 +24,7 @@ from unisono.step._keras_internals import CALLBACK_ATTRIBUTES, has_had_model
 
 _LOG = logging.getLogger("unisono")
 
-#: What Keras' own callbacks derive from their arguments while they run, and derive again.
+#: Attributes that Keras' own callbacks derive from their arguments whenever they run.
 _DERIVED = {
     keras.callbacks.EarlyStopping: {"min_delta", "monitor_op"},
     keras.callbacks.ModelCheckpoint: {"min_delta", "monitor_op"},
@@ -43,7 +43,7 @@ class CallbackBaseline:
 
     Args:
         attributes: those that a checkpoint can hold.
-        is_new: whether it has never trained; of one that has, attributes differ that are not arguments.
+        is_new: whether it has never trained; after training, attributes differ that are not arguments.
     """
 
     attributes: Mapping[str, Any]
@@ -56,7 +56,7 @@ class CallbackBaseline:
 
 
 def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the attributes of a callback that a checkpoint can hold; none of one that has `get_state`.
+    """Return the attributes of a callback that a checkpoint can hold; none if it has `get_state`.
 
     Returns:
         Copies of those that are numbers, strings, None and arrays, in lists, tuples, sets and dicts; others,
@@ -64,7 +64,7 @@ def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """
     if callable(getattr(callback, "get_state", None)):
         return {}
-    found = {}
+    attributes = {}
     for name, value in vars(callback).items():
         if name in CALLBACK_ATTRIBUTES or callable(value):
             continue
@@ -74,12 +74,12 @@ def attributes_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
         except InvalidTypeError:
             _LOG.debug("%s.%s is not kept in checkpoints.", type(callback).__name__, name)
             continue
-        found[name] = _copied(value)
-    return found
+        attributes[name] = _copied(value)
+    return attributes
 
 
 def state_of(callback: keras.callbacks.Callback, made: CallbackBaseline) -> dict[str, Any]:
-    """Return what a callback remembers: `get_state()` where it has one, else its plain attributes.
+    """Return a callback's state: `get_state()` where it has one, else its plain attributes.
 
     Returns:
         The attributes now and before `fit`. Functions of modules are kept by name.
@@ -103,10 +103,10 @@ def set_state_of(
     """Put a state from `state_of` back, and leave the arguments as the program has them.
 
     Args:
-        state: from `state_of`; those of earlier versions do not say what was an argument.
+        state: from `state_of`; states of earlier versions do not say what was an argument.
 
     Returns:
-        The arguments that differ from those of the program that saved, as text.
+        The arguments that differ from the saving program's, as text.
     """
     if "state" in state:
         callback.set_state(state["state"])
@@ -114,20 +114,20 @@ def set_state_of(
     initial, program = state.get("initial", {}), made.attributes
     derived = _derived_names(callback) if initial else set()
     arguments = _argument_names(type(callback))
-    found = []
+    changes = []
     for name, value in state["attributes"].items():
         differs = name in initial and name in program and not _is_same(initial[name], program[name])
         # A callback that has trained before differs also in state; of that one only names of arguments count.
         is_argument = differs and (made.is_new or name.removeprefix("_") in arguments)
         # An argument that training itself has changed since is state.
         if is_argument and (name in derived or _is_same(initial[name], value)):
-            found.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
+            changes.append(f"{name}={_short(program[name])}, in the backup {_short(initial[name])}")
         elif name not in derived and not _is_method(callback, name):
             setattr(callback, name, value)
     for name, path in state["functions"].items():
         if name not in derived and not _is_method(callback, name):
             _set_function(callback, name, path)
-    return found
+    return changes
 
 
 def _set_function(callback: keras.callbacks.Callback, name: str, path: State) -> None:
@@ -139,15 +139,15 @@ def _set_function(callback: keras.callbacks.Callback, name: str, path: State) ->
         path: the names of its module and of the function.
     """
     module, function = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
-    found: object = None
+    target: object = None
     if isinstance(module, str) and isinstance(function, str):
-        found = getattr(sys.modules.get(module), function, None)
-    if found is not None and found is vars(callback).get(name):
+        target = getattr(sys.modules.get(module), function, None)
+    if target is not None and target is vars(callback).get(name):
         return
     own = type(callback).__module__.partition(".")[0]
-    is_known = module in _PURE or isinstance(found, np.ufunc) or str(module).partition(".")[0] == own
-    if is_known and callable(found):
-        setattr(callback, name, found)
+    is_known = module in _PURE or isinstance(target, np.ufunc) or str(module).partition(".")[0] == own
+    if is_known and callable(target):
+        setattr(callback, name, target)
     else:
         _LOG.warning(
             "%s.%s is what the program gave it: the backup names %s.%s, which is no function of NumPy's or "
@@ -156,7 +156,7 @@ def _set_function(callback: keras.callbacks.Callback, name: str, path: State) ->
 
 
 def _is_method(callback: keras.callbacks.Callback, name: str) -> bool:
-    """Return whether a name is that of a method or property, which no state replaces."""
+    """Return whether a name belongs to a method or property, which no state replaces."""
     held = getattr(type(callback), name, None)
     return callable(held) or isinstance(held, property)
 

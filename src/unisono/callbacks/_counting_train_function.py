@@ -72,8 +72,8 @@ class CountingTrainFunction:
         self.batches = 0
         #: Batches that are still to be taken without computing anything.
         self.to_pass = 0
-        #: Fingerprints: the first batch of the epoch, or of an iteration that epochs share, that of all, and
-        #: what the first must be; empty if not known.
+        #: Fingerprints of the first batch of the epoch, or of an iteration that epochs share; of all batches;
+        #: and of the required first batch, empty if not known.
         self.first: list[str] = []
         self.first_of_run: list[str] | None = None
         self.expected: list[str] = []
@@ -88,7 +88,7 @@ class CountingTrainFunction:
 
     @property
     def _is_at_first(self) -> bool:
-        """Whether the next batch is the one whose fingerprint is kept."""
+        """True if the fingerprint of the next batch is kept."""
         return not (self.batches_in_epoch if self._shared_size is None else self.used)
 
     def _begin_data(self, batch: PyTree) -> None:
@@ -113,7 +113,7 @@ class CountingTrainFunction:
 
     @property
     def lookahead(self) -> StepLookahead | None:
-        """What runs ahead of Keras' loop inside the function."""
+        """The part of the function that runs ahead of Keras' loop."""
         return getattr(self._function, "lookahead", None)
 
     @lookahead.setter
@@ -129,7 +129,7 @@ class CountingTrainFunction:
 
     @property
     def is_between(self) -> bool:
-        """Whether the state is that after the last batch whose end the callbacks have seen."""
+        """True if no batch has changed the state since the last one whose end the callbacks have seen."""
         return self.lookahead is None or self.lookahead.is_between
 
     def _num_held(self) -> int:

@@ -1,4 +1,4 @@
-"""What a backup of `fit` holds besides weights: where the run stands, its metrics and logs.
+"""The contents of a backup of `fit` besides weights: position, metrics and logs.
 
 Tests: tests/virtual/callbacks/test_resume.py.
 """
@@ -88,8 +88,8 @@ def snapshot_of(
         arrays[f"metrics/{i}"] = copy_of(values[id(variable)] if values else variable.value)
     # At the end of an epoch there is nothing to keep: the next one begins with new logs.
     if isinstance(logs, dict):
-        found = {n: v.value if isinstance(v, LazyArray) else v for n, v in logs.items()}
-        arrays |= {f"logs/{n}": copy_of(v) for n, v in found.items() if hasattr(v, "shape")}
+        numbers = {n: v.value if isinstance(v, LazyArray) else v for n, v in logs.items()}
+        arrays |= {f"logs/{n}": copy_of(v) for n, v in numbers.items() if hasattr(v, "shape")}
     arrays |= {f"{_LOCAL}{name}": copy_of(x) for name, x in local.items()}
     # Not `asdict`, which would copy all that callbacks remember, such as the best weights.
     fields = {f.name: getattr(progress, f.name) for f in dataclasses.fields(progress)}
@@ -132,7 +132,7 @@ def _are_texts(value: object) -> bool:
 
 
 def _is_state(value: State) -> bool:
-    """Return whether a value is that of a `RandomState`; None before the first."""
+    """Return whether a value is a `RandomState`'s; None before the first."""
     return value is None or (isinstance(value, dict) and {"python", "numpy"} <= value.keys())
 
 
@@ -195,8 +195,8 @@ def restore_model(
         n: a for n, a in arrays.items() if n not in metrics and n not in logs and not n.startswith(_LOCAL)
     }
     Parts({"model": model}).restore(Snapshot(weights, snapshot.facts))
-    found = {n.removeprefix("logs/"): np.asarray(a) for n, a in logs.items()}
-    return [np.asarray(metrics[n]) for n in names], found
+    read = {n.removeprefix("logs/"): np.asarray(a) for n, a in logs.items()}
+    return [np.asarray(metrics[n]) for n in names], read
 
 
 def local_phase_in(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -30,7 +30,7 @@ _STEPS, _STRANGE = 256, 64
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What a step and a backup take, in seconds.
+    """The costs of a step and a backup, in seconds.
 
     Args:
         step: a step while nothing is written.
@@ -91,7 +91,7 @@ def interval_of(costs: Costs, together: int, max_overhead: float, max_seconds: f
 
 
 def sentence(steps: int, costs: Costs, size: int) -> str:
-    """Return what was chosen, and from what, for people.
+    """Return the choice and its reasons, for people.
 
     >>> sentence(200, Costs(step=0.01, blocked=0.001, slowed=0.019, written=0.1), 2_800_000)
     'a backup every 200 steps: state 2.8 MB, step 10 ms; a backup blocks 1 ms, slows the steps beside it
@@ -174,7 +174,7 @@ class BackupInterval:
         self._mark = None if self._mark is None else (now, self._mark[1])
 
     def is_due(self, batches: int) -> bool:
-        """Whether to back up now; never while a backup is being written."""
+        """Return whether to back up now; never while a backup is being written."""
         if self._began is None or not batches:
             return False
         # Early enough for this backup to be written when the time is over.

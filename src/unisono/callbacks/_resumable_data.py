@@ -101,7 +101,7 @@ class ResumableData:
         return self.shared_size is not None and 0 < progress.used < self.shared_size
 
     def facts(self) -> dict[str, Any]:
-        """Return what the data look like."""
+        """Return facts by which the data are compared."""
         arguments = self._arguments
         x = arguments["x"]
         arrays = [a for a in jax.tree.leaves((x, arguments["y"])) if hasattr(a, "shape")]
@@ -119,7 +119,7 @@ class ResumableData:
         }
 
     def check_content(self, progress: Progress, directory: object) -> None:
-        """Compare the data with those of the backup, where they can be read without using them up.
+        """Compare the data with the backup's, where they can be read without using them up.
 
         Raises:
             CheckpointMismatchError: they are others.
@@ -144,14 +144,14 @@ class ResumableData:
             else:
                 self.position.resume_after(progress.data)
         elif isinstance(x, types.GeneratorType):
-            # The batches of the running epoch are passed over later, like those of other data.
+            # The batches of the running epoch are passed over later, as with other data.
             for i in range(progress.batches - progress.batch):
                 batch = next(x)
                 if i == 0 and not are_same(progress.first_of_run, fingerprint(batch)):
                     warn_of_other_batch("generator")
 
     def _is_one_iteration(self) -> bool:
-        """Whether an epoch begins where the one before ended, in one iteration over the data."""
+        """True if an epoch begins where the one before ended, in one iteration over the data."""
         if self.position is None or self._arguments["steps_per_epoch"] is None:
             return False
         return not self.position.is_finite
@@ -166,13 +166,13 @@ class ResumableData:
         return None if self.position is None else self.position.state_after(batches)
 
 
-def check_facts(saved: Mapping[str, Any], found: Mapping[str, Any], directory: object) -> None:
-    """Raise where the data are not those of the backup.
+def check_facts(saved: Mapping[str, Any], own: Mapping[str, Any], directory: object) -> None:
+    """Raise where the data are not the backup's.
 
     Raises:
         CheckpointMismatchError: it names the first difference.
     """
-    for name, value in found.items():
+    for name, value in own.items():
         # Backups of earlier versions have no hashes.
         if name == _CONTENT and name not in saved:
             continue
@@ -200,9 +200,9 @@ def fingerprint(batch: PyTree) -> list[str]:
     return [_hash(leaf) for leaf in jax.tree.leaves(batch)]
 
 
-def are_same(saved: Sequence[str], found: Sequence[str]) -> bool:
-    """Whether two fingerprints are of the same batch; Keras may have added sample weights to one."""
-    return all(a == b for a, b in zip(saved, found, strict=False))
+def are_same(saved: Sequence[str], own: Sequence[str]) -> bool:
+    """Return whether two fingerprints are of the same batch; Keras may have added sample weights to one."""
+    return all(a == b for a, b in zip(saved, own, strict=False))
 
 
 def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> None:
@@ -216,18 +216,18 @@ def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> 
     """
     with contextlib.closing(dataset.as_numpy_iterator()) as iterator:
         start = iterator.get_state()
-        found = fingerprint(next(iterator, ()))
-        if not saved or are_same(saved, found):
+        own = fingerprint(next(iterator, ()))
+        if not saved or are_same(saved, own):
             return
         iterator.set_state(start)
-        if fingerprint(next(iterator, ())) == found:
+        if fingerprint(next(iterator, ())) == own:
             raise other_data("a data set with another first batch", directory)
     # Such as random augmentation with a generator of the program's.
     warn_of_other_batch("Dataset")
 
 
 def check_sequence(x: PyTree, shuffle: bool, python_random: State, saved: Sequence[str]) -> None:
-    """Warn where the first batch of a finished epoch over a `PyDataset` is not the one that was trained.
+    """Warn where the first batch of a finished epoch over a `PyDataset` is not the trained one.
 
     Args:
         shuffle: whether Keras shuffles the order of the batches.

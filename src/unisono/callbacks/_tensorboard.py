@@ -29,7 +29,7 @@ _LOG = logging.getLogger("unisono")
 
 
 def is_chief() -> bool:
-    """Whether this process writes for its cluster.
+    """Return whether this process writes for its cluster.
 
     >>> is_chief()
     True
@@ -96,7 +96,7 @@ class TensorBoard(keras.callbacks.Callback):
         self._is_timing = write_steps_per_second and self.update_freq > 0
         # Keras then reads a step's logs in another thread, and the devices need not wait.
         self.async_safe = not (self._profile.is_wanted or self._is_timing)
-        #: Whether steps must run one by one: summaries in the model and profiles are of single steps.
+        #: True if steps must run one by one: summaries in the model and profiles are of single steps.
         self.sees_batches = self.update_freq > 0 or self._profile.is_wanted
         self._writers: dict[str, summary.SummaryWriter] = {}
         self._is_training = False

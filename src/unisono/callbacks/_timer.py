@@ -16,12 +16,12 @@ from unisono.training.groups._host_timing import HostTimes
 from unisono.training.groups._step_profile import StepParts, StepSampler
 from unisono.training.trainer._protocol import timer_of
 
-#: What a sample says.
+#: The numbers of a sample.
 SAMPLED = ("host_ms", "compute_ms", "exchange_ms")
 
 
 def split_of(steps: HostTimes, seconds: float, parts: StepParts | None = None) -> dict[str, float]:
-    """Return what `StepTimer` adds to the logs of an epoch.
+    """Return the entries that `StepTimer` adds to the logs of an epoch.
 
     Args:
         parts: the last sample of steps; None where there is none, whose numbers are not known then.
@@ -50,7 +50,7 @@ class StepTimer(keras.callbacks.Callback):
     faster, for example by `Dataset.map(..., num_parallel_calls=AUTOTUNE)` and
     `Dataset.prefetch(2)`. `examples_per_s` counts the rows of all replicas.
 
-    The other parts are those of a sample, which is taken of one program in ten seconds at most: the
+    The other parts come from a sample, of one program in ten seconds at most: the
     host waits for the devices before and behind it, and XLA's profile says when they worked.
     `compute_ms` is the time in which a device of this process computed; `exchange_ms` that in which
     its devices only exchanged values with others, or waited for them, in this process or in others;
@@ -138,11 +138,11 @@ class StepTimer(keras.callbacks.Callback):
             logs.update(split_of(self._reading().since(self._before), seconds, self._sampler.parts))
 
     def get_state(self) -> dict[str, Any]:
-        """Return what a checkpoint is to keep: nothing, because times are those of one process."""
+        """Return nothing for a checkpoint to keep: times belong to one process."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Do nothing: the times are those of this process.
+        """Do nothing: the times belong to this process.
 
         Args:
             state: from `get_state`.

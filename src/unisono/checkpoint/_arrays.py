@@ -101,15 +101,15 @@ def digest_of(folder: Path) -> str:
 
 def load_arrays(folder: Path) -> dict[str, HostArray]:
     """Read what `save_arrays` wrote; large arrays are read where they are needed."""
-    found: dict[str, HostArray] = _empty_arrays(folder / _EMPTY)
+    arrays: dict[str, HostArray] = _empty_arrays(folder / _EMPTY)
     if (folder / _FILE).exists():
-        found |= _safetensors.load(folder / _FILE)
+        arrays |= _safetensors.load(folder / _FILE)
     if not (folder / _FOLDER).exists():
-        return found
+        return arrays
     with _plain_path(folder) as plain, _quiet(), _orbax() as orbax, _joined(plain) as readable:
         try:
             loaded = orbax.load(readable / _FOLDER)
-            return found | {name: np.asarray(value) for name, value in loaded.items()}
+            return arrays | {name: np.asarray(value) for name, value in loaded.items()}
         except Exception as error:  # Orbax and TensorStore raise many kinds.
             raise unreadable(f"{error} at {folder}") from error
 
@@ -117,16 +117,16 @@ def load_arrays(folder: Path) -> dict[str, HostArray]:
 def _empty_arrays(path: Path) -> dict[str, HostArray]:
     """Return the arrays without elements, of which a file has the shapes and types."""
     try:
-        found = {
+        specs = {
             name: (whole_numbers(shape, 0), jnp.dtype(dtype))
             for name, (shape, dtype) in parse_json(path.read_bytes()).items()
         }
         wrong = next(
-            (n for n, (shape, t) in found.items() if shape is None or (t.itemsize and 0 not in shape)), None
+            (n for n, (shape, t) in specs.items() if shape is None or (t.itemsize and 0 not in shape)), None
         )
         if wrong is not None:
             raise ValueError(f"{wrong[:100]!r} has no shape without elements")
-        return {name: np.zeros(shape or (), dtype) for name, (shape, dtype) in found.items()}
+        return {name: np.zeros(shape or (), dtype) for name, (shape, dtype) in specs.items()}
     except (OSError, ValueError, TypeError, AttributeError, SyntaxError) as error:
         raise unreadable(f"{error} at {path}") from error
 
@@ -145,14 +145,14 @@ def _plain_path(folder: Path) -> Iterator[Path]:
 
 def _plain_temporary_directory() -> str:
     candidates = (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm")
-    found = next((c for c in candidates if _PLAIN.fullmatch(c) and Path(c).is_dir()), None)
-    if found is None:
+    folder_of_arrays = next((c for c in candidates if _PLAIN.fullmatch(c) and Path(c).is_dir()), None)
+    if folder_of_arrays is None:
         raise CheckpointError(
             "A checkpoint below a path with other characters than letters, digits and -./=,+@ needs a "
             "directory for temporary files without them. "
             f"Received: {candidates[0]!r}. Set TMPDIR to such a directory."
         )
-    return found
+    return folder_of_arrays
 
 
 @contextlib.contextmanager

@@ -129,7 +129,7 @@ class Checkpoint(Holder):
             CheckpointError: it cannot be written, or not be read back; nothing is left then.
         """
         series = place_of(file_prefix)
-        # The counter remembers numbers whose files were deleted, the directory those of earlier processes.
+        # The counter remembers numbers whose files were deleted, the directory earlier processes' numbers.
         newest = max(self._counter, _commits.newest_number(series.parent, series.name))
         number = self.number(str(series), newest + 1)
         path = self.write(str(series.with_name(f"{series.name}-{number}")))
@@ -165,7 +165,7 @@ class Checkpoint(Holder):
         read_along(self.parts().shared())
 
     def is_written_here(self) -> bool:
-        """Whether this process writes: of several workers the first does, for all."""
+        """True if this process writes: of several workers the first does, for all."""
         return self._group().is_chief
 
     def share(self, path: str) -> None:
@@ -245,7 +245,7 @@ class Checkpoint(Holder):
 
 
 def _tracked(value: Trackable) -> Trackable:
-    """Return a list or dict as one that reports when it grows, if it holds objects or may hold them later."""
+    """Return a list or dict in a form that reports its growth, if it holds objects or may hold them later."""
     for kind, tracked in ((list, TrackedList), (dict, TrackedDict)):
         # Not subclasses: a copy as a tracked list or dict would lose what they do.
         if type(value) is kind and (not value or holds_objects(value)):

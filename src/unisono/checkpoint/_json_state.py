@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside arrays: positions, numbers, the state of callbacks; as JSON.
+"""The contents of a checkpoint beside arrays: positions, numbers, the state of callbacks; as JSON.
 
 Arrays inside are taken out and stored with the other arrays of the checkpoint: `EarlyStopping` may hold the
 best weights of a large model, which would be slow as JSON.
@@ -23,7 +23,7 @@ _KIND = "__kind__"
 #: On the host, or not read yet.
 HostArray: TypeAlias = "np.ndarray | UnreadArray"
 
-#: On a device, on those of several workers, or on the host.
+#: On a device, on several workers' devices, or on the host.
 Array: TypeAlias = "jax.Array | ValueHandle | HostArray"
 
 

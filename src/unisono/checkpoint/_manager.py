@@ -44,8 +44,8 @@ class CheckpointManager:
         checkpoint_name: they are called `checkpoint_name-N`.
         asynchronous: whether `save` returns before the checkpoint is on the disk.
         init_fn: called by `restore_or_initialize` where there is no checkpoint.
-        keep_checkpoint_every_n_hours: of the checkpoints that `max_to_keep` leaves out, one that is written
-            so many hours after the last one of these, or after the start, is kept; None for none.
+        keep_checkpoint_every_n_hours: of the checkpoints that `max_to_keep` leaves out, one is kept so many
+            hours after the last one of these, or after the start; None for none.
         in_one_file: whether arrays are written as one safetensors file, and not by Orbax.
 
     Raises:
@@ -96,18 +96,18 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint that is saved."""
         return self._checkpoint
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the complete checkpoints, oldest first; waits for one that is being written."""
+        """Paths of the complete checkpoints, oldest first; waits while one is being written."""
         settle(self.directory)
         return [str(path) for path in self._series.paths()]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint, or None; waits for one that is being written.
+        """The path of the newest checkpoint, or None; waits while one is being written.
 
         Raises:
             CheckpointError: it could not be written.
@@ -131,7 +131,7 @@ class CheckpointManager:
         # One at a time: each that waits for the disk holds a copy of the whole state. This also raises the
         # error of the save before.
         self._writer.wait()
-        # Also those of another manager of this directory.
+        # Also for another manager of this directory.
         settle(self.directory)
         newest = max(self._newest, _commits.newest_number(self.directory, self._name))
         if checkpoint_number is None:
@@ -196,12 +196,12 @@ class CheckpointManager:
         """
         self.wait()
         settle(self.directory)
-        found = self._series.newest()
-        if found is None:
+        newest = self._series.newest()
+        if newest is None:
             if self._init is not None:
                 self._init()
             return None
-        path, snapshot = found
+        path, snapshot = newest
         self._checkpoint.put(snapshot, str(path))
         return str(path)
 
@@ -224,18 +224,18 @@ class CheckpointManager:
         try:
             self.close()
         except CheckpointError:
-            # The block's own error is the cause; that of closing is mostly a consequence.
+            # The block's own error is the cause; an error of closing is mostly a consequence.
             if error is None:
                 raise
 
 
 def _preserved_in(note: Place) -> dict[str, float]:
-    """Return which checkpoints stay, and when they were written; one that cannot be read is begun again."""
+    """Return the checkpoints that stay, and when they were written; an unreadable note is begun again."""
     try:
-        found = parse_json(note.read_text())
-        if not isinstance(found, dict) or not all(map(is_number, found.values())):
+        times = parse_json(note.read_text())
+        if not isinstance(times, dict) or not all(map(is_number, times.values())):
             raise ValueError("there are no times by name")
-        return {name: float(written) for name, written in found.items()}
+        return {name: float(written) for name, written in times.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, OverflowError) as error:

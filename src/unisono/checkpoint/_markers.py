@@ -1,4 +1,4 @@
-"""Two small files beside checkpoints: one says that training is over, one that an evaluator reads them.
+"""Two small files beside checkpoints: training is over; an evaluator reads them.
 
 An evaluator must know when there will be no further checkpoint, and training, when it deletes
 checkpoints at the end must know that the last one is still to be read.
@@ -84,10 +84,10 @@ def mark_of(directory: Place) -> Mark | None:
     Raises:
         OSError: the file cannot be read, or the object store does not answer.
     """
-    found = _read(directory / FINISHED)
-    if found is None or not isinstance(found[0].get("name"), str):
+    mark = _read(directory / FINISHED)
+    if mark is None or not isinstance(mark[0].get("name"), str):
         return None
-    return Mark(found[0]["name"], bool(found[0].get("discard")), found[1])
+    return Mark(mark[0]["name"], bool(mark[0].get("discard")), mark[1])
 
 
 def remove_mark(directory: Place) -> None:
@@ -113,7 +113,7 @@ def is_watched(directory: Place) -> bool:
 def _read(path: Place) -> tuple[dict[str, Any], int] | None:
     """A JSON object and when its file was written; None where there is none, or it is something else."""
     try:
-        # The file system's clock, which also dates the checkpoints; those of machines may differ.
+        # The file system's clock, which also dates the checkpoints; machines' clocks may differ.
         content, time_ns = parse_json(path.read_text()), path.stat().st_mtime_ns
     except (FileNotFoundError, ValueError):
         return None
@@ -121,7 +121,7 @@ def _read(path: Place) -> tuple[dict[str, Any], int] | None:
 
 
 class TrainingEnd:
-    """Whether a training that another process runs will write further checkpoints.
+    """The end of another process' training, after which it writes no checkpoints.
 
     Below `unisono launch` the launcher says so. Otherwise `unisono.checkpoint.mark_finished` does, with a
     mark that no newer checkpoint follows.

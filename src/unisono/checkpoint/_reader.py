@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints and in one of them, without the objects.
+"""The contents of a directory of checkpoints and of one checkpoint, without the objects.
 
 Tests: tests/virtual/checkpoint/test_checkpoint.py.
 """
@@ -37,7 +37,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
     settle(directory)
     try:
         with reached(directory):
-            found = manifests(directory)
+            stats = manifests(directory)
     except CheckpointError:
         raise
     except OSError as error:
@@ -45,7 +45,7 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> str | None:
             f"The directory of checkpoints must be readable. Received: {error}. Pass another one."
         ) from error
     newest: dict[str, tuple[int, int, str]] = {}
-    for name, stat in found.items():
+    for name, stat in stats.items():
         # Within a series the number decides; a name without one is of `Checkpoint.write`.
         series, number = re.sub(r"-\d+$", "", name), re.search(r"-(\d+)$", name)
         # Not the directory's own time, which changes with everything that is put into it.
@@ -87,7 +87,7 @@ class CheckpointReader:
         return {name: array.dtype for name, array in self._arrays.items()}
 
     def has_tensor(self, name: str) -> bool:
-        """Whether there is a variable of this name."""
+        """Return whether there is a variable of this name."""
         return name in self._arrays
 
     def get_tensor(self, name: str) -> np.ndarray:

@@ -37,7 +37,7 @@ _LOG = logging.getLogger("unisono")
 
 
 class PendingValues:
-    """What of a checkpoint waits for objects that do not exist yet."""
+    """The values of a checkpoint that wait for objects which do not exist yet."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -77,20 +77,20 @@ class Restoration:
         Raises:
             CheckpointMismatchError: an object is another one than was saved.
         """
-        found = Parts(self._holder.objects, deferred=True)
-        ours = wanted_names((*found.variables, *found.stateful), self._wanted)
+        parts = Parts(self._holder.objects, deferred=True)
+        ours = wanted_names((*parts.variables, *parts.stateful), self._wanted)
         theirs = wanted_names(names_in(self._snapshot, self._arrays), self._wanted)
-        later = {name for name in theirs - ours if _may_come(name, found)}
-        if problems_of(found, self._arrays, ours, theirs - later):
+        later = {name for name in theirs - ours if _may_come(name, parts)}
+        if problems_of(parts, self._arrays, ours, theirs - later):
             # All differences: a value that waits may be one of those that are missing, by another name.
-            require_no(problems_of(found, self._arrays, ours, theirs))
-        found.put(self._snapshot, self._arrays, ours)
+            require_no(problems_of(parts, self._arrays, ours, theirs))
+        parts.put(self._snapshot, self._arrays, ours)
         self.waiting.restored |= ours
         self.waiting.names |= later
         values = plain_values(self._snapshot, self._arrays, self._wanted)
         # `waiting` does not refer to this object, which the finalizer would otherwise keep alive.
         weakref.finalize(self, self.waiting.report)
-        self._follow(found)
+        self._follow(parts)
         return values
 
     def cancel(self) -> None:
@@ -101,8 +101,8 @@ class Restoration:
     def unmatched(self) -> set[str]:
         """Names of the variables and states that exist and were not restored."""
         # To look must not change anything: no slots are built.
-        found = Parts(self._holder.objects, deferred=True, builds=False)
-        return wanted_names((*found.variables, *found.stateful), self._wanted) - self.waiting.restored
+        parts = Parts(self._holder.objects, deferred=True, builds=False)
+        return wanted_names((*parts.variables, *parts.stateful), self._wanted) - self.waiting.restored
 
     def advance(self) -> None:
         """Restore what has been created since.
@@ -113,27 +113,27 @@ class Restoration:
         if not self.waiting.names and not self._unbuilt:
             return
         # This runs inside the user's `build`, `compile` or assignment: building slots would be a side effect.
-        found = Parts(self._holder.objects, deferred=True, builds=False)
-        ours = wanted_names((*found.variables, *found.stateful), self._wanted)
+        parts = Parts(self._holder.objects, deferred=True, builds=False)
+        ours = wanted_names((*parts.variables, *parts.stateful), self._wanted)
         new = self.waiting.names & ours
-        problems = problems_of(found, self._arrays, new, new)
-        for unit in found.units:
+        problems = problems_of(parts, self._arrays, new, new)
+        for unit in parts.units:
             if unit.is_built and unit.prefix in self._unbuilt:
                 self._unbuilt.discard(unit.prefix)
                 own = {n for n in ours if unit.holds(n)}
                 theirs = {n for n in self.waiting.names | self.waiting.restored if unit.holds(n)}
-                problems += problems_of(found, {}, own - theirs, theirs - own)
+                problems += problems_of(parts, {}, own - theirs, theirs - own)
                 # What is wrong is said once.
                 self.waiting.names -= theirs
         require_no(problems)
-        found.put(self._snapshot, self._arrays, new)
+        parts.put(self._snapshot, self._arrays, new)
         self.waiting.restored |= new
         self.waiting.names -= new
-        self._follow(found)
+        self._follow(parts)
 
-    def _follow(self, found: Parts) -> None:
+    def _follow(self, parts: Parts) -> None:
         """Restore what is created from now on."""
-        for unit in found.units:
+        for unit in parts.units:
             if not unit.is_built and unit.prefix not in self._unbuilt:
                 self._unbuilt.add(unit.prefix)
                 _after(unit.owner, "build", self.advance)
@@ -141,27 +141,27 @@ class Restoration:
                     when_built_by_step(unit.owner, self.advance)
             optimizer = unit.prefix.removesuffix(WEIGHTS) + OPTIMIZER
             waits = any(n.startswith(f"{optimizer}/") for n in self.waiting.names)
-            has_one = any(u.prefix == optimizer for u in found.units)
+            has_one = any(u.prefix == optimizer for u in parts.units)
             if waits and not has_one and optimizer not in self._uncompiled:
                 self._uncompiled.add(optimizer)
                 _after(unit.owner, "compile", self.advance)
         if self.waiting.names:
-            for growing in (self._holder, *found.growing):
+            for growing in (self._holder, *parts.growing):
                 growing.watch(self.advance)
         elif not self._unbuilt:
             # All is used: free the copy of the checkpoint.
             self._arrays = {}
 
 
-def _may_come(name: str, found: Parts) -> bool:
-    """Whether an object may still be created that a value of a checkpoint belongs to."""
-    for unit in found.units:
+def _may_come(name: str, ours: Parts) -> bool:
+    """Return whether a value of a checkpoint may belong to an object that is still to be created."""
+    for unit in ours.units:
         # Also the optimizer of a model, which `compile` makes.
         prefix = unit.prefix.removesuffix(WEIGHTS)
         if unit.holds(name) or name.startswith(f"{prefix}/"):
-            return not next((u for u in found.units if u.holds(name)), unit).is_built
+            return not next((u for u in ours.units if u.holds(name)), unit).is_built
     parts = name.split("/")
-    leaves = {*found.variables, *found.stateful, *found.values}
+    leaves = {*ours.variables, *ours.stateful, *ours.values}
     return not any("/".join(parts[: i + 1]) in leaves for i in range(len(parts)))
 
 
@@ -188,7 +188,7 @@ def _after(owner: Any, name: str, call: Callable[[], None]) -> None:
 
 
 class RestoreStatus(dict[str, Any]):
-    """What `restore` returns: plain values by name, and what is still to be restored.
+    """The result of `restore`: plain values by name, and the values still to be restored.
 
     Args:
         values: plain values of the checkpoint, which cannot be changed in place, by name.

@@ -43,7 +43,7 @@ class RandomState:
             self._set(state)
         except MALFORMED as error:
             raise CheckpointMismatchError(
-                "A random state must be one that `get_state` has returned. Received: one that cannot be set "
+                "A random state must come from `get_state`. Received: one that cannot be set "
                 f"({type(error).__name__}: {error}). Restore an earlier checkpoint."
             ) from error
 

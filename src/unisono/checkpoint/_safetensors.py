@@ -108,22 +108,22 @@ def load(path: Path) -> dict[str, np.ndarray | UnreadArray]:
                 raise ValueError(f"a header of {size} bytes in a shorter file")
             header = json.loads(file.read(size))
             header.pop(_METADATA, None)
-            found: dict[str, np.ndarray | UnreadArray] = {}
+            arrays: dict[str, np.ndarray | UnreadArray] = {}
             later = ReadableFile(path) if ReadableFile.is_possible else None
             for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
                 begin = _begin_of(name, entry, room)
                 shape, dtype = tuple(entry["shape"]), jnp.dtype(_TYPES[entry["dtype"]])
                 if later is not None and math.prod(shape) * dtype.itemsize >= LARGE:
-                    found[name] = FileArray(shape, dtype, later, 8 + size + begin)
+                    arrays[name] = FileArray(shape, dtype, later, 8 + size + begin)
                     continue
                 array = np.empty(shape, dtype)
                 file.seek(8 + size + begin)
                 if file.readinto(_bytes_of(array)) != array.nbytes:
                     raise ValueError(f"the file ends within {name}")
-                found[name] = array
+                arrays[name] = array
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise unreadable(f"{error} at {path}") from error
-    return found
+    return arrays
 
 
 def _begin_of(name: str, entry: dict[str, Any], room: int) -> int:

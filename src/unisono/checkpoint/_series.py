@@ -98,21 +98,21 @@ def staged(target: Place, snapshot: Snapshot, *, read_back: bool) -> Snapshot:
 def _problem_of(folder: Path, written: Snapshot) -> str:
     """In what a checkpoint differs from what was written into it; empty where it does not."""
     try:
-        found = read_snapshot(folder)
+        read = read_snapshot(folder)
     except CheckpointError as error:
         return f"reading fails ({error})"
     if written.file is not None:
         if digest_of(folder) != written.digest:
             return "arrays have other values"
-    elif found.arrays.keys() != written.arrays.keys():
-        return f"there are the arrays {sorted(found.arrays)} instead of {sorted(written.arrays)}"
+    elif read.arrays.keys() != written.arrays.keys():
+        return f"there are the arrays {sorted(read.arrays)} instead of {sorted(written.arrays)}"
     for name, unread in written.arrays.items():
-        other, array = np.asarray(found.arrays[name]), np.asarray(unread)
+        other, array = np.asarray(read.arrays[name]), np.asarray(unread)
         # Bytes, because by value NaN differs from itself, and -0.0 equals 0.0.
         if (other.shape, other.dtype) != (array.shape, array.dtype) or other.tobytes() != array.tobytes():
             return f"{name} has other values"
     # What was read went through JSON, which turns tuples into lists; so must the other side.
-    return "" if found.facts == json.loads(json.dumps(written.facts)) else "states have other values"
+    return "" if read.facts == json.loads(json.dumps(written.facts)) else "states have other values"
 
 
 def read_snapshot(path: Place) -> Snapshot:
@@ -142,7 +142,7 @@ class CommitSeries:
     Args:
         keep: how many are kept, the newest; None for all.
         is_preserved: whether one stays that `keep` leaves out.
-        check: raises a `CheckpointError` for one that cannot be used, so that the one before it is taken.
+        check: raises a `CheckpointError` for an unusable one, so that the one before it is used.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class CommitSeries:
             return [path for _, path in _commits.commits(self._directory, self._name)]
 
     def newest(self) -> tuple[Place, Snapshot] | None:
-        """The newest one that is as it was written; see `newest_good`."""
+        """Return the newest undamaged one; see `newest_good`."""
         with _commits.reached(self._directory):
             return _commits.newest_good(self._directory, self._name, self._checked)
 

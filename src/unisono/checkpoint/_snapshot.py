@@ -28,7 +28,7 @@ class Copies(np.ndarray):
 
 
 class Facts(TypedDict):
-    """What a checkpoint holds besides arrays, by the names of the objects."""
+    """The contents of a checkpoint besides arrays, by the names of the objects."""
 
     states: dict[str, Json]
     values: dict[str, Json]
@@ -39,10 +39,10 @@ class Facts(TypedDict):
 
 
 def read_facts(text: bytes, arrays: Mapping[str, HostArray]) -> Facts:
-    """Return what a checkpoint holds besides arrays.
+    """Return the contents of a checkpoint besides arrays.
 
     Args:
-        text: of the file; its hash may be right, and its contents those of another program.
+        text: of the file; its hash may be right, and its contents another program's.
         arrays: of the checkpoint.
 
     Raises:
@@ -94,7 +94,7 @@ class Snapshot:
         return written + sum(a.nbytes for a in self.arrays.values())
 
     def on_host(self) -> dict[str, HostArray]:
-        """The arrays as numpy arrays, those of several copies as `Copies`; waits for the devices.
+        """The arrays as numpy arrays, several copies of one as `Copies`; waits for the devices.
 
         Large ones that lie on the disk, or on another worker, are read when they are needed.
         """
@@ -144,7 +144,7 @@ def copy_of(value: ArrayLike | ValueHandle) -> Array:
     """Return a copy of an array that no later step can donate; does not wait for it.
 
     Args:
-        value: an array; of one that lies on every device, one copy is taken. What lies in parts on several
+        value: an array; if it lies on every device, one copy is taken. What lies in parts on several
             workers is returned as it is: no host may be able to hold the copies of all.
     """
     if isinstance(value, ValueHandle) and value.needs_all:

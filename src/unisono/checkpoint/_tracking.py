@@ -13,7 +13,7 @@ from unisono._types import Trackable
 
 
 class GrowthNotifier:
-    """What objects can be added to after a checkpoint was restored into it."""
+    """A holder that objects can be added to after a checkpoint was restored into it."""
 
     def __init__(self) -> None:
         self._on_growth: list[Callable[[], None]] = []
@@ -86,5 +86,5 @@ class Holder(GrowthNotifier):
 
     @property
     def objects(self) -> dict[str, Trackable]:
-        """What is saved and restored, by name."""
+        """The saved and restored objects, by name."""
         return self._objects

@@ -56,7 +56,7 @@ class UnreadArray(abc.ABC):
 class ReadableFile:
     """A file that can be read at any place, also when its name is gone."""
 
-    #: Whether the system can do so.
+    #: True if the system can do so.
     is_possible = hasattr(os, "pread")
 
     def __init__(self, path: Path) -> None:

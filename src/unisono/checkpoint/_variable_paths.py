@@ -26,7 +26,7 @@ def canonical_paths(paths: Iterable[str]) -> list[str]:
     """
     renamed: dict[tuple[str, str], str] = {}
     counts: dict[tuple[str, str], int] = {}
-    found = []
+    canonical = []
     for path in paths:
         parts: list[str] = []
         for part in path.split("/"):
@@ -39,12 +39,12 @@ def canonical_paths(paths: Iterable[str]) -> list[str]:
                 # As Keras counts in a fresh process: the first sibling has no number.
                 renamed[parent, part] = f"{base}_{number}" if number else base
             parts.append(renamed[parent, part])
-        found.append("/".join(parts))
-    return _different(found)
+        canonical.append("/".join(parts))
+    return _different(canonical)
 
 
 def slot_names(names: Sequence[str], references: Mapping[str, str]) -> list[str]:
-    """Return names for an optimizer's variables, those of slots by the weight they belong to.
+    """Return names for an optimizer's variables, slots by the weight they belong to.
 
     Args:
         names: as Keras gives them: `sequential_1_dense_3_kernel_momentum`, `iteration`.
@@ -55,22 +55,22 @@ def slot_names(names: Sequence[str], references: Mapping[str, str]) -> list[str]
     """
     # The longest first: one weight's name may be the beginning of another's.
     prefixes = sorted(((p.replace("/", "_"), c) for p, c in references.items()), key=lambda x: -len(x[0]))
-    found = []
+    names_of_slots = []
     for name in names:
         # Keras replaces the `/` of a weight's path by `_` in the names of its slots.
         flat = name.replace("/", "_")
         match = next(((p, c) for p, c in prefixes if flat.startswith(p + "_")), None)
-        found.append(f"{match[1]}/{flat[len(match[0]) + 1 :]}" if match else name)
-    return _different(found)
+        names_of_slots.append(f"{match[1]}/{flat[len(match[0]) + 1 :]}" if match else name)
+    return _different(names_of_slots)
 
 
 def _different(names: list[str]) -> list[str]:
     seen: dict[str, int] = {}
-    found = []
+    numbered = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        numbered.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return numbered
 
 
 def variables_by_name(variables: Sequence[keras.Variable]) -> dict[str, keras.Variable]:

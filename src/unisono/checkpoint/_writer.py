@@ -31,7 +31,7 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is waiting or running."""
+        """True if a job is waiting or running."""
         with self._idle:
             return self._unfinished > 0
 

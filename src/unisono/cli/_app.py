@@ -404,9 +404,9 @@ def migrate(
     """Print the lines of programs for TensorFlow that need a change, and why."""
     from unisono.tf import _migrate
 
-    found = _migrate.examine(programs)
-    typer.echo(_migrate.as_json(found) if as_json else _migrate.as_text(found))
-    raise typer.Exit(1 if any(program.errors for program in found) else 0)
+    examined = _migrate.examine(programs)
+    typer.echo(_migrate.as_json(examined) if as_json else _migrate.as_text(examined))
+    raise typer.Exit(1 if any(program.errors for program in examined) else 0)
 
 
 @app.callback(invoke_without_command=True)

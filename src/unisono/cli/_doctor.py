@@ -35,7 +35,7 @@ _TIME_LIMIT = 120.0
 _LINKS_LIMIT = 300.0
 #: Bytes that are measured at most; what a larger model takes is computed from them.
 _MOST = 256 << 20
-#: All-reduces of each size, of which the median counts, after one that compiles.
+#: All-reduces of each size, of which the median counts, after one to compile.
 _TIMES = 7
 
 
@@ -178,7 +178,7 @@ def as_json(findings: list[Finding]) -> str:
 def measure(sizes: Sequence[int]) -> list[float]:
     """Return how long all-reduces of so many bytes take, in seconds; called in each process.
 
-    They are those of a step, with the same strategy, algorithm and packing: what a training gets.
+    They run as in a step, with the same strategy, algorithm and packing.
     """
     import jax
     import numpy as np
@@ -186,7 +186,7 @@ def measure(sizes: Sequence[int]) -> list[float]:
     from unisono.cluster.strategy._multi_worker import MultiWorkerMirroredStrategy
 
     strategy = MultiWorkerMirroredStrategy()
-    found = []
+    medians = []
     for size in sizes:
         # On the devices already, as gradients are.
         value = jax.numpy.asarray(np.ones(max(1, size // 4), np.float32))
@@ -195,12 +195,12 @@ def measure(sizes: Sequence[int]) -> list[float]:
             began = perf_counter()
             jax.block_until_ready(strategy.local_results(strategy.run(_sum_of, args=(value,))))
             seconds.append(perf_counter() - began)
-        found.append(statistics.median(seconds[1:]))
-    return found
+        medians.append(statistics.median(seconds[1:]))
+    return medians
 
 
 def between(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[Finding]:
-    """Measure an all-reduce between processes of this machine, or of hosts; compute that of a model.
+    """Measure an all-reduce between processes of this machine, or of hosts; compute a model's.
 
     Args:
         workers: the number of processes on this machine; None for `hosts`.

@@ -78,7 +78,7 @@ def _engines_with(name: str) -> list[str]:
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    """The flags of all engines; one that several have in common is one flag."""
+    """Yield the flags of all engines, shared ones once."""
     seen = set()
     for settings in ENGINES.values():
         for name, hint in get_type_hints(settings, include_extras=True).items():

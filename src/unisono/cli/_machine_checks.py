@@ -1,4 +1,4 @@
-"""What `unisono doctor` looks at besides JAX: packages, GPUs, memory, ports, names, keys of clouds.
+"""The checks of `unisono doctor` besides JAX: packages, GPUs, memory, ports, names, keys of clouds.
 
 Each check returns a text, or raises an error that says what to do.
 
@@ -45,7 +45,7 @@ def versions(
     """Compare the packages that are needed with the range that is supported.
 
     Args:
-        requires: requirements; None for those of Unisono.
+        requires: requirements; None for Unisono's.
 
     >>> versions(["jax>=0.10"], {"jax": "0.99"}.get)
     'in the supported range; newer than what was tested: jax 0.99 (0.12.0.1)'
@@ -58,16 +58,16 @@ def versions(
         needed = Requirement(text)
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
             continue
-        found = version_of(needed.name)
-        if found is None or not needed.specifier.contains(found, prereleases=True):
+        version = version_of(needed.name)
+        if version is None or not needed.specifier.contains(version, prereleases=True):
             raise MissingPackageError(
-                f"{needed.name} must be {needed.specifier or 'installed'}. Received: {found or 'none'}. "
+                f"{needed.name} must be {needed.specifier or 'installed'}. Received: {version or 'none'}. "
                 f"Write: pip install '{needed.name}{needed.specifier}'",
                 name=needed.name,
             )
         tested = _TESTED.get(needed.name)
-        if tested is not None and Version(found) > tested:
-            newer.append(f"{needed.name} {found} ({tested})")
+        if tested is not None and Version(version) > tested:
+            newer.append(f"{needed.name} {version} ({tested})")
     untested = f"; newer than what was tested: {', '.join(newer)}" if newer else ""
     return f"in the supported range{untested}"
 
@@ -99,10 +99,10 @@ def gpus(
     Raises:
         MissingPackageError: there are some, and JAX was installed for CPUs alone.
     """
-    found = visible_gpus(environ, devices)
-    if not found:
+    gpus = visible_gpus(environ, devices)
+    if not gpus:
         return "none (no /dev/nvidia*, or CUDA_VISIBLE_DEVICES is empty)"
-    count = f"{len(found)} GPU{'' if len(found) == 1 else 's'} of NVIDIA"
+    count = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} of NVIDIA"
     if platform == "gpu":
         return f"{count}, used by JAX"
     if environ.get("JAX_PLATFORMS", "").lower() == "cpu":
@@ -145,18 +145,18 @@ def host_name(
     name: str | None = None,
     resolve: Callable[[str], Sequence[str]] = lambda name: socket.gethostbyname_ex(name)[2],
 ) -> str:
-    """Return what the name of this host means to itself.
+    """Return the addresses of this host's name.
 
     >>> host_name("box", lambda name: ["127.0.1.1"])
     "'box' is 127.0.1.1, which other hosts cannot reach: tasks use the address of the route to the chief"
     """
     name = name or socket.gethostname()
     try:
-        found = resolve(name)
+        addresses = resolve(name)
     except OSError as error:
         return f"{name!r} is not known here ({error.strerror}): write addresses, or other names, in TF_CONFIG"
-    text = f"{name!r} is {', '.join(found)}"
-    if any(ip.startswith("127.") for ip in found):
+    text = f"{name!r} is {', '.join(addresses)}"
+    if any(ip.startswith("127.") for ip in addresses):
         text += ", which other hosts cannot reach: tasks use the address of the route to the chief"
     return text
 
@@ -169,7 +169,7 @@ def cloud_keys(environ: Mapping[str, str], home: Path) -> str:
     """
     for variable in ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE"):
         if environ.get(variable) and not Path(environ[variable]).is_file():
-            raise InvalidArgumentError(f"{variable} must name a file. Received: one that is not there.")
+            raise InvalidArgumentError(f"{variable} must name a file. Received: a missing one.")
     places = {
         "gs://": (
             ["GOOGLE_APPLICATION_CREDENTIALS"],
@@ -180,9 +180,9 @@ def cloud_keys(environ: Mapping[str, str], home: Path) -> str:
             ".aws/credentials",
         ),
     }
-    found = {
+    sources = {
         scheme: [*filter(environ.get, variables), *([f"~/{path}"] if (home / path).is_file() else [])]
         for scheme, (variables, path) in places.items()
     }
-    texts = [f"{scheme} {' and '.join(where) or 'none'}" for scheme, where in found.items()]
+    texts = [f"{scheme} {' and '.join(where) or 'none'}" for scheme, where in sources.items()]
     return "; ".join(texts) + "; a machine of a cloud may have an identity of its own"

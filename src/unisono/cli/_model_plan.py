@@ -2,7 +2,7 @@
 
 Memory is what XLA plans for the very program of a step, compiled for two virtual devices and scaled: of
 state in parts a replica of n keeps 1/n; what a step needs besides state hardly changes with n. A step takes
-the time of one device, and that of its exchange at the link's rate: a ring sends (n-1)/n of an array a pass
+the time of one device, and of its exchange at the link's rate: a ring sends (n-1)/n of an array a pass
 (Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 
 Tests: tests/unit/cli/test_model_plan.py, tests/virtual/test_planned_sizes.py.
@@ -22,7 +22,7 @@ from unisono._errors import InvalidArgumentError, UnisonoError
 
 #: Seconds for all: a large model compiles for minutes.
 _TIME_LIMIT = 1800.0
-#: Steps of a `fit` that is timed, after one that compiles and chooses its groups; the fastest of some counts.
+#: Steps of a timed `fit`, after one to compile and to choose its groups; the fastest of some counts.
 _STEPS, _ROUNDS = 20, 3
 #: Devices of the programs that are compiled.
 _COMPILED_FOR = 2
@@ -69,7 +69,7 @@ class ModelFile:
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(ModelFile):
-    """What is planned.
+    """The model and the ways to train it.
 
     Args:
         devices: how many train together.
@@ -97,7 +97,7 @@ class PlanOptions(ModelFile):
 
 @dataclasses.dataclass(frozen=True)
 class ModelSize:
-    """What one model needs, in bytes.
+    """The needs of one model, in bytes.
 
     Args:
         state: weights, the optimizer's variables and metrics, of one replica that holds all.
@@ -125,7 +125,7 @@ class ModelSize:
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """What one way to train needs: bytes on each device, and seconds.
+    """The needs of one way to train: bytes on each device, and seconds.
 
     Args:
         state: weights, the optimizer's variables and metrics.
@@ -270,15 +270,15 @@ def _step_seconds(model: Any, x: Any, y: Any) -> float:
 
 
 def plan_rows(size: ModelSize, options: PlanOptions) -> list[PlanRow]:
-    """Return what each way to train needs."""
+    """Return the needs of each way to train."""
     n, compute = options.devices, options.step_seconds or size.step_seconds or 0.0
     alone = PlanRow("OneDeviceStrategy", size.state, size.temporary["one"] + size.batch, 0, compute)
-    found = [alone]
+    rows = [alone]
     for layout in (name for name in size.given if name != "one"):
         sent = _PASSES[layout] * (n - 1) / n * size.gradients
         name = "MirroredStrategy" if layout == "mirrored" else f'  state_layout="{layout}"'
         state, temporary = size.state_of(layout, n), size.temporary[layout] + size.batch
-        found.append(PlanRow(name, state, temporary, sent, compute + sent / options.link))
+        rows.append(PlanRow(name, state, temporary, sent, compute + sent / options.link))
     if options.servers:
         # A worker pulls all weights and pushes all gradients, one after the other; a server's link carries
         # both at once, for more workers than there are servers.
@@ -294,8 +294,8 @@ def plan_rows(size: ModelSize, options: PlanOptions) -> list[PlanRow]:
         server = PlanRow(
             "  each server", size.state / options.servers, 0, n * size.weights / options.servers, 0
         )
-        found += [worker, server]
-    return found
+        rows += [worker, server]
+    return rows
 
 
 def table(size: ModelSize, options: PlanOptions) -> str:

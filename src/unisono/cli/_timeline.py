@@ -1,4 +1,4 @@
-"""What the tasks of a launch did when, for the command `unisono timeline`; and as a trace for Perfetto.
+"""The times of a launch's tasks, for the command `unisono timeline` and as a trace for Perfetto.
 
 Read from the log folder alone, while the launch runs or later: the launcher's `history.jsonl` and the events
 that each task writes (`cluster/liveness/_task_events`).
@@ -65,7 +65,7 @@ class Outage:
     """A failure that another generation followed; times in seconds since the launch.
 
     Args:
-        task: whose failure caused those of others.
+        task: whose failure caused the others'.
         noticed: when the launcher began to end the others.
         first_step: when the next generation had begun its first step; None where it made none.
     """
@@ -80,7 +80,7 @@ class Outage:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """What happened in a launch.
+    """The events of a launch.
 
     Args:
         began: in seconds since the epoch.
@@ -110,7 +110,7 @@ def read(folder: Path) -> Timeline:
     began = history[0]["time"]
     tasks = list(dict.fromkeys(e["task"] for e in history if e["event"] == "started"))
     events = {task: _events_of(folder, task, began) for task in tasks}
-    known = [e["time"] for e in history] + [e["until"] for found in events.values() for e in found]
+    known = [e["time"] for e in history] + [e["until"] for own in events.values() for e in own]
     seconds = max(known) - began
     spans = [span for task in tasks for span in _spans_of(task, history, events[task], began, seconds)]
     outages = list(_outages(history, events, began))
@@ -123,12 +123,12 @@ def read(folder: Path) -> Timeline:
 
 
 def _is_record(event: dict[str, Any]) -> bool:
-    """Return whether a line of the launcher's history is one that it writes; others are passed over."""
+    """Return whether the launcher wrote a line of its history; others are passed over."""
     names = ("task", "time", "event", "generation", "pid", "exit_code", "detail")
     if not event.keys() >= {*names}:
         return False
     task, time, name, generation, pid, code, detail = (event[each] for each in names)
-    # A task's name is part of that of a file.
+    # A task's name is part of a file's.
     is_task = isinstance(task, str) and _TASK.fullmatch(task) is not None
     fits = is_task or (task is None and name not in ("started", "ended", *_FAULTS))
     numbers = all(number is None or _is_number(number) for number in (pid, code))
@@ -137,7 +137,7 @@ def _is_record(event: dict[str, Any]) -> bool:
 
 
 def _is_event(event: dict[str, Any]) -> bool:
-    """Return whether a line of a task's events is one that it writes; others are passed over."""
+    """Return whether a task wrote a line of its events; others are passed over."""
     name, wanted = event.get("event"), ["from", "until", "generation"]
     wanted += ["step", "count"] if name == "steps" else []
     shares = [event.get(share) for share in ("data", "exchange")]
@@ -195,7 +195,7 @@ def _outages(
     history: Sequence[dict[str, Any]], events: dict[str, list[dict[str, Any]]], began: float
 ) -> Iterator[Outage]:
     """Give the failure that caused the others, of each generation; a lost peer may be noticed before it."""
-    steps = [e for found in events.values() for e in found if e["event"] == "steps"]
+    steps = [e for own_events in events.values() for e in own_events if e["event"] == "steps"]
     for generation in dict.fromkeys(e["generation"] for e in history):
         own = [e for e in history if e["generation"] == generation]
         faults = {_failure(e): e for e in own if e["event"] in _FAULTS}
@@ -220,19 +220,19 @@ def _failure(event: dict[str, Any]) -> Failure:
 
 def trace_of(timeline: Timeline) -> dict[str, Any]:
     """Return a trace in Chrome's format, which Perfetto opens: a process for each row."""
-    found: list[dict[str, Any]] = []
+    trace: list[dict[str, Any]] = []
     for i, row in enumerate(timeline.rows):
-        found.append({"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": row}})
+        trace.append({"ph": "M", "name": "process_name", "pid": i, "tid": 0, "args": {"name": row}})
     for span in timeline.spans:
         pid = timeline.rows.index(span.row)
         args = {"generation": span.generation, "text": span.text}
         # Spans of one thread must lie within each other: saving and stepping overlap.
         at = {"pid": pid, "tid": [*KINDS].index(span.name), "ts": round(span.began * 1e6)}
-        found.append({"ph": "X", "name": span.name, **at, "dur": round(span.duration * 1e6), "args": args})
+        trace.append({"ph": "X", "name": span.name, **at, "dur": round(span.duration * 1e6), "args": args})
         for name, share in zip(("data %", "exchange %"), span.shares, strict=True):
             if share is not None:
-                found.append({"ph": "C", "name": name, **at, "args": {"share": 100 * share}})
+                trace.append({"ph": "C", "name": name, **at, "args": {"share": 100 * share}})
     for each in timeline.outages:
         mark = {"pid": 0, "tid": 0, "ts": round(each.fault * 1e6), "s": "g"}
-        found.append({"ph": "i", "name": f"{each.task} {each.text}", **mark})
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+        trace.append({"ph": "i", "name": f"{each.task} {each.text}", **mark})
+    return {"traceEvents": trace, "displayTimeUnit": "ms"}

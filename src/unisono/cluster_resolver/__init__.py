@@ -1,4 +1,4 @@
-"""What describes a cluster: `unisono.cluster_resolver`. Names are loaded when they are first used."""
+"""Descriptions of clusters: `unisono.cluster_resolver`. Names are loaded when they are first used."""
 
 from unisono import _names
 

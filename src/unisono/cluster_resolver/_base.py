@@ -196,13 +196,13 @@ def _local_accelerators() -> dict[str, int]:
     # Here, because it imports JAX: who only asks for addresses does not pay for that.
     from unisono._mesh import local_devices
 
-    found = {}
+    counts = {}
     for kind in ("gpu", "tpu"):
         try:
-            found[kind.upper()] = len(local_devices(kind))
+            counts[kind.upper()] = len(local_devices(kind))
         except RuntimeError:  # raised by JAX when it has no device of this kind
             continue
-    return found
+    return counts
 
 
 class TFConfigClusterResolver(ClusterResolver):

@@ -23,7 +23,7 @@ class GCEClusterResolver(ClusterResolver):
         task_type: the job of all instances.
         task_id: this process' index; None looks for this machine among the instances.
         rpc_layer: the protocol before addresses.
-        credentials: of `googleapiclient`; `"default"` takes those of the environment.
+        credentials: of `googleapiclient`; `"default"` takes the environment's.
         service: what `googleapiclient.discovery.build("compute", "v1")` returns, instead of making it.
 
     Raises:
@@ -74,7 +74,7 @@ class GCEClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int:
-        """This process' index: as given, or that of this machine among the instances."""
+        """This process' index: as given, or this machine's among the instances."""
         return self._own_index() if self._index is None else self._index
 
     @task_id.setter
@@ -113,8 +113,8 @@ class GCEClusterResolver(ClusterResolver):
             request = groups.listInstances_next(previous_request=request, previous_response=response)
 
     def _ip(self, name: str) -> str:
-        found = self._service.instances().get(**self._place, instance=name).execute()
-        return str(found["networkInterfaces"][0]["networkIP"])
+        instance = self._service.instances().get(**self._place, instance=name).execute()
+        return str(instance["networkInterfaces"][0]["networkIP"])
 
     def _own_index(self) -> int:
         # Instances have short names, a machine may give its full domain name.
@@ -135,5 +135,5 @@ def _service(credentials: object) -> Any:
             f"Google Compute Engine must be reached through its Python client. Received: {error}. "
             "Install `unisono[gce]`, or pass `service`."
         ) from error
-    # With None the client takes those of the environment, as on an instance.
+    # With None the client takes the environment's, as on an instance.
     return discovery.build("compute", "v1", credentials=None if credentials == "default" else credentials)

@@ -61,7 +61,7 @@ class SageMakerClusterResolver(_HostsClusterResolver):
     """The hosts of a training job of Amazon SageMaker, each of which is a worker; read once.
 
     Args:
-        port: of all workers; that of UNISONO_PORT, or else 2222, by default.
+        port: of all workers; by default UNISONO_PORT, or else 2222.
         environ: read this instead of the process' environment. Without SM_HOSTS, which SageMaker's training
             toolkit sets, SageMaker's file `resourceconfig.json` is read.
 
@@ -93,7 +93,7 @@ class SkyPilotClusterResolver(_HostsClusterResolver):
     r"""The nodes of a task of SkyPilot, each of which is a worker; read once.
 
     Args:
-        port: of all workers; that of UNISONO_PORT, or else 2222, by default.
+        port: of all workers; by default UNISONO_PORT, or else 2222.
         environ: read this instead of the process' environment.
 
     Raises:

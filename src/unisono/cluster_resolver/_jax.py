@@ -34,7 +34,7 @@ def is_jax_process(environ: Mapping[str, str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class JaxCluster:
-    """What JAX's processes know of their cluster.
+    """A cluster, as JAX's processes know it.
 
     Args:
         coordinator_address: process 0's `"host:port"`.

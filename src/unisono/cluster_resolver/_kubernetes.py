@@ -68,7 +68,7 @@ class KubernetesClusterResolver(ClusterResolver):
         tf_server_port: the port of every task.
         rpc_layer: the protocol before addresses.
         override_client: a `kubernetes.client.CoreV1Api`, instead of one with this pod's rights.
-        executable_location: where this program runs; outside, the rights are those of `kubectl`.
+        executable_location: where this program runs; outside, it has the rights of `kubectl`.
 
     Raises:
         BackendError: when no client is given and the package `kubernetes` is not installed, or finds no
@@ -107,13 +107,13 @@ class KubernetesClusterResolver(ClusterResolver):
     def _addresses(self, selectors: Sequence[str]) -> list[str]:
         addresses = []
         for selector in selectors:
-            found = self._client.list_pod_for_all_namespaces(label_selector=selector).items
-            if not found:
+            pods = self._client.list_pod_for_all_namespaces(label_selector=selector).items
+            if not pods:
                 raise BackendError(
                     f"A selector must find pods. Received: {selector!r}, which finds none. See "
                     f"`kubectl get pods --all-namespaces -l {selector}`."
                 )
-            addresses += pod_addresses(found, self._port)
+            addresses += pod_addresses(pods, self._port)
         return addresses
 
 

@@ -29,7 +29,7 @@ class RayClusterResolver(JaxClusterResolver):
     named after the workers' placement group.
 
     Args:
-        rank: this worker's number, instead of that of Ray Train.
+        rank: this worker's number, instead of Ray Train's.
         world_size: how many workers there are, instead of Ray Train's number.
         name: what the workers have in common, and others have not. None for their placement group.
         timeout: seconds to wait for the first worker; as long as for the start of a cluster by default.
@@ -55,7 +55,7 @@ class RayClusterResolver(JaxClusterResolver):
         ray = _connected_ray()
         if ray is None:
             raise InvalidArgumentError(
-                "The process must be a worker of Ray. Received: one that is not connected with Ray. Make the "
+                "The process must be a worker of Ray. Received: one without a connection to Ray. Make the "
                 "resolver in the training function of Ray Train, in an actor or a task."
             )
         known = ray_train_rank()

@@ -37,7 +37,7 @@ _PODS = ("JOB_COMPLETION_INDEX", "JOBSET_NAME", "LWS_GROUP_SIZE", "LEADER_WORKER
 
 
 def find_siblings(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return what shows that this process has siblings, and what to write; None where nothing does.
+    """Return the sign that this process has siblings, and the line to write; None without a sign.
 
     >>> find_siblings({"SLURM_NTASKS": "4"})
     ('SLURM_NTASKS=4', 'Start the program with `srun python train.py`')
@@ -65,9 +65,9 @@ def find_siblings(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def find_tasks(environ: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return what started this process as one of several tasks, and their number; None where nothing did.
+    """Return the launcher of this process and the number of its tasks; None without several tasks.
 
-    What only may have, such as a job of several tasks whose batch script this is, does not count.
+    A possible launcher, such as a job of several tasks whose batch script this is, does not count.
 
     >>> find_tasks({"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_TASKS": "8"})
     ('SLURM_STEP_NUM_TASKS=8', 8)

@@ -50,7 +50,7 @@ class SlurmStep:
 
     @property
     def local_rank(self) -> int:
-        """This task's number among those of its node."""
+        """This task's number on its node."""
         return self.rank - sum(self.tasks[: self.node])
 
     @property
@@ -120,12 +120,12 @@ def _integer(environ: Mapping[str, str], names: tuple[str, ...]) -> int:
 
 def _require_blocks(environ: Mapping[str, str], step: SlurmStep) -> None:
     """A task's number determines its node only where Slurm fills one node after the other."""
-    found = read_index(environ.get("SLURM_NODEID", "")), read_index(environ.get("SLURM_LOCALID", ""))
+    place = read_index(environ.get("SLURM_NODEID", "")), read_index(environ.get("SLURM_LOCALID", ""))
     # Where a variable is absent there is nothing to compare with.
-    if None not in found and found != (step.node, step.local_rank):
+    if None not in place and place != (step.node, step.local_rank):
         raise InvalidArgumentError(
             "Tasks must be given to the nodes in blocks. "
-            f"Received: SLURM_PROCID={step.rank} with SLURM_NODEID={found[0]}, SLURM_LOCALID={found[1]}. "
+            f"Received: SLURM_PROCID={step.rank} with SLURM_NODEID={place[0]}, SLURM_LOCALID={place[1]}. "
             "Write `srun --distribution=block python train.py`."
         )
 
@@ -217,7 +217,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     @property
     def visible_gpus(self) -> str | None:
-        """What CUDA_VISIBLE_DEVICES must be for this task; None where the number of GPUs is not known.
+        """CUDA_VISIBLE_DEVICES of this task; None where the number of GPUs is not known.
 
         Raises:
             InvalidArgumentError: when fewer GPUs are visible than this task must get.

@@ -1,6 +1,6 @@
 """Slurm's short forms: lists of hosts and of counts; pure.
 
-The forms are those of `scontrol show hostnames` and of SLURM_STEP_TASKS_PER_NODE:
+The forms of `scontrol show hostnames` and of SLURM_STEP_TASKS_PER_NODE:
 https://slurm.schedmd.com/scontrol.html, https://slurm.schedmd.com/srun.html.
 """
 

@@ -1,6 +1,6 @@
 """Who is in a cluster, and TensorFlow's rules about it: frozen records and pure functions.
 
-The rules are those of `tensorflow/python/distribute/multi_worker_util.py`: the chief is the `chief`
+The rules of `tensorflow/python/distribute/multi_worker_util.py`: the chief is the `chief`
 job's task or worker 0, the chief comes before the workers, the evaluator is a cluster of its own.
 """
 
@@ -161,7 +161,7 @@ def _is_dense(tasks: dict[int, str]) -> bool:
 
 
 def read_jobs(cluster: Mapping[Any, Any]) -> tuple[_Jobs, list[str]]:
-    """Return the tasks that can be read, and a sentence for each one that cannot."""
+    """Return the readable tasks, and a sentence for each other one."""
     jobs: _Jobs = {}
     problems: list[str] = []
     for job, tasks in cluster.items():
@@ -232,14 +232,14 @@ def read_index(value: object) -> int | None:
 
 
 def address_problem(address: object) -> str | None:
-    """Return what is wrong with `"host:port"`, None when it can be used.
+    """Return the problem of a `"host:port"`; None if it can be used.
 
     >>> address_problem("[::1]:2222"), address_problem("host")
     (None, 'it has no port')
     """
     if not isinstance(address, str):
         return "it is not a string"
-    # Before the host is looked at, whose `:` would be taken for that of an IPv6 address.
+    # Before the host is looked at, whose `:` would look like an IPv6 address.
     if "://" in address:
         return "it has a protocol, which is not part of an address"
     host, colon, port = address.rpartition(":")
@@ -341,9 +341,9 @@ class Timeouts:
 
     Args:
         start_up: for all tasks to connect, when the program starts.
-        heartbeat: for a task's answer; one that is unreachable for three times as long is lost.
+        heartbeat: for a task's answer; a task that is unreachable for three times as long is lost.
         collective: for the other tasks in one collective; they may be compiling.
-        shutdown: for a task that does not answer, when the program ends; one that still runs is waited for.
+        shutdown: for a task that does not answer, when the program ends; a running task is waited for.
 
     Raises:
         InvalidArgumentError: when one is not a positive finite number.

@@ -12,7 +12,7 @@ from unisono._errors import InvalidArgumentError
 from unisono._system._json import parse_json
 from unisono.cluster_resolver._spec import JOBS, ClusterSpec, job_hint, read_index, read_jobs, shortened
 
-#: What Vertex AI calls the jobs; `master` is also TensorFlow 1's name:
+#: Vertex AI's names of the jobs; `master` is also TensorFlow 1's name:
 #: https://docs.cloud.google.com/vertex-ai/docs/training/distributed-training
 _OTHER_NAMES = {
     "master": "chief",
@@ -34,7 +34,7 @@ _EXAMPLE = (
 
 @dataclasses.dataclass(frozen=True)
 class TFConfig:
-    """What TF_CONFIG says; None where it says nothing.
+    """The contents of TF_CONFIG, with None for missing ones.
 
     Args:
         cluster: the addresses of all tasks, maybe none.
@@ -75,7 +75,7 @@ def _is_json(text: str) -> bool:
 def read_tf_config(
     text: str | None, task_type: str | None = None, task_id: int | None = None, variable: str = "TF_CONFIG"
 ) -> TFConfig:
-    """Return what TF_CONFIG says.
+    """Read TF_CONFIG.
 
     Args:
         text: the variable's value; None or blank where it is not set.
@@ -131,7 +131,7 @@ def _load(text: str | None) -> tuple[dict[str, Any], list[str]]:
 
 
 def _misspelt(key: str) -> str | None:
-    """Launchers add keys of their own; one that looks like a known one is a slip."""
+    """Launchers add keys of their own; a key that looks like a known one is a slip."""
     if len(key) > _LONGEST_KEY:
         return None
     known = {k.lower(): k for k in _KEYS}

@@ -68,7 +68,7 @@ class Topology:
 
 
 def coordinates_of(device: jax.Device, number: int) -> tuple[int, ...]:
-    """Return the place of a device; of one that is not a TPU core, its number along x."""
+    """Return the place of a device; its number along x if it is no TPU core."""
     # Only JAX's TPU devices have `coords`; others serve to try programs without a TPU.
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
@@ -139,14 +139,14 @@ class DeviceAssignment:
             InvalidArgumentError: for a place without a core.
         """
         every = {coordinates_of(d, i): d for i, d in enumerate(self.topology.devices)}
-        found = []
+        devices = []
         for place in self.core_assignment[:, 0].tolist():
             if tuple(place) not in every:
                 raise InvalidArgumentError(
                     f"Each place must have a core. Received: {place}. There are: {sorted(every)}."
                 )
-            found.append(every[tuple(place)])
-        return tuple(found)
+            devices.append(every[tuple(place)])
+        return tuple(devices)
 
     @classmethod
     def build(
@@ -182,7 +182,7 @@ class DeviceAssignment:
 
 
 class HardwareFeature:
-    """What a TPU's hardware can do for embeddings: JAX uses none of it."""
+    """Features of a TPU's hardware for embeddings: JAX uses none of them."""
 
     class EmbeddingFeature(enum.Enum):
         """Generations of TensorFlow's embedding engine."""
@@ -280,7 +280,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def tpu_hardware_feature(self) -> HardwareFeature:
-        """What the hardware can do for embeddings."""
+        """The hardware's features for embeddings."""
         return HardwareFeature()
 
     def get_master(self) -> str:

@@ -103,7 +103,7 @@ class CrossDeviceOps:
 
     @property
     def has_implementation(self) -> bool:
-        """Whether a subclass overrides one of tf.distribute's hooks for reducing."""
+        """True if a subclass overrides one of tf.distribute's hooks for reducing."""
         names = ("reduce_implementation", "batch_reduce_implementation")
         return any(getattr(type(self), name) is not getattr(CrossDeviceOps, name) for name in names)
 
@@ -118,7 +118,7 @@ class CrossDeviceOps:
 
         Args:
             reduce_op: sum or mean.
-            per_replica_value: a `PerReplica`; any other value counts as that of one replica.
+            per_replica_value: a `PerReplica`; any other value counts as one replica's.
             destinations: a variable, a value or a device. Passed to the hook; the result can be used
                 on all devices.
             options: passed to the hook.
@@ -202,7 +202,7 @@ def reduce_in_step(
     if not ops.has_implementation:
         return ops.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
     leaves, structure = jax.tree.flatten(tree)
-    # A hook combines values itself, so it must see those of all replicas.
+    # A hook combines values itself, so it must see all replicas' values.
     every = [
         all_gather(jnp.asarray(leaf)[None], 0, axis_name=axis_name, axis_size=axis_size) for leaf in leaves
     ]
@@ -402,7 +402,7 @@ class CommunicationOptions:
     interface: str | None = None
 
     def merge(self, options: CommunicationOptions) -> CommunicationOptions:
-        """Return these options, overridden by those of `options` that are not the default.
+        """Return these options, overridden by the values of `options` that are not the default.
 
         Args:
             options: the options that take precedence.

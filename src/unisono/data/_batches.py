@@ -17,7 +17,7 @@ from unisono._values import PerReplica
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import balanced_sizes
 
-#: The placeholder for the element of a replica whose input has ended before that of others.
+#: The placeholder for the element of a replica whose input has ended before the others'.
 ENDED = object()
 
 
@@ -50,7 +50,7 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
 
     Raises:
         InvalidTypeError: an array holds strings or Python objects.
-        InvalidArgumentError: an array of 64-bit integers holds one that 32 bits cannot, where JAX has
+        InvalidArgumentError: an integer of 64 bits does not fit into 32, where JAX has
             only 32 bits.
 
     >>> check_values({"ids": np.array([1, 2])})
@@ -70,9 +70,9 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
 
 def check_no_rows(what: str, data: object) -> None:
     """Raise for rows of Hugging Face or torch: only the user knows what is input and what is target."""
-    found = _rows_of_hugging_face(data) or _rows_of_torch(data)
-    if found is not None:
-        received, write = found
+    unusable = _rows_of_hugging_face(data) or _rows_of_torch(data)
+    if unusable is not None:
+        received, write = unusable
         raise InvalidTypeError(f"{what} needs batches `(x, y)`. Received: {received}. Write {write}.")
 
 
@@ -86,7 +86,7 @@ def is_of_class(data: object, path: str) -> bool:
 
 
 def _rows_of_hugging_face(data: object) -> tuple[str, str] | None:
-    """Return what rows are, and what to write; None for anything else. Neither library is imported for it."""
+    """Return the kind of rows and the line to write; None for other data. It imports neither library."""
     columns = getattr(data, "column_names", None)
     if is_of_class(data, "datasets.arrow_dataset.Column"):
         return (
@@ -262,7 +262,7 @@ def split_spec(spec: PyTree, replicas: int, here: Sequence[int] | None = None) -
 
 def on_devices(spec: object) -> TensorSpec:
     """Return a component's specification on the devices, where 64-bit types may become 32-bit ones."""
-    found = as_spec(spec)
-    if found.dtype.kind not in "biufc":
-        return found
-    return TensorSpec(found.shape, jax.dtypes.canonicalize_dtype(found.dtype))
+    own = as_spec(spec)
+    if own.dtype.kind not in "biufc":
+        return own
+    return TensorSpec(own.shape, jax.dtypes.canonicalize_dtype(own.dtype))

@@ -50,7 +50,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     #: Distinguishes data sets that are components of a window from other components, see `is_dataset`.
     is_data_set = True
-    #: What `iter` makes; `unisono.tf` sets one whose elements have `numpy()`.
+    #: The class of iterators; `unisono.tf` sets one whose elements have `numpy()`.
     iterator_class = PipelineIterator
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
@@ -432,7 +432,7 @@ class Dataset(FurtherTransforms, DataSet):
     def element_spec(self) -> Element:
         """The structure of `TensorSpec` of the elements.
 
-        Where a Python function returns the elements, the first one is computed, and its spec is that of all.
+        Where a Python function returns the elements, the first one is computed, and all have its spec.
 
         >>> Dataset.from_tensor_slices(np.zeros((6, 3), np.float32)).batch(2).element_spec
         TensorSpec(shape=(None, 3), dtype=dtype('float32'))

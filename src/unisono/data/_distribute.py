@@ -156,7 +156,7 @@ class DistributedDataset(DataSet, abc.ABC):
     @property
     @abc.abstractmethod
     def host_batches(self) -> UserValue:
-        """What Keras' `fit` takes for this data: global batches on the host."""
+        """The global batches on the host, for Keras' `fit`."""
 
     @property
     def mesh(self) -> ReplicaMesh:
@@ -221,7 +221,7 @@ class SplitDataset(DistributedDataset):
         _check_iterable(dataset)
         self._dataset = dataset
         self._is_used = False
-        #: Whether single numbers in a batch are examples whose rows are missing, not values for all.
+        #: True if single numbers in a batch are examples whose rows are missing, not values for all.
         self._strict = isinstance(dataset, Dataset) or hasattr(dataset, "as_numpy_iterator")
 
     def __iter__(self) -> DistributedIterator:
@@ -255,7 +255,7 @@ class SplitDataset(DistributedDataset):
 
     @property
     def host_batches(self) -> UserValue:
-        """What Keras' `fit` takes: the source, or a `Dataset` of what Keras would not take for data."""
+        """The source, or a `Dataset` of what Keras' `fit` would not take for data."""
         source = self._dataset
         is_list = isinstance(source, Sequence) and not isinstance(source, Dataset)
         is_function = callable(source) and not hasattr(source, "__iter__")
@@ -356,7 +356,7 @@ class FunctionDataset(DistributedDataset):
 
     @property
     def host_batches(self) -> UserValue:
-        """What Keras' `fit` takes: the rows of all replicas' elements as one batch."""
+        """The rows of all replicas' elements as one batch, for Keras' `fit`."""
         return Dataset.from_generator(self._global_batches)
 
     def _global_batches(self) -> Iterator[PyTree]:

@@ -21,7 +21,7 @@ class DistributedIterator(DataIterator):
     """One pass over a distributed dataset; the next batches are put onto the devices ahead.
 
     Only the source can observe the read-ahead: an error is raised in place of its batch, nothing is
-    read after the end or while an error is pending, and the state is that of the last batch returned.
+    read after the end or while an error is pending, and the state belongs to the last batch returned.
 
     Args:
         batches: host batches.

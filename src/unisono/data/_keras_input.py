@@ -57,7 +57,7 @@ class Position:
         self._ended = False
         self._placeholder: Element = None
         self._held: list[Element] = []
-        #: Whether no batch was read in this iteration yet.
+        #: True until a batch is read in this iteration.
         self._is_first = True
         # Several, because `fit` reads batches ahead of the step whose state a backup asks for.
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep_states)
@@ -71,7 +71,7 @@ class Position:
 
     @property
     def is_finite(self) -> bool:
-        """Whether an iteration has a known number of batches."""
+        """True if an iteration has a known number of batches."""
         return self._dataset.cardinality() >= 0
 
     @property
@@ -102,7 +102,7 @@ class Position:
         if restored is not None:
             self._iterator.set_state(restored[0])
         self._start = restored or (self._iterator.get_state(), 0)
-        # A state may be that of the end of the data.
+        # The data may be at their end in a state.
         self._is_first = restored is None
         if self._start[1]:
             # Keras counts and skips the batches that were used before the state. Return copies of the next
@@ -192,7 +192,7 @@ class KerasInput(keras.utils.PyDataset):
     Keras requests batch 0, 1, ... of each iteration; batch 0 starts the next one.
     """
 
-    #: What messages and comparisons of calls name it.
+    #: The name in messages and comparisons of calls.
     described_as = "Dataset"
 
     def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:

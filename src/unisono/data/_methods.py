@@ -267,8 +267,8 @@ class FurtherTransforms(Transforms):
             log_warning: Whether to log each error as a warning.
 
         Returns:
-            A new data set, whose cardinality is unknown. An error after which the source cannot continue, as
-            that of a generator, is raised.
+            A new data set, whose cardinality is unknown. An error is raised if the source cannot continue
+            after it, as a generator cannot.
 
         >>> from unisono.data import Dataset
         >>> [int(x) for x in Dataset.range(-1, 2).map(lambda x: 6 // int(x)).ignore_errors()]

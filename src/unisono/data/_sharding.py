@@ -43,7 +43,7 @@ def split_points(total: int, parts: int) -> tuple[tuple[int, int], ...]:
 
 
 class InputReplicationMode(enum.Enum):
-    """Whether an input function is called once per worker or once per replica.
+    """The calls of an input function: one per worker, or one per replica.
 
     >>> [mode.name for mode in InputReplicationMode]
     ['PER_WORKER', 'PER_REPLICA']
@@ -173,7 +173,7 @@ class InputOptions:
         InvalidArgumentError: for `experimental_place_dataset_on_device=True`, or a negative size.
     """
 
-    # Names and defaults are those of `tf.distribute.InputOptions`.
+    # Names and defaults follow `tf.distribute.InputOptions`.
     experimental_fetch_to_device: bool = True
     experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False

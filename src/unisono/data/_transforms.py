@@ -50,10 +50,10 @@ class Transforms(grain.IterDataset):
         """Apply a function to each element.
 
         Args:
-            map_func: Receives the components as numpy arrays, those of a tuple as separate arguments; returns
+            map_func: Receives the components as numpy arrays, a tuple's as separate arguments; returns
                 an element: numbers, strings, arrays (also JAX's), tuples and dicts.
             num_parallel_calls: Number of threads, or AUTOTUNE; None for none.
-            deterministic: Accepted for compatibility; the order is always that of the elements.
+            deterministic: Accepted for compatibility; the order of the elements stays.
 
         Returns:
             A new data set.
@@ -153,7 +153,7 @@ class Transforms(grain.IterDataset):
             batch_size: Number of elements in a batch.
             drop_remainder: Whether to drop a last batch that is smaller.
             num_parallel_calls: Number of threads that compute batches ahead, or AUTOTUNE; None for none.
-            deterministic: Accepted for compatibility; the order is always that of the elements.
+            deterministic: Accepted for compatibility; the order of the elements stays.
 
         Returns:
             A new data set, whose components have a new first dimension.

@@ -38,7 +38,7 @@ from unisono.data._sharding import AutoShardPolicy
 
 
 class WorkerGroup(Protocol):
-    """What input needs of the processes that train together; `ProcessGroup` has it."""
+    """The members of `ProcessGroup` that input needs."""
 
     @property
     def index(self) -> int:
@@ -49,7 +49,7 @@ class WorkerGroup(Protocol):
         """How many processes there are."""
 
     def share_of(self, whole: Dataset, divide: Callable[[Dataset, int, int], Dataset]) -> Dataset:
-        """Return what `divide` returns for this process; the whole in a lone process."""
+        """Return this process' part, which `divide` makes; the whole in a lone process."""
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of every process."""
@@ -150,8 +150,8 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
     Returns:
         The dataset as it is where there is one worker. With several, by the policy: for AUTO and DATA a
         pipeline that shuffles alike on all workers, of whose batches each computes its own rows; for FILE
-        and HINT one that joins the batches which all workers read from their own files or shards; for OFF
-        likewise of the data as each has them.
+        and HINT a pipeline that joins the batches which all workers read from their own files or shards; for
+        OFF likewise of the data as each has them.
     """
     return group.share_of(dataset, lambda _, count, i: _global_batches(dataset, count, i, group))
 
@@ -189,7 +189,7 @@ def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
 
 
 def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:
-    """Return the pipeline with the chief's seeds: those of each worker would give rows twice or never."""
+    """Return the pipeline with the chief's seeds: each worker's own would give rows twice or never."""
     seeds = shuffle_seeds(dataset, drawn=True)
     seed = group.from_chief(lambda: str(seeds[0] if seeds else 0).encode())
     return with_common_seed(dataset, int(seed))
@@ -268,7 +268,7 @@ def _ragged(
 
 
 def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
-    """Return elements as bytes; None stands for one that is missing at its place."""
+    """Return elements as bytes; None stands for a missing one."""
     # Not pickle, which runs code: the bytes go to other processes.
     buffer = io.BytesIO()
     counts = [-1 if leaves is None else len(leaves) for leaves in elements]

@@ -1,4 +1,4 @@
-"""What one run of a model_fn collects beside its `EstimatorSpec`: losses, layers, summaries, named values.
+"""Collections of a run of a model_fn beside its `EstimatorSpec`: losses, layers, summaries, named values.
 
 TensorFlow 1 keeps these in collections of the graph. Here they belong to a `ModelCall`, one for each trace.
 What is exposed has names that are equal in all runs, so that a hook that was made in one run finds its values
@@ -44,10 +44,10 @@ class RecordedSummary:
 
 
 class Collections:
-    """What a run of a model_fn has collected."""
+    """The collections of a run of a model_fn."""
 
     def __init__(self) -> None:
-        #: What was added to a collection of TensorFlow 1, by its name.
+        #: Members of TensorFlow 1's collections, by name.
         self.members: dict[str, list[Any]] = {}
         #: Layers and variables that may be used again, by their names.
         self.named: dict[str, Any] = {}
@@ -91,8 +91,8 @@ def required_collections(what: str) -> Collections:
 
 
 def _of(call: ModelCall) -> Collections:
-    found: Collections = call.extras.setdefault(_EXTRA, Collections())
-    return found
+    collections: Collections = call.extras.setdefault(_EXTRA, Collections())
+    return collections
 
 
 def summaries_of(call: ModelCall) -> list[RecordedSummary]:
@@ -102,8 +102,8 @@ def summaries_of(call: ModelCall) -> list[RecordedSummary]:
 
 def unique_name(name: str) -> str:
     """Return a name that is new in the model_fn that runs; outside of one, the name."""
-    found = current_collections()
-    return name if found is None else found.unique(name)
+    collections = current_collections()
+    return name if collections is None else collections.unique(name)
 
 
 # --- named values ------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def key_of(exposed: Mapping[str, Any], thing: object) -> str | None:
 
 
 def fetch_in_all_runs(thing: object, prefix: str) -> Any:
-    """Return what a hook keeps to ask for a value in all runs of a model_fn.
+    """Return the key by which a hook asks for a value in all runs of a model_fn.
 
     An array is another object in each run. It is exposed, if it is not yet, and the hook asks for its name.
 
@@ -125,11 +125,11 @@ def fetch_in_all_runs(thing: object, prefix: str) -> Any:
     call = current_call()
     if call is None or not isinstance(thing, (jax.Array, np.ndarray, np.generic)):
         return thing
-    found = key_of(call.exposed, thing)
-    if found is None:
+    key = key_of(call.exposed, thing)
+    if key is None:
         expose(f"_{prefix}", thing)
-        found = key_of(call.exposed, thing)
-    return found
+        key = key_of(call.exposed, thing)
+    return key
 
 
 def identity(

@@ -100,9 +100,9 @@ class Texts:
             "Raises": [f"{error}: {text}" for error, text in self.raises.items()],
         }
         return "\n\n".join(
-            "\n".join([f"{title}:", *(_wrapped(entry, 4 if title == "Returns" else 8) for entry in found)])
-            for title, found in entries.items()
-            if found
+            "\n".join([f"{title}:", *(_wrapped(entry, 4 if title == "Returns" else 8) for entry in texts)])
+            for title, texts in entries.items()
+            if texts
         )
 
 
@@ -127,8 +127,8 @@ def spelled_out(function: Documented, other: Callable[..., Any]) -> Documented:
     made: Any = types.FunctionType(code, function.__globals__, None, None, call.__closure__)
     functools.update_wrapper(made, function)
     made.__signature__ = signature
-    found: Documented = made
-    return found
+    documented: Documented = made
+    return documented
 
 
 def class_of(

@@ -55,7 +55,7 @@ class Estimator:
         model_fn: from `features`, and `labels`, `mode`, `params`, `config` where it has arguments of these
             names, to an `EstimatorSpec`. It is run each time a program is traced: what it computes with
             arrays is compiled.
-        model_dir: directory of checkpoints and event files; that of `config`, or a temporary one, by default.
+        model_dir: directory of checkpoints and event files; by default `config`'s, or a temporary one.
         config: a `RunConfig`.
         params: hyperparameters for the argument `params`: a dict by name, or an object of the user's.
         warm_start_from: path of a checkpoint, or a `WarmStartSettings`: what the variables begin with where
@@ -92,8 +92,8 @@ class Estimator:
     @property
     def model_dir(self) -> str:
         """The directory of checkpoints and event files."""
-        found: str = self._config.model_dir
-        return found
+        directory: str = self._config.model_dir
+        return directory
 
     @property
     def config(self) -> RunConfig:
@@ -131,14 +131,14 @@ class Estimator:
                 replica. It gets `mode`, `params`, `config` and `input_context` where it has such arguments.
             hooks: `SessionRunHook`s.
             steps: how many steps from now on.
-            max_steps: the number of steps in all, those of earlier calls included.
+            max_steps: the number of steps in all, with earlier calls.
             saving_listeners: `CheckpointSaverListener`s.
 
         Returns:
             This Estimator.
 
         Raises:
-            InvalidArgumentError: for both of `steps` and `max_steps`, or one that is not above 0.
+            InvalidArgumentError: for both of `steps` and `max_steps`, or a number below 1.
         """
         checked_call(input_fn, "input_fn")
         given, listeners = list(checked_hooks(hooks, "hooks")), list(checked_listeners(saving_listeners))
@@ -233,16 +233,16 @@ class Estimator:
         # The chief alone evaluates where variables live on servers.
         replicated = _replicated(None if strategy is not None and strategy.workers_make_data else strategy)
         if path is None:
-            found = newest_checkpoint(self.model_dir, replicated.process_group)
+            checkpoint = newest_checkpoint(self.model_dir, replicated.process_group)
         else:
-            found = os.fspath(path)
-        if found is None:
+            checkpoint = os.fspath(path)
+        if checkpoint is None:
             _LOG.info(
                 "Could not find trained model in %s, running initialization to %s.", self.model_dir, what
             )
         self._seed()
         initialize = initializer_of(self._warm_start)
-        return PassTask(self._function, replicated, found, hooks, initialize, self._executables)
+        return PassTask(self._function, replicated, checkpoint, hooks, initialize, self._executables)
 
     def export_saved_model(
         self,
@@ -296,11 +296,11 @@ class Estimator:
         """Write the predictions of a checkpoint, as `export_saved_model`.
 
         Args:
-            export_dir_base: as there.
+            export_dir_base: directory in which the artefact gets a new one.
             input_receiver_fn_map: from `ModeKeys.PREDICT` to a serving input receiver function.
-            assets_extra: as there.
-            as_text: as there.
-            checkpoint_path: as there.
+            assets_extra: see `export_saved_model`.
+            as_text: see `export_saved_model`.
+            checkpoint_path: see `export_saved_model`.
 
         Raises:
             InvalidArgumentError: for other modes: an artefact holds predictions alone.
@@ -347,7 +347,7 @@ class Estimator:
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
 
     def parts(self) -> dict[str, Any]:
-        """Return what an Estimator of another process is made of: the constructor's arguments, by name.
+        """Return the constructor's arguments, by name, for an Estimator of another process.
 
         `config` is a dict of a RunConfig's arguments, without strategies.
         """
@@ -373,13 +373,13 @@ class Estimator:
 
     def _checkpoint(self, path: str | os.PathLike[str] | None) -> str:
         """Return the path of a checkpoint that exists; the newest one for None."""
-        found = self.latest_checkpoint() if path is None else os.fspath(path)
-        if found is None:
+        checkpoint = self.latest_checkpoint() if path is None else os.fspath(path)
+        if checkpoint is None:
             raise CheckpointError(
                 f"Could not find trained model in model_dir: {self.model_dir}. Received: a directory without "
                 "checkpoints. Call `train` first, or pass `checkpoint_path`."
             )
-        return found
+        return checkpoint
 
     @property
     def _function(self) -> ModelFunction:
@@ -438,11 +438,11 @@ def _with_model_dir(config: RunConfig | None, model_dir: str | os.PathLike[str] 
             "`model_dir` are set both in constructor and `RunConfig`, but with different values. Received: "
             f"{own!r} and {config.model_dir!r}. Leave one of them out."
         )
-    found = own or config.model_dir
-    if found is None:
-        found = tempfile.mkdtemp()
-        _LOG.warning("Using a temporary folder as model_dir: %s.", found)
-    return config.replace(model_dir=found)
+    directory = own or config.model_dir
+    if directory is None:
+        directory = tempfile.mkdtemp()
+        _LOG.warning("Using a temporary folder as model_dir: %s.", directory)
+    return config.replace(model_dir=directory)
 
 
 def _check_steps(steps: int | None, max_steps: int | None) -> None:

@@ -108,30 +108,31 @@ class HParams:
         """
         at = 0
         while at < len(values):
-            found = _ASSIGNMENT.match(values, at)
-            if found is None:
+            assignment = _ASSIGNMENT.match(values, at)
+            if assignment is None:
                 raise InvalidArgumentError(
                     f"Malformed hyperparameter value. Received: {values[at:]!r}. Write 'name=value'."
                 )
-            at = found.end()
-            self._assign(found)
+            at = assignment.end()
+            self._assign(assignment)
         return self
 
-    def _assign(self, found: re.Match[str]) -> None:
-        name, index = found["name"], found["index"]
+    def _assign(self, match: re.Match[str]) -> None:
+        name, index = match["name"], match["index"]
         kind, is_list = self._type(name)
-        if found["values"] is not None:
-            self.set_hparam(name, [_read(name, kind, v) for v in found["values"].split(",") if v.strip()])
+        if match["values"] is not None:
+            values = match["values"].split(",")
+            self.set_hparam(name, [_read(name, kind, v) for v in values if v.strip()])
         elif index is not None:
             every = list(getattr(self, name)) if is_list else None
             if every is None or int(index) >= len(every):
                 raise InvalidArgumentError(
-                    f"An index is one of a list's values. Received: {found[0]!r} for {getattr(self, name)!r}."
+                    f"An index is one of a list's values. Received: {match[0]!r} for {getattr(self, name)!r}."
                 )
-            every[int(index)] = _read(name, kind, found["value"])
+            every[int(index)] = _read(name, kind, match["value"])
             setattr(self, name, every)
         else:
-            self.set_hparam(name, _read(name, kind, found["value"]))
+            self.set_hparam(name, _read(name, kind, match["value"]))
 
     def override_from_dict(self, values_dict: Mapping[str, Any]) -> HParams:
         """Set hyperparameters by name.
@@ -206,10 +207,10 @@ class HParams:
 def _read(name: str, kind: type, text: str) -> Any:
     """Return the value that a text means for a type."""
     if kind is bool:
-        found = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
-        if found is None:
+        value = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
+        if value is None:
             raise InvalidArgumentError(f"A bool is 'true' or 'false'. Received: {name}={text!r}.")
-        return found
+        return value
     try:
         return text if kind in (str, type(None)) else kind(text.strip())
     except ValueError as error:

@@ -27,7 +27,7 @@ _BOTH_CHECKPOINTS = "`save_checkpoints_steps` and `save_checkpoints_secs` cannot
 #: Seconds between two checkpoints, where nothing is said.
 _SECONDS = 600
 
-#: What a value must be, unless it is None: a test, and the words for it.
+#: A test of a value that is not None, and its words.
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model_dir": (bool, "non-empty"),
     "save_summary_steps": (lambda n: n >= 0, ">= 0"),
@@ -63,7 +63,7 @@ class DistributeConfig:
 
     Args:
         train_distribute: the strategy of training.
-        eval_distribute: that of evaluation; None evaluates on one device.
+        eval_distribute: the strategy of evaluation; None evaluates on one device.
         remote_cluster: addresses of servers by job, a dict or `ClusterSpec`: `train_and_evaluate` then runs
             there, and this process is their client.
 
@@ -79,7 +79,7 @@ class DistributeConfig:
 class RunConfig:
     """The configuration of an `Estimator`.
 
-    The cluster and the task of this process are those of TF_CONFIG.
+    TF_CONFIG gives the cluster and the task of this process.
 
     Args:
         model_dir: directory of checkpoints and event files; None for the Estimator's, or a temporary one.
@@ -206,7 +206,7 @@ class RunConfig:
             changes: by name.
 
         Raises:
-            InvalidArgumentError: for another name than those of the constructor's arguments.
+            InvalidArgumentError: a name is no argument of the constructor.
         """
         for name, value in changes.items():
             if name not in self._values:
@@ -241,8 +241,8 @@ class RunConfig:
 
     def _strategy(self, name: str) -> Strategy | None:
         both = self._values["experimental_distribute"]
-        found: Strategy | None = self._values[name] or (both and getattr(both, name))
-        return found
+        strategy: Strategy | None = self._values[name] or (both and getattr(both, name))
+        return strategy
 
     @property
     def remote_cluster(self) -> ClusterSpec | None:
@@ -270,7 +270,7 @@ class RunConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes checkpoints: the chief, or the first worker where there is none."""
+        """True if this process writes checkpoints: the chief, or else the first worker."""
         if not self._task.cluster:
             return self.task_type != TaskType.EVALUATOR
         first = TaskType.CHIEF if TaskType.CHIEF in self._task.cluster.jobs else TaskType.WORKER
@@ -317,7 +317,7 @@ class RunConfig:
 
     @property
     def service(self) -> Mapping[str, Any] | None:
-        """What TF_CONFIG says under `service`."""
+        """The entry `service` of TF_CONFIG."""
         return self._task.service
 
     def _count(self, job: str) -> int:
@@ -336,17 +336,17 @@ class _EnvironTask:
 
     @classmethod
     def from_environ(cls) -> _EnvironTask:
-        found, text = TFConfigClusterResolver(), process_environ().get("TF_CONFIG")
-        cluster = found.cluster_spec()
+        resolver, text = TFConfigClusterResolver(), process_environ().get("TF_CONFIG")
+        cluster = resolver.cluster_spec()
         service = json.loads(text).get("service") if text and text.strip() else None
         if service is not None and not isinstance(service, dict):
             raise InvalidTypeError(
                 f'If "service" is set in TF_CONFIG, it must be a dict. Received: {type(service).__name__}.'
             )
-        for field, value in {"type": found.task_type, "index": found.task_id}.items():
+        for field, value in {"type": resolver.task_type, "index": resolver.task_id}.items():
             if cluster and value is None:
                 raise InvalidArgumentError(
                     f'If "cluster" is set in TF_CONFIG, task {field} must be set. Received: a TF_CONFIG '
                     'without it. Write `"task": {"type": "worker", "index": 0}`.'
                 )
-        return cls(cluster, found.task_type or TaskType.WORKER, found.task_id or 0, service)
+        return cls(cluster, resolver.task_type or TaskType.WORKER, resolver.task_id or 0, service)

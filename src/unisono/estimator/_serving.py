@@ -87,7 +87,7 @@ class RegressionOutput:
 
 @dataclasses.dataclass(frozen=True)
 class ServingInputReceiver:
-    """What an exported model takes.
+    """The inputs of an exported model.
 
     Args:
         features: for the model_fn: the `receiver_tensors`, or what Keras' operations make of them.
@@ -182,7 +182,7 @@ class _ServingModel(keras.Model):
 
 
 def _features_of(receiver: ServingInputReceiver) -> Callable[[PyTree], PyTree]:
-    """Return what makes features of received arrays."""
+    """Return a function from received arrays to features."""
     if not isinstance(receiver, ServingInputReceiver):
         raise InvalidTypeError(
             "A serving_input_receiver_fn must return a ServingInputReceiver. Received: "
@@ -198,8 +198,8 @@ def _features_of(receiver: ServingInputReceiver) -> Callable[[PyTree], PyTree]:
 
         def pick(inputs: PyTree) -> PyTree:
             given = inputs if isinstance(tensors, Mapping) else {"": inputs}
-            found = {name: given[n] for name, n in names.items()}
-            return found if isinstance(features, Mapping) else found[""]
+            arrays = {name: given[n] for name, n in names.items()}
+            return arrays if isinstance(features, Mapping) else arrays[""]
 
         return pick
     return keras.Function(inputs=tensors, outputs=features)  # type: ignore[no-any-return]
@@ -215,8 +215,8 @@ def _outputs_of(spec: EstimatorSpec) -> dict[str, Any]:
                 "Multiple export_outputs were provided, but none of them is specified as the default. "
                 f"Received: {sorted(given)}. Name one of them {DEFAULT!r}."
             )
-        found: dict[str, Any] = chosen.arrays()
-        return found
+        arrays: dict[str, Any] = chosen.arrays()
+        return arrays
     return PredictOutput(spec.predictions).arrays()
 
 

@@ -44,7 +44,7 @@ _LISTENER_METHODS = ("begin", "before_save", "after_save", "end")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EstimatorSpec:
-    """What a `model_fn` returns: the model's outputs, its loss, and how it is trained.
+    """The result of a `model_fn`: the model's outputs, its loss, and how it is trained.
 
     Args:
         mode: one of `ModeKeys`.
@@ -192,8 +192,8 @@ def _checked_metrics(metrics: Mapping[str, object] | None) -> Mapping[str, Any]:
 
 def metric_of(value: object) -> keras.metrics.Metric | None:
     """Return the Keras metric of a value of `eval_metric_ops`; None for another object."""
-    found = getattr(value, "metric", value)
-    return found if isinstance(found, keras.metrics.Metric) else None
+    metric = getattr(value, "metric", value)
+    return metric if isinstance(metric, keras.metrics.Metric) else None
 
 
 def checked_hooks(hooks: Sequence[SessionRunHook] | None, name: str) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What a `model_fn` does to be trained: gradients of its loss, and updates that are made afterwards.
+"""Training in a `model_fn`: gradients of its loss, and updates that are made afterwards.
 
 Core runs `model_fn` inside a `ModelCall`. `ambient_gradients` differentiates by the call's tape, so that a
 program may clip what it gets. `minimize` and `apply_gradients` return a `TrainOp`, which changes nothing:
@@ -29,7 +29,7 @@ GradientAndVariable = tuple[Any, keras.Variable]
 
 
 def _before() -> tuple[Any, ...]:
-    """Return the updates that come before a new one: those of a block of `control_dependencies`."""
+    """Return the updates that a block of `control_dependencies` puts before a new one."""
     call = _CALL.get()
     return () if call is None else call.before
 
@@ -159,7 +159,7 @@ def ambient_gradients(
     Args:
         variables: by which; all trainable ones that model_fn has made so far by default.
         aggregated: whether to return the mean over the replicas, which every replica gets alike: what one
-            device computes of the union of their batches. Otherwise those of this replica.
+            device computes of the union of their batches. Otherwise this replica's own gradients.
 
     Returns:
         Arrays of the variables' shapes; None for a variable on which the loss does not depend.
@@ -182,8 +182,8 @@ def ambient_gradients(
             "There must be variables to optimize. Received: a model_fn without trainable variables. Make the "
             "layers before `minimize`."
         )
-    found: list[Any] = call.tape.gradient(loss, wanted)
-    return running_step().aggregate(found, wanted) if aggregated else found
+    gradients: list[Any] = call.tape.gradient(loss, wanted)
+    return running_step().aggregate(gradients, wanted) if aggregated else gradients
 
 
 def compute_gradients(
@@ -192,7 +192,7 @@ def compute_gradients(
     """Return pairs of a gradient, which may be clipped, and its variable.
 
     Args:
-        optimizer: that applies them; of a `LossScaleOptimizer`, gradients are those of the scaled loss.
+        optimizer: that applies them; of a `LossScaleOptimizer`, gradients of the scaled loss.
         var_list: variables; all trainable ones by default.
     """
     wanted = trainable_variables() if var_list is None else list(var_list)
@@ -261,20 +261,20 @@ def group(*ops: object, name: str | None = None) -> TrainOpGroup:
 
 def train_ops_of(train_op: object, call: ModelCall) -> list[TrainOp | OtherUpdate]:
     """Return the updates that an object reaches, in order, each once."""
-    found: dict[int, TrainOp | OtherUpdate] = {}
+    ops: dict[int, TrainOp | OtherUpdate] = {}
     waiting = {id(array): before for array, before in call.waiting}
 
     def visit(op: object) -> None:
         for part in waiting.get(id(op), getattr(op, "after", ())):
             visit(part)
         if isinstance(op, (TrainOp, OtherUpdate)):
-            found.setdefault(id(op), op)
+            ops.setdefault(id(op), op)
         elif isinstance(op, (TrainOpGroup, list, tuple)):
             for part in op.ops if isinstance(op, TrainOpGroup) else op:
                 visit(part)
 
     visit(train_op)
-    return list(found.values())
+    return list(ops.values())
 
 
 # --- order ------------------------------------------------------------------------------------

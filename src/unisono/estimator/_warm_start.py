@@ -50,7 +50,7 @@ class WarmStartSettings:
 
 
 def initializer_of(warm_start: object) -> Initializer | None:
-    """Return what gives variables their first values.
+    """Return the initializer of a warm start.
 
     Args:
         warm_start: path of a checkpoint, `WarmStartSettings`, a function, or None.
@@ -63,8 +63,8 @@ def initializer_of(warm_start: object) -> Initializer | None:
         settings = warm_start
         return lambda variables: _warm_start(settings, variables)
     if callable(warm_start):
-        found: Initializer = warm_start
-        return found
+        initializer: Initializer = warm_start
+        return initializer
     raise InvalidTypeError(
         "`warm_start_from` must be the path of a checkpoint, or WarmStartSettings. Received: "
         f"{type(warm_start).__name__}. Write `WarmStartSettings('/path/of/model_dir')`."

@@ -33,7 +33,7 @@ ReceiverFunction = Callable[[], Any]
 
 
 class Exporter(abc.ABC):
-    """What `EvalSpec(exporters=...)` takes.
+    """An element of `EvalSpec(exporters=...)`.
 
     >>> class Nothing(Exporter):
     ...     name = "nothing"

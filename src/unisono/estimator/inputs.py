@@ -103,9 +103,9 @@ def pandas_input_fn(
 
 
 def _columns(frame: UserValue) -> dict[str, np.ndarray]:
-    """Return the columns of a data frame, those of objects as strings."""
-    found = {name: np.asarray(frame[name]) for name in frame.columns}
-    return {name: array.astype(str) if array.dtype == object else array for name, array in found.items()}
+    """Return the columns of a data frame, with objects as strings."""
+    arrays = {name: np.asarray(frame[name]) for name in frame.columns}
+    return {name: array.astype(str) if array.dtype == object else array for name, array in arrays.items()}
 
 
 def _arrays(given: ArrayLike | Mapping[str, ArrayLike], name: str) -> Any:
@@ -120,10 +120,10 @@ def _length(features: Any, labels: Any) -> int:
     """Return the number of rows of all arrays."""
     own = features if isinstance(features, dict) else {"x": features}
     others = labels if isinstance(labels, dict) else {} if labels is None else {"y": labels}
-    found = {f"{key!r}": len(array) if array.ndim else 0 for key, array in [*own.items(), *others.items()]}
-    if len(set(found.values())) != 1 or not next(iter(found.values())):
+    lengths = {f"{key!r}": len(array) if array.ndim else 0 for key, array in [*own.items(), *others.items()]}
+    if len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
         raise InvalidArgumentError(
             "Length of tensors in x and y is mismatched: all arrays need the same number of rows, at least "
-            f"one. Received: {found}. Give as many labels as features."
+            f"one. Received: {lengths}. Give as many labels as features."
         )
-    return next(iter(found.values()))
+    return next(iter(lengths.values()))

@@ -109,9 +109,9 @@ def text(name: str, tensor: object, collections: object = None) -> RecordedSumma
         raise InvalidArgumentError(
             f"The data of text {name!r} must be strings. Received: {tensor!r}. Write `scalar` for a number."
         )
-    found = required_collections("summary.text")
-    summary = RecordedSummary("text", found.unique(name, "summary"), "", text=data)
-    found.add(SUMMARIES, summary)
+    gathered = required_collections("summary.text")
+    summary = RecordedSummary("text", gathered.unique(name, "summary"), "", text=data)
+    gathered.add(SUMMARIES, summary)
     return summary
 
 
@@ -139,10 +139,10 @@ def _array(value: ArrayLike) -> jax.Array:
 
 
 def _record(kind: str, name: str, family: str | None, value: jax.Array, **options: int) -> RecordedSummary:
-    found = required_collections(f"summary.{kind}")
-    tag = found.unique(name if family is None else f"{family}/{name}", "summary")
+    collections = required_collections(f"summary.{kind}")
+    tag = collections.unique(name if family is None else f"{family}/{name}", "summary")
     key = f"_summary/{tag}"
     expose(key, jax.lax.stop_gradient(value))
     summary = RecordedSummary(kind, tag, key, options=options)
-    found.add(SUMMARIES, summary)
+    collections.add(SUMMARIES, summary)
     return summary

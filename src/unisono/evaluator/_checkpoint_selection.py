@@ -38,7 +38,7 @@ class FinishReason(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What an evaluator sees when it looks.
+    """An evaluator's view of a directory.
 
     Args:
         known: name -> signature of those that are done with: evaluated, overtaken or damaged.
@@ -100,26 +100,26 @@ def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait
     return Finish(FinishReason.TIMEOUT) if view.idle >= timeout else Wait()
 
 
-def in_order(found: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
+def in_order(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
     """Return checkpoints in the order in which they were written.
 
     That is the order of their times; but within a series of commits the number counts, as a copied
     directory may have lost the times.
     """
-    # Each commit is at least as new as those of its series with smaller numbers.
+    # Each commit is at least as new as its series' commits with smaller numbers.
     latest: dict[str, int] = {}
     ages: dict[str, int] = {}
-    for each in sorted(found, key=lambda f: (f.number or 0, f.name)):
+    for each in sorted(entries, key=lambda f: (f.number or 0, f.name)):
         ages[each.name] = each.time_ns
         if each.is_atomic and each.number is not None:
             ages[each.name] = latest[each.series] = max(each.time_ns, latest.get(each.series, 0))
-    return sorted(found, key=lambda f: (ages[f.name], f.number or 0, f.name))
+    return sorted(entries, key=lambda f: (ages[f.name], f.number or 0, f.name))
 
 
-def signatures(found: Iterable[CheckpointEntry]) -> dict[str, str]:
+def signatures(entries: Iterable[CheckpointEntry]) -> dict[str, str]:
     """Name -> signature.
 
     >>> signatures([CheckpointEntry("ckpt-1", "ckpt", 1, 0, "a", True)])
     {'ckpt-1': 'a'}
     """
-    return {f.name: f.signature for f in found}
+    return {f.name: f.signature for f in entries}

@@ -1,4 +1,4 @@
-"""What an evaluator has done, in a small file: the next one neither repeats nor forgets it."""
+"""The evaluations of an evaluator, in a small file: the next one neither repeats nor forgets them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Evaluation:
 
 @dataclasses.dataclass
 class EvaluationHistory:
-    """What an evaluator has done.
+    """The evaluations of an evaluator.
 
     Args:
         known: name -> signature of the checkpoints that are done with.
@@ -46,7 +46,7 @@ class EvaluationHistory:
     watching: bool = True
 
     def has(self, step: int, digest: str) -> bool:
-        """Whether these weights were evaluated as those of this step."""
+        """Return whether these weights were evaluated as this step's."""
         # The digest, because a restarted training may write the same step with other weights.
         return any((e.step, e.digest) == (step, digest) for e in self.evaluations)
 

@@ -1,7 +1,7 @@
-"""What lies in a directory of checkpoints, and the model's variables out of one of them.
+"""The contents of a directory of checkpoints, and the model's variables out of one of them.
 
-Commits are those of `unisono.checkpoint` and `BackupAndRestore`; files those of Keras'
-`ModelCheckpoint`, `.keras` and `.weights.h5`.
+`unisono.checkpoint` and `BackupAndRestore` write commits; Keras' `ModelCheckpoint` writes files,
+`.keras` and `.weights.h5`.
 
 Tests: tests/virtual/test_evaluator.py.
 """
@@ -36,7 +36,7 @@ _COUNTER = "iteration"
 _KERAS, _H5 = ".keras", ".weights.h5"
 _H5_IN_KERAS = "model.weights.h5"
 _OPTIMIZER = "optimizer/"
-#: Where Keras keeps an optimizer's counter in its files; the first is that of a `LossScaleOptimizer`.
+#: Where Keras keeps an optimizer's counter in its files; the first in a `LossScaleOptimizer`'s.
 _H5_COUNTERS = ("optimizer/inner_optimizer/vars/0", "optimizer/vars/0")
 
 #: A variable's shape and dtype, or where only that is known, its shape.
@@ -44,7 +44,7 @@ Description = Mapping[str, str]
 
 
 def list_checkpoints(directory: Place) -> tuple[CheckpointEntry, ...]:
-    """Return the checkpoints of a directory; one that is deleted meanwhile may be missing.
+    """Return the checkpoints of a directory; a deleted one may be missing.
 
     Raises:
         OSError: an object store does not answer.
@@ -86,7 +86,7 @@ class Restorer:
     """Puts the variables of checkpoints into a model, and nothing else of them.
 
     Args:
-        model: built; its optimizer need not be the one that trained.
+        model: built; its optimizer may be another than in training.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -134,7 +134,7 @@ class Restorer:
         return iterations
 
     def _described_in_files(self, folder: Path) -> Description:
-        """What Keras would write of this model."""
+        """Return the description of Keras' file of this model."""
         own = folder / f"own{_H5}"
         keras.saving.save_weights(self._model, str(own), objects_to_skip=self._left_alone())
         return _described(own)[0]
@@ -186,7 +186,7 @@ def parts_with_weights(arrays: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def _part_of(parts: Mapping[str, Description], own: Description, path: Place) -> str:
     """The name under which training has saved the model."""
     fitting = [name for name, described in parts.items() if dict(described) == dict(own)]
-    # The usual name first, then the only model there is, and last the only one that fits.
+    # The usual name first, then the only model there is, and last the only fitting one.
     for names in (["model"] if "model" in parts else [], list(parts), fitting):
         if len(names) == 1:
             return names[0]

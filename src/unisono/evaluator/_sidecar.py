@@ -68,7 +68,7 @@ class SidecarEvaluator:
     that callbacks such as `TensorBoard` write at it.
 
     Args:
-        model: built and compiled, alike the one that trains; its optimizer may be another.
+        model: built and compiled like the trained one; its optimizer may be another.
         data: what `evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)`.
         checkpoint_dir: where training saves: commits of `unisono.checkpoint` or `BackupAndRestore`, or
             the `.keras` and `.weights.h5` files of Keras' `ModelCheckpoint`.
@@ -183,12 +183,12 @@ class SidecarEvaluator:
         finished = self._finished is not None and self._finished.exists()
         self._mark = read_mark(self.checkpoint_dir)
         with reached(self.checkpoint_dir):
-            found = list_checkpoints(self.checkpoint_dir)
-        record.forget(f.name for f in found)
-        over = finished or (self._finished is None and _is_last(self._mark, found, record.mark))
-        self._now = signatures(found)
+            entries = list_checkpoints(self.checkpoint_dir)
+        record.forget(f.name for f in entries)
+        over = finished or (self._finished is None and _is_last(self._mark, entries, record.mark))
+        self._now = signatures(entries)
         done = len(record.evaluations)
-        view = View(found, record.known, self._before, over, self._asked, done, idle)
+        view = View(entries, record.known, self._before, over, self._asked, done, idle)
         return next_action(view, self.max_evaluations, self._timeout)
 
     def _wait(self) -> None:
@@ -273,7 +273,7 @@ class SidecarEvaluator:
 
     @contextlib.contextmanager
     def _writer(self) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-        """What writes results for TensorBoard, under the names of Keras' callback."""
+        """Open a writer of results for TensorBoard, under the names of Keras' callback."""
         if self._log_dir is None:
             yield lambda step, results: None
             return
@@ -301,7 +301,7 @@ class SidecarEvaluator:
 
 
 class _EvaluationStop(Exception):  # noqa: N818 (no error)
-    """An evaluation was given up: its numbers are not those of all data."""
+    """An evaluation was given up: its numbers do not cover all data."""
 
 
 class _Interrupt(keras.callbacks.Callback):
@@ -320,9 +320,9 @@ class _Interrupt(keras.callbacks.Callback):
             raise _EvaluationStop
 
 
-def _is_last(mark: Mark | None, found: tuple[CheckpointEntry, ...], obeyed: str) -> bool:
-    """Whether a mark is of the run that is watched: none has followed it, and no evaluator ended by it."""
-    return mark is not None and mark.name != obeyed and all(f.time_ns <= mark.time_ns for f in found)
+def _is_last(mark: Mark | None, entries: tuple[CheckpointEntry, ...], obeyed: str) -> bool:
+    """Return whether a mark ends the watched run: no checkpoint followed, and no evaluator ended by it."""
+    return mark is not None and mark.name != obeyed and all(f.time_ns <= mark.time_ns for f in entries)
 
 
 def _digest(model: keras.Model) -> str:

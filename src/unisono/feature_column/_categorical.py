@@ -48,12 +48,12 @@ class VocabularyColumn(KeyColumn, CategoricalColumn):
 
     @property
     def kind(self) -> str:
-        """What distinguishes the column from others of its name."""
+        """A text that distinguishes columns of one name."""
         return "vocabulary"
 
     @property
     def num_buckets(self) -> int:
-        """How many categories there are, those of unknown values included."""
+        """The number of categories, with unknown values' own."""
         return len(self.vocabulary) + self.num_oov_buckets
 
     def values(self, features: Features) -> Values:
@@ -92,7 +92,7 @@ class IdentityColumn(KeyColumn, CategoricalColumn):
 
     @property
     def kind(self) -> str:
-        """What distinguishes the column from others of its name."""
+        """A text that distinguishes columns of one name."""
         return f"identity_{self.buckets}"
 
     @property
@@ -129,7 +129,7 @@ class HashedColumn(KeyColumn, CategoricalColumn):
 
     @property
     def kind(self) -> str:
-        """What distinguishes the column from others of its name."""
+        """A text that distinguishes columns of one name."""
         return f"hash_{self.hash_bucket_size}"
 
     @property
@@ -161,7 +161,7 @@ class CrossedColumn(CategoricalColumn):
 
     @property
     def kind(self) -> str:
-        """What distinguishes the column from others of its name."""
+        """A text that distinguishes columns of one name."""
         return f"hash_{self.hash_bucket_size}"
 
     @property
@@ -169,7 +169,7 @@ class CrossedColumn(CategoricalColumn):
         return self.hash_bucket_size
 
     def leaves(self) -> list[str | CategoricalColumn]:
-        """Return what is crossed, with the parts of crosses in their places."""
+        """Return the crossed columns, with the parts of crosses in their places."""
         return [
             leaf
             for part in self.crossed
@@ -232,7 +232,7 @@ class WeightedColumn(CategoricalColumn):
 
     @property
     def kind(self) -> str:
-        """What distinguishes the column from others of its name."""
+        """A text that distinguishes columns of one name."""
         return self.categorical_column.kind
 
     @property
@@ -383,7 +383,7 @@ def categorical_column_with_identity(
 def categorical_column_with_hash_bucket(
     key: str, hash_bucket_size: int, dtype: object = "string"
 ) -> HashedColumn:
-    """Describe strings or integers by their hash, which is that of TensorFlow.
+    """Describe strings or integers by TensorFlow's hash.
 
     Args:
         key: of the feature.
@@ -409,7 +409,7 @@ def categorical_column_with_hash_bucket(
 def crossed_column(
     keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
 ) -> CrossedColumn:
-    """Describe combinations of values by their hash, which is that of TensorFlow.
+    """Describe combinations of values by TensorFlow's hash.
 
     Args:
         keys: keys of features with strings or integers, and categorical columns other than hashed ones.

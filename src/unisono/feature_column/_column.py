@@ -1,4 +1,4 @@
-"""What all feature columns are: descriptions of features, by value, without variables.
+"""The base of feature columns: descriptions of features, by value, without variables.
 
 Tests: tests/unit/feature_column/test_columns.py.
 """
@@ -40,7 +40,7 @@ class FeatureColumn(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name, of which those of variables are made."""
+        """The name, and the prefix of the variables' names."""
 
     @abc.abstractmethod
     def feature_keys(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class CategoricalColumn(FeatureColumn):
     @property
     @abc.abstractmethod
     def kind(self) -> str:
-        """What distinguishes the column from others of its name, such as "vocabulary"."""
+        """A text that distinguishes columns of one name, such as "vocabulary"."""
 
     @property
     def encoded_key(self) -> str:
@@ -130,8 +130,8 @@ def is_missing(values: np.ndarray) -> np.ndarray:
     >>> is_missing(np.array([3, -1])).tolist()
     [False, True]
     """
-    found: np.ndarray = values == (b"" if values.dtype.kind == "O" else -1)
-    return found
+    missing: np.ndarray = values == (b"" if values.dtype.kind == "O" else -1)
+    return missing
 
 
 def is_traced(value: object) -> bool:

@@ -47,10 +47,10 @@ class IndicatorColumn(DenseCategories):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EmbeddingSettings:
-    """What several columns share: one table, where this object is the same.
+    """Settings of a table, which columns share if they have the same object.
 
     Args:
-        name: of the table; None for that of its column.
+        name: of the table; None for its column's.
         max_norm: the largest norm of a row that is used, or None.
     """
 

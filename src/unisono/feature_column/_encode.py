@@ -26,20 +26,20 @@ def checked_columns(columns: FeatureColumn | Iterable[FeatureColumn], caller: st
     """Return columns as a list."""
     if isinstance(columns, dict):
         raise InvalidTypeError(f"{caller} takes a list of feature columns. Received: a dict.")
-    found = [columns] if isinstance(columns, FeatureColumn) else list(columns)
-    for column in found:
+    listed = [columns] if isinstance(columns, FeatureColumn) else list(columns)
+    for column in listed:
         if not isinstance(column, FeatureColumn):
             raise InvalidTypeError(
                 f"{caller} takes feature columns, as unisono.feature_column makes them. Received: {column!r}."
             )
-    names = [column.name for column in found]
+    names = [column.name for column in listed]
     repeated = sorted({name for name in names if names.count(name) > 1})
-    if not found or repeated:
+    if not listed or repeated:
         raise InvalidArgumentError(
             f"{caller} takes one feature column or more, each with a name of its own. "
-            f"Received twice: {repeated}, of {len(found)} columns."
+            f"Received twice: {repeated}, of {len(listed)} columns."
         )
-    return found
+    return listed
 
 
 def categories_of(column: FeatureColumn) -> CategoricalColumn | None:
@@ -109,7 +109,7 @@ def encode(
     `DenseFeatures` and `LinearModel` read what it returns. Canned estimators call it themselves.
 
     Args:
-        feature_columns: those of the model.
+        feature_columns: the model's.
 
     Returns:
         A function of features and labels, of batches.
@@ -158,12 +158,12 @@ def weight_column_of(given: str | NumericColumn | None) -> NumericColumn | None:
 
 def make_dense(columns: Iterable[FeatureColumn], caller: str) -> list[DenseColumn]:
     """Return columns that are all dense, sorted by name as TensorFlow sorts them."""
-    found: list[DenseColumn] = []
+    dense: list[DenseColumn] = []
     for column in columns:
         if not isinstance(column, DenseColumn):
             raise InvalidTypeError(
                 f"{caller} takes dense columns. Received: the categorical column {column.name!r}. "
                 "Write indicator_column(column) or embedding_column(column, dimension)."
             )
-        found.append(column)
-    return sorted(found, key=lambda column: column.name)
+        dense.append(column)
+    return sorted(dense, key=lambda column: column.name)

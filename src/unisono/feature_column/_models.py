@@ -125,7 +125,7 @@ class DenseFeatures(FeatureColumnsLayer):
     Args:
         feature_columns: dense columns; their outputs stand beside each other, sorted by name.
         trainable: whether training changes embedding tables.
-        **kwargs: those of any layer.
+        **kwargs: arguments of any layer.
 
     Raises:
         InvalidTypeError: a column is not dense.
@@ -222,7 +222,7 @@ class LinearModel(FeatureColumnsLayer):
         units: how many outputs there are.
         sparse_combiner: how the weights of a row's categories are combined: "sum", "mean" or "sqrtn".
         trainable: whether training changes the weights.
-        **kwargs: those of any layer.
+        **kwargs: arguments of any layer.
 
     Raises:
         InvalidArgumentError: a column cannot be used, or a combiner does not exist.

@@ -78,7 +78,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     @property
     def kind(self) -> str:
-        """What distinguishes the column from others of its name."""
+        """A text that distinguishes columns of one name."""
         return f"{len(self.boundaries) + 1}_buckets"
 
     @property

@@ -39,7 +39,7 @@ _OWNER = "owner"
 
 @contextmanager
 def call_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for the files of a call, and remove it; remove those of processes that were killed.
+    """Make a folder for the files of a call, and remove it; remove the folders of killed processes.
 
     A killed process removes nothing: the next call does. Each folder has a file that its process keeps
     locked; the kernel drops the lock with the process, so that an id which another process has by then means
@@ -101,8 +101,8 @@ def write_call(root: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> Use
 
 def path_of_call(target: Path) -> list[str]:
     """Return where Python finds the modules of a call that `write_call` has written."""
-    found: list[str] = json.loads(target.with_suffix(".path").read_text())
-    return found
+    folders: list[str] = json.loads(target.with_suffix(".path").read_text())
+    return folders
 
 
 def result_path(paths: RunPaths, task: Task) -> Path:
@@ -111,7 +111,7 @@ def result_path(paths: RunPaths, task: Task) -> Path:
 
 
 def read_results(paths: RunPaths, plan: LaunchPlan) -> list[Any]:
-    """Return what the function has returned in the chief and the workers.
+    """Return the function's results in the chief and the workers.
 
     With parameter servers a worker may return nothing: it has served their chief.
     """
@@ -133,7 +133,7 @@ def read_results(paths: RunPaths, plan: LaunchPlan) -> list[Any]:
 
 
 def time_limit(timeout: float | None) -> Callable[[], tuple[int, ...]]:
-    """Return what a launch asks for requests to stop, and what ends it by an error after some seconds."""
+    """Return a launch's source of requests to stop, which raises an error after some seconds."""
     deadline = math.inf if timeout is None else time.monotonic() + timeout
 
     def stop_requests() -> tuple[int, ...]:
@@ -158,8 +158,8 @@ def raise_failure(outcome: Outcome, paths: RunPaths) -> NoReturn:
     """Raise the exception of the task that failed first.
 
     Raises:
-        ClusterError: when the task has raised none, or one that cannot be pickled.
-        Exception: that of the task.
+        ClusterError: when the task has raised none, or an exception that cannot be pickled.
+        Exception: from the task.
     """
     failure = outcome.failure
     if failure is None:

@@ -45,7 +45,7 @@ _END_WITHIN = 3.0
 class ProcessSource:
     """Where tasks get their processes from."""
 
-    take: Callable[[], TaskProcess | None]
+    claim: Callable[[], TaskProcess | None]
     start: Callable[[Task], TaskProcess]
     job: Callable[[LaunchPlan, Task], dict[str, Any]]
 
@@ -131,7 +131,7 @@ class TaskGroup:
     def _assign(self, task: Task, starter: ProcessSource) -> TaskProcess:
         job = starter.job(self.plan, task)
         # A spare may have died, or have been killed for memory, since the pool last looked: try the next.
-        while (warm := starter.take()) is not None:
+        while (warm := starter.claim()) is not None:
             if warm.assign(job):
                 return warm
             kill_all([warm])
@@ -230,7 +230,7 @@ class TaskGroup:
         return {t: p.pid for t, p in self._processes.items() if t not in self._codes}
 
     def observation(self, progress: Sequence[TaskProgress]) -> Observation:
-        """Return what a terminal shows of the tasks."""
+        """Return the tasks' state for a terminal."""
         stopped = {each.task for each in progress if each.stopped_at is not None}
         failed_at = min((failure.at for failure in self._failures.values()), default=None)
         states = {task: self._state_word(task, task in stopped) for task in self.plan.tasks}

@@ -137,7 +137,7 @@ def environ() -> Mapping[str, str]:
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the GPUs that the tasks share: those of CUDA_VISIBLE_DEVICES, by default all NVIDIA GPUs."""
+    """Return the GPUs that the tasks share: CUDA_VISIBLE_DEVICES, by default all NVIDIA GPUs."""
     if "CUDA_VISIBLE_DEVICES" in environ:
         return tuple(name for name in environ["CUDA_VISIBLE_DEVICES"].split(",") if name)
     # Device files instead of JAX or nvidia-smi: to import JAX takes seconds and would start CUDA in the

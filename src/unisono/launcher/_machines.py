@@ -26,7 +26,7 @@ JobOf = Callable[[LaunchPlan, Task], dict[str, Any]]
 
 
 class Machines(Protocol):
-    """What a supervisor needs of the machines that run its tasks."""
+    """The machines that run a supervisor's tasks."""
 
     def running(self, wake: Callable[[], None], files: BestEffort) -> AbstractContextManager[None]:
         """Return a context around all generations; `wake` is called when a process has ended."""
@@ -122,7 +122,7 @@ class LocalMachine:
     def source(self, plan: LaunchPlan) -> ProcessSource:
         """Return where the tasks of a generation get their processes from."""
         return ProcessSource(
-            self._spares.take, lambda task: self._start(plan.paths.log(task).name), self._job
+            self._spares.claim, lambda task: self._start(plan.paths.log(task).name), self._job
         )
 
     def shown(self, plan: LaunchPlan) -> tuple[Task, ...]:
@@ -147,7 +147,7 @@ class LocalMachine:
         return None if spare is None else spare.pid
 
     def capacity(self, paths: RunPaths) -> int | None:
-        """Return what the capacity file says."""
+        """Return the capacity file's number."""
         return read_capacity(paths.capacity)
 
     def options_after(self, failure: Failure | None) -> LaunchOptions:

@@ -19,7 +19,7 @@ _DEFAULT_RESTARTS = 10
 
 @dataclasses.dataclass(frozen=True)
 class UserProgram:
-    """What each task runs.
+    """The program of each task.
 
     Args:
         target: the path of a script, or the name of a module.
@@ -108,7 +108,7 @@ class LaunchOptions:
 
     @property
     def restarts_tasks(self) -> bool:
-        """Whether a task that fails starts again while the others go on: with parameter servers."""
+        """True if a failed task starts again while the others go on: with parameter servers."""
         return self.ps > 0 and self.elastic is None and self.restarts > 0
 
     @property

@@ -38,15 +38,15 @@ def find_marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
 
     Processes inherit the mark from a task, also daemons with a session of their own or another parent.
     """
-    found = set()
+    pids = set()
     for place in processes.glob("[0-9]*"):
         try:
             environment = (place / "environ").read_bytes()
         except OSError:  # the process has ended, or belongs to another user
             continue
         if mark.encode() in environment:
-            found.add(int(place.name))
-    return found
+            pids.add(int(place.name))
+    return pids
 
 
 def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
@@ -55,10 +55,10 @@ def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
     Returns:
         The ids of the killed processes.
     """
-    found: set[int] = set()
+    killed: set[int] = set()
     deadline = time.monotonic() + _SWEEP_LIMIT
     while left := find_marked(mark) - {*spared, os.getpid()}:
-        found |= left
+        killed |= left
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.01)
-    return found
+    return killed
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ CLUSTER_VARIABLES = (
 #: The variable that marks every process of a launch, including daemons that its tasks start: they inherit it.
 MARK = "UNISONO_LAUNCH"
 
-#: What the launcher gives its tasks: those of another launch around this one are not theirs.
+#: The launcher's variables for its tasks, which do not inherit an outer launch's.
 OF_A_LAUNCH = (
     MARK,
     "UNISONO_CLUSTER_KEY",
@@ -113,7 +113,7 @@ class LaunchPlan:
 
     @property
     def has_servers(self) -> bool:
-        """Whether some tasks are parameter servers, whose messages need a key."""
+        """True if some tasks are parameter servers, whose messages need a key."""
         return any(task.type == "ps" for task in self.tasks)
 
     def environment(self, task: Task) -> dict[str, str]:
@@ -240,7 +240,7 @@ def base_environment(
 ) -> dict[str, str]:
     """Return the environment that every task and every spare of a launch starts with.
 
-    The user's variables win, except those of a cluster or a launch, which are part of the task's job.
+    The user's variables win, except for a cluster's or a launch's, which are part of the task's job.
 
     Args:
         gpus: how many the tasks divide among themselves.

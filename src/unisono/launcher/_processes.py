@@ -38,7 +38,7 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
     """Return different free ports of the loopback interface.
 
     Args:
-        avoid: ports not to take, such as those of the previous generation.
+        avoid: ports not to use, such as the previous generation's.
     """
     held: list[socket.socket] = []
     try:
@@ -186,7 +186,7 @@ class Process:
         warm: bool = False,
     ) -> None:
         command = [sys.executable, str(_HERE / "_task.py"), str(os.getpid())]
-        #: What its log does not take.
+        #: Output that its log does not take.
         self.kept = KeptOutput()
         self._kept_descriptor = self.kept.descriptor
         try:
@@ -273,16 +273,16 @@ class TaskProcess(Protocol):
 
     #: Its id; 0 on another machine.
     pid: int
-    #: Whether it had imported the slow libraries before it took its task.
+    #: True if it had imported the slow libraries before it got its task.
     warm: bool
     #: The time of its end, in seconds since the epoch.
     ended_at: float | None
-    #: What happened to its machine, where that has ended it; otherwise empty.
+    #: The loss of its machine, where that has ended it; otherwise empty.
     loss: str
 
     @property
     def kept(self) -> KeptOutput | None:
-        """What its log does not take; None on another machine."""
+        """Output that its log does not take; None on another machine."""
 
     def assign(self, job: Mapping[str, Any]) -> bool:
         """Send the process its job; return False where it is dead."""
@@ -336,7 +336,7 @@ class SparePool:
         self._waiting.append(self._start())
         return self._waiting[-1]
 
-    def take(self) -> Process | None:
+    def claim(self) -> Process | None:
         """Remove and return the process that has waited longest, None where there is none."""
         while self._waiting:
             process = self._waiting.pop(0)

@@ -15,7 +15,7 @@ from unisono._system._signals import RESTART_WANTED
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import LaunchOptions
 
-#: The exit code where a task made no progress: that of the command `timeout`.
+#: The exit code where a task made no progress, as of the command `timeout`.
 STALLED = 124
 
 #: Seconds between SIGTERM and SIGKILL after a failure. The peers cannot save, because their collectives are

@@ -131,7 +131,7 @@ class History:
 
 
 class ErrorRecord(TypedDict):
-    """What a task writes of the exception that ends it, as `_task._report` does.
+    """A task's record of the exception that ends it, written by `_task._report`.
 
     Args:
         at: when, in seconds since the epoch.
@@ -225,7 +225,7 @@ class Tail:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def read(self) -> str:
-        """Return what was appended since the last call, at most one mebibyte."""
+        """Return the text appended since the last call, at most one mebibyte."""
         file = self._open()
         if file is None:
             return ""

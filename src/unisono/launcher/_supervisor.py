@@ -98,7 +98,7 @@ class Supervisor:
         self._reported_stopped: set[int] = set()
         #: Why no task starts again, once that is decided.
         self._quit: decide.Quit | None = None
-        #: Whether the screen has shown why the generation ends. All tasks may end before that is seen.
+        #: True if the screen has shown why the generation ends. All tasks may end before that is seen.
         self._is_explained = False
 
     def run(self) -> Outcome:
@@ -201,7 +201,7 @@ class Supervisor:
     def _restart_failed(self, tasks: TaskGroup, state: decide.Generation, now: float) -> bool:
         """Start single tasks again where the others go on; return whether a failure was dealt with."""
         screen, plan = self._launch.screen, tasks.plan
-        for failed in (found := decide.to_restart(state, self._options)):
+        for failed in (restarted := decide.to_restart(state, self._options)):
             action = decide.task_restart(self._record, failed, self._options, now)
             if isinstance(action, decide.Quit):
                 self._quit = action
@@ -217,7 +217,7 @@ class Supervisor:
         if state.ending is None and not state.signals:
             for task in tasks.restart_due(now):
                 screen.say(f"unisono: {task} was started again")
-        return bool(found)
+        return bool(restarted)
 
     def _notify_evaluator(self, plan: LaunchPlan) -> None:
         finished = plan.paths.finished

@@ -1,4 +1,4 @@
-"""What the layers return in place of integers: one-hot, multi-hot and counts.
+"""Outputs of the layers in place of integers: one-hot, multi-hot and counts.
 
 Tests: tests/unit/preprocessing/test_lookup.py.
 """

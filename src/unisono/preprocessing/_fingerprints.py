@@ -64,7 +64,7 @@ def _as_bytes(array: np.ndarray, caller: str) -> np.ndarray:
 
 
 def decimal_strings(array: np.ndarray) -> np.ndarray:
-    """Return what is hashed for an array: bytes as they are, numbers as decimal integers.
+    """Return an array's texts to hash: bytes as they are, numbers as decimal integers.
 
     >>> decimal_strings(np.array([3, -1]))
     array([b'3', b'-1'], dtype=object)

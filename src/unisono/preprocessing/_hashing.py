@@ -39,12 +39,12 @@ class Hashing(keras.layers.Layer):
     """Map strings or integers to buckets, as `keras.layers.Hashing` does with TensorFlow.
 
     Args:
-        num_bins: how many buckets there are, that of `mask_value` included.
+        num_bins: the number of buckets, with the one of `mask_value`.
         mask_value: a value that goes to bucket 0 alone; None for none.
         salt: None; a salted hash (SipHash) does not exist here.
         output_mode: "int", "one_hot", "multi_hot" or "count".
         sparse: False.
-        **kwargs: those of any layer.
+        **kwargs: arguments of any layer.
 
     Raises:
         InvalidArgumentError: an argument is out of range.
@@ -114,7 +114,7 @@ class HashedCrossing(keras.layers.Layer):
         num_bins: how many buckets there are.
         output_mode: "int" or "one_hot".
         sparse: False.
-        **kwargs: those of any layer.
+        **kwargs: arguments of any layer.
 
     Raises:
         InvalidArgumentError: `num_bins` is below 1.

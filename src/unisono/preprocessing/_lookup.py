@@ -44,12 +44,12 @@ class Vocabulary:
 
 
 class IndexLookup(keras.layers.Layer):
-    """What both lookups do: a vocabulary, given or adapted to data, and its indices.
+    """The base of both lookups: a vocabulary, given or adapted to data, and its indices.
 
-    The arguments are those of `StringLookup`.
+    For the arguments see `StringLookup`.
     """
 
-    #: Whether the terms are strings.
+    #: True if the terms are strings.
     strings = True
 
     def __init__(
@@ -219,7 +219,7 @@ class IndexLookup(keras.layers.Layer):
         ]
 
     def vocabulary_size(self) -> int:
-        """Return how many indices there are, those of mask and out-of-vocabulary tokens included."""
+        """Return the number of indices, with mask and out-of-vocabulary tokens."""
         return self._first_index() + len(self._vocabulary.terms)
 
     def _depth(self) -> int:
@@ -243,8 +243,8 @@ class IndexLookup(keras.layers.Layer):
     def _inverted(self, indices: np.ndarray) -> np.ndarray:
         terms = np.array([*self._special_terms(), *self._vocabulary.terms, as_term(self.oov_token)], object)
         known = (indices >= 0) & (indices < self.vocabulary_size())
-        found: np.ndarray = terms[np.where(known, indices, -1)]
-        return found if self.strings else found.astype(np.int64)
+        decoded: np.ndarray = terms[np.where(known, indices, -1)]
+        return decoded if self.strings else decoded.astype(np.int64)
 
     def _indices(self, values: np.ndarray) -> np.ndarray:
         table, flat = self._vocabulary.indices, values.ravel()
@@ -282,7 +282,7 @@ class IndexLookup(keras.layers.Layer):
 
 
 def _is_plain(data: object) -> bool:
-    """Whether data are one batch, and not a data set of batches."""
+    """Return whether data are one batch, and not a data set of batches."""
     return isinstance(data, (list, tuple, np.ndarray, str, bytes)) or not isinstance(data, Iterable)
 
 
@@ -301,7 +301,7 @@ class StringLookup(IndexLookup):
         pad_to_max_tokens: whether encodings are `max_tokens` wide.
         sparse: False.
         salt: None.
-        **kwargs: those of any layer.
+        **kwargs: arguments of any layer.
 
     Raises:
         InvalidArgumentError: an argument is out of range.
@@ -336,7 +336,7 @@ class IntegerLookup(IndexLookup):
         mask_token: the integer of index 0, or None.
         oov_token: what `invert` returns for other indices.
         vocabulary: a list, an array, a file with an integer in each line, or None before `adapt`.
-        **kwargs: those of `StringLookup` and of any layer.
+        **kwargs: arguments of `StringLookup` and of any layer.
 
     Raises:
         InvalidArgumentError: an argument is out of range.

@@ -35,13 +35,13 @@ class TextVectorization(StringLookup):
         split: "whitespace", "character" or None.
         ngrams: None, the length up to which neighbours are joined by a space, or a tuple of lengths.
         output_mode: "int", "multi_hot" or "count".
-        output_sequence_length: how many indices each text has, cut or padded by 0; None for those of the
-            longest text of a batch.
+        output_sequence_length: how many indices each text has, cut or padded by 0; None for as
+            many as the longest text of a batch has.
         pad_to_max_tokens: whether encodings are `max_tokens` wide.
         vocabulary: a list, an array, a file with a word in each line, or None before `adapt`.
         sparse: False.
         ragged: False.
-        **kwargs: those of any layer.
+        **kwargs: arguments of any layer.
 
     Raises:
         InvalidArgumentError: an argument is out of range.
@@ -159,5 +159,5 @@ class TextVectorization(StringLookup):
 
 
 def _joined(words: Sequence[bytes], lengths: Sequence[int]) -> list[bytes]:
-    """Return neighbours joined by spaces, those of the first length first."""
+    """Return neighbours joined by spaces, in the order of the lengths."""
     return [b" ".join(words[i : i + n]) for n in lengths for i in range(len(words) - n + 1)]

@@ -29,7 +29,7 @@ class ServerActor:
 
     Args:
         spares: processes that have JAX and Keras imported, and wait for a task.
-        threads: the size of XLA's thread pool in each task; None for that of the whole machine.
+        threads: the size of XLA's thread pool in each task; None for the whole machine's.
         variables: of the shell that has launched the tasks.
     """
 

@@ -94,9 +94,9 @@ def run(submission: Submission[RaySettings]) -> int:
 
 
 def _reservation(options: LaunchOptions, settings: RaySettings) -> Reservation:
-    """Return what Ray reserves; parameter servers get CPUs and memory of what `--resource` names.
+    """Return Ray's reservation; parameter servers get CPUs and memory of what `--resource` names.
 
-    The tasks get the variables of this process, as those of other engines do.
+    The tasks get the variables of this process, as on other engines.
     """
     worker = _resources(settings.resource)
     ps = {name: amount for name, amount in worker.items() if name in ("CPU", "memory")}
@@ -115,34 +115,34 @@ def _resources(texts: Sequence[str]) -> Resources:
     >>> _resources(["CPU=2", "GPU=0.5"])
     {'CPU': 2.0, 'GPU': 0.5}
     """
-    found: dict[str, float] = {}
+    amounts: dict[str, float] = {}
     for text in texts:
         name, _, amount = text.partition("=")
         try:
-            found[name] = float(amount)
-            checked_resources("resource", {name: found[name]})
-        except ValueError:  # also that of `checked_resources`
+            amounts[name] = float(amount)
+            checked_resources("resource", {name: amounts[name]})
+        except ValueError:  # also from `checked_resources`
             raise InvalidArgumentError(
                 "`--resource` must be a resource of Ray and an amount above 0. Received: "
                 f"{text!r}. Write `--resource CPU=4` or `--resource GPU=1`."
             ) from None
-    return checked_resources("resource", found or None)
+    return checked_resources("resource", amounts or None)
 
 
 def _runtime_env(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found = parse_json(text)
+        parsed = parse_json(text)
     except ValueError as error:
-        found = error
-    if not isinstance(found, dict):
+        parsed = error
+    if not isinstance(parsed, dict):
         raise InvalidArgumentError(
             f"`--runtime-env-json` must be an object in JSON. Received: {text!r}"
-            f"{f' ({found})' if isinstance(found, ValueError) else ''}. Write "
+            f"{f' ({parsed})' if isinstance(parsed, ValueError) else ''}. Write "
             """`--runtime-env-json '{"env_vars": {"NAME": "value"}}'`."""
         )
-    return found
+    return parsed
 
 
 @contextmanager

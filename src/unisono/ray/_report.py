@@ -1,4 +1,4 @@
-"""What a training says to Ray: metrics and models for Ray Train and Ray Tune, and where its backups are.
+"""A training's reports to Ray: metrics and models for Ray Train and Ray Tune, and where its backups are.
 
 Tests: tests/unit/ray/test_report.py, tests/cluster/test_ray_cluster.py.
 """

@@ -1,4 +1,4 @@
-"""What Ray reserves for a launch: a placement group with an actor for each task, if the cluster has room.
+"""Ray's reservation for a launch: a placement group with an actor for each task, if the cluster has room.
 
 Tests: tests/cluster/test_ray_cluster.py, tests/unit/ray/test_ray_placement.py.
 """
@@ -182,7 +182,7 @@ class RayServers:
 
 @dataclasses.dataclass(frozen=True)
 class Reservation:
-    """What a launch needs of a cluster of Ray.
+    """A launch's needs on a cluster of Ray.
 
     Args:
         options: of the launch; its jobs have an actor for each task.
@@ -191,7 +191,7 @@ class Reservation:
         placement: of the group, one of `PLACEMENTS`.
         runtime_env: Ray's description of the actors' environment.
         start_timeout: seconds until Ray must have placed and started all actors.
-        variables: of the environment of the tasks, besides those of Ray's nodes and of `runtime_env`.
+        variables: of the environment of the tasks, besides the nodes' own and `runtime_env`.
 
     Raises:
         InvalidArgumentError: when `placement` or `runtime_env` cannot be used.
@@ -341,10 +341,10 @@ def _started(actors: Mapping[str, Any], deadline: float, seconds: float) -> dict
     ready, missing = ray.wait(
         list(names), num_returns=len(names), timeout=max(0.0, deadline - time.monotonic())
     )
-    found = {}
+    by_name = {}
     for answer in ready:
         try:
-            found[names[answer]] = actors[names[answer]], ray.get(answer)
+            by_name[names[answer]] = actors[names[answer]], ray.get(answer)
         except ray.exceptions.RayError as error:
             raise ClusterError(
                 "Every node of Ray must be able to start an actor that imports Unisono. Received: the actor "
@@ -357,4 +357,4 @@ def _started(actors: Mapping[str, Any], deadline: float, seconds: float) -> dict
             f"{', '.join(sorted(names[each] for each in missing))}. See their logs in Ray, or pass a longer "
             "`start_timeout`."
         )
-    return found
+    return by_name

@@ -1,7 +1,7 @@
 """`unisono.ray.Trainer`: a function in a task on each actor of a placement group of Ray.
 
 Each actor is a standalone server, and the program that calls `fit` is their client: what a failure means,
-restarts, logs and leases are those of `unisono launch --cluster`. Ray places the actors, starts a lost one
+restarts, logs and leases are as with `unisono launch --cluster`. Ray places the actors, starts a lost one
 again on another node, and ends them with the program.
 
 Tests: tests/cluster/test_ray_cluster.py.
@@ -29,7 +29,7 @@ class Trainer:
     backup (`callbacks.BackupAndRestore` in a directory that all nodes share).
 
     Args:
-        fn: the function; also one that is defined in a notebook.
+        fn: the function; a notebook may define it.
         workers: the number of workers, 2 by default; with `elastic` its greater number.
         args: the arguments of the function, the same in each task.
         ps: the number of parameter servers.
@@ -84,7 +84,7 @@ class Trainer:
         self._reservation()
 
     def _reservation(self) -> Reservation:
-        """Return what Ray reserves; the rules for numbers are those of every launch."""
+        """Return Ray's reservation; numbers follow the rules of every launch."""
         options = LaunchOptions(
             workers=self._most,
             ps=self.ps,

@@ -45,7 +45,7 @@ class PeerRejectedError(ClusterError):
 
 
 class StaleValuesError(ClusterError):
-    """What is pushed was computed from values that a server has lost: it is to be computed again."""
+    """A push was computed from values that a server has lost: it is to be computed again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class RequestServer(Protocol):
 
 
 class RequestNumbers:
-    """Gives numbers to the requests of one process, different from those of all others.
+    """Gives numbers to the requests of one process, different from all others'.
 
     >>> numbers = RequestNumbers(client=1)
     >>> [hex(numbers.next()) for _ in range(2)]
@@ -157,12 +157,12 @@ def set_outcome(future: Future[Any], outcome: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PushToServer:
-    """What a closure changes on one server.
+    """A closure's changes on one server.
 
     Args:
         closure: the closure's number, the same in every attempt.
         watermark: below which every closure has ended.
-        lineage: that of the values which the closure has pulled from this server; None for none.
+        lineage: of the values which the closure has pulled from this server; None for none.
     """
 
     server: int
@@ -206,7 +206,7 @@ class PendingCalls:
         #: Bytes of the requests that have no answer yet.
         self.bytes_in_flight = 0
         self._refusal: Callable[[], ClusterError] | None = None
-        #: What is known of the connection, for messages.
+        #: The state of the connection, for messages.
         self.state = "not connected yet"
 
     def add(self, frame: Frame, size: int, timeout: float | None, may_wait: bool = True) -> Future[Frame]:

@@ -47,11 +47,11 @@ def whole(
     3
     """
     value = meta.get(name, default)
-    found = whole_number(value, least)
-    if found is None or found > most:
+    number = whole_number(value, least)
+    if number is None or number > most:
         limit = "" if most == math.inf else f" and at most {most:g}"
         raise _wrong(name, f"a whole number of at least {least}{limit}", value)
-    return found
+    return number
 
 
 def mapping(meta: Mapping[str, Json], name: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import numpy as np
 from unisono._errors import ClusterError
 from unisono.rpc._ops import Op
 
-#: What a part may be: anything with a buffer of bytes.
+#: Anything with a buffer of bytes.
 Part: TypeAlias = "bytes | bytearray | memoryview"
 #: An array of any shape and dtype.
 AnyArray: TypeAlias = "np.ndarray[Any, Any]"
@@ -95,7 +95,7 @@ class Frame:
     """A message.
 
     Args:
-        request: the number of the request. An answer has that of its request.
+        request: the number of the request. An answer has its request's.
         meta: what `json` writes: names, versions, numbers. At most 1 MiB.
         arrays: little endian. Those that are not in C order are copied; the others must not change until the
             message was sent. In a message that was received they are read-only views of its parts, and not
@@ -295,8 +295,8 @@ def _read_header(header: memoryview, meta: memoryview, arrays: int) -> tuple[Op,
         _fail(
             f"`meta` must have the {length} bytes of its header, at most {MAX_META_BYTES}", len(meta), request
         )
-    found = _checksum(header[:_BEFORE_CHECKSUM], header[_FIXED.size :], meta)
-    if checksum != int.from_bytes(found, "little"):
+    computed = _checksum(header[:_BEFORE_CHECKSUM], header[_FIXED.size :], meta)
+    if checksum != int.from_bytes(computed, "little"):
         _fail("The checksum of a message must be that of its header", checksum, request)
     if op not in _OPS:
         _fail(f"`op` must be one of {sorted(_OPS)}", op, request)

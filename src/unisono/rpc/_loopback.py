@@ -1,6 +1,6 @@
 """Clients and servers of one process: for tests, and for the chief's own worker.
 
-They behave as those of `_transport` do: messages are packed, copied and parsed, a request waits until its
+They behave as `_transport`'s do: messages are packed, copied and parsed, a request waits until its
 server has started, and fails when it closes. A test may lose or repeat messages.
 """
 

@@ -4,7 +4,7 @@ import enum
 
 
 class Op(enum.IntEnum):
-    """What a message asks for, or answers; the numbers travel and must not change within a version."""
+    """The request or answer of a message; the numbers travel and must not change within a version."""
 
     #: The first message of a client: who it is, and of which generation.
     HELLO = 1

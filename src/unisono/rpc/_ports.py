@@ -1,4 +1,4 @@
-"""The ports that Unisono chooses itself: those of UNISONO_PORTS, which a firewall lets through."""
+"""Ports of Unisono's own choice, from UNISONO_PORTS, which a firewall lets through."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_random_order(ports: range) -> list[int]:
 
 
 def listen(ip: str, backlog: int | None = None) -> socket.socket:
-    """Return a socket that listens at a port of UNISONO_PORTS, or at one that the system chooses.
+    """Return a socket that listens at a port of UNISONO_PORTS, or of the system's choice.
 
     Raises:
         ClusterError: no port of the range is free.

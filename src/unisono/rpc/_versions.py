@@ -13,13 +13,13 @@ PACKAGES = ("jax", "jaxlib", "keras", "numpy", "unisono")
 
 def installed(*more: str) -> dict[str, str]:
     """Return the versions of those packages, and of some more, that are installed."""
-    found = {}
+    versions = {}
     for name in (*PACKAGES, *more):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def check_versions(of_chief: object) -> None:

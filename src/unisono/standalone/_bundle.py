@@ -23,7 +23,7 @@ def loaded_sources(modules: Mapping[str, ModuleType]) -> dict[str, bytes]:
     Returns:
         The content of each file, by its name in the folder of the job's modules.
     """
-    found = {}
+    files = {}
     is_installed = _installed_folders()
     for name, module in list(modules.items()):
         path = _source_of(module)
@@ -31,8 +31,8 @@ def loaded_sources(modules: Mapping[str, ModuleType]) -> dict[str, bytes]:
             continue
         folder = name.replace(".", "/")
         target = f"{folder}/__init__.py" if path.name == "__init__.py" else f"{folder}.py"
-        found[f"{FOLDER}/{target}"] = path.read_bytes()
-    return _checked(found)
+        files[f"{FOLDER}/{target}"] = path.read_bytes()
+    return _checked(files)
 
 
 def _source_of(module: object) -> Path | None:
@@ -70,7 +70,7 @@ def _installed_folders() -> Callable[[Path], bool]:
 def script_sources(script: Path) -> dict[str, bytes]:
     """Return a script and the modules beside it that it imports."""
     try:
-        found = {f"{FOLDER}/{script.name}": script.read_bytes()}
+        files = {f"{FOLDER}/{script.name}": script.read_bytes()}
     except OSError as error:
         raise InvalidArgumentError(
             f"The script must be a file that can be read. Received: {str(script)!r} ({error.strerror})."
@@ -81,17 +81,17 @@ def script_sources(script: Path) -> dict[str, bytes]:
     try:
         finder.run_script(str(script))
     except SyntaxError:  # the task shows it
-        return found
+        return files
     for module in finder.modules.values():
         path = _source_of(module)
         if path is not None and root in path.resolve().parents:
-            found[f"{FOLDER}/{path.resolve().relative_to(root).as_posix()}"] = path.read_bytes()
-    return _checked(found)
+            files[f"{FOLDER}/{path.resolve().relative_to(root).as_posix()}"] = path.read_bytes()
+    return _checked(files)
 
 
 def given_files(paths: Sequence[Path]) -> dict[str, bytes]:
     """Return files and folders that the user names, by their names relative to this process' directory."""
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for path in paths:
         is_readable = path.is_dir() or path.is_file()  # not a pipe, which would wait for a writer
         if path.is_absolute() or ".." in path.parts or not is_readable:
@@ -100,17 +100,17 @@ def given_files(paths: Sequence[Path]) -> dict[str, bytes]:
                 f"Received: {str(path)!r}. Write a relative name, such as `--files data/vocabulary.txt`."
             )
         every = [p for p in sorted(path.rglob("*")) if p.is_file()] if path.is_dir() else [path]
-        found |= {f"{FOLDER}/{each.as_posix()}": each.read_bytes() for each in every}
-    return _checked(found)
+        files |= {f"{FOLDER}/{each.as_posix()}": each.read_bytes() for each in every}
+    return _checked(files)
 
 
-def _checked(found: dict[str, bytes]) -> dict[str, bytes]:
-    size = sum(map(len, found.values()))
+def _checked(files: dict[str, bytes]) -> dict[str, bytes]:
+    size = sum(map(len, files.values()))
     if size > _MOST_BYTES:
-        largest = max(found, key=lambda name: len(found[name]))
+        largest = max(files, key=lambda name: len(files[name]))
         raise InvalidArgumentError(
             f"The files that travel with a job must have at most {_MOST_BYTES >> 20} MiB. Received: "
-            f"{size >> 20} MiB in {len(found)} files, the largest {largest}. Put data where the servers "
+            f"{size >> 20} MiB in {len(files)} files, the largest {largest}. Put data where the servers "
             "find them."
         )
-    return found
+    return files

@@ -84,7 +84,7 @@ def run_on_cluster(
         cluster: a dict from each job to the addresses of its servers.
         fn: the function; each task has its TF_CONFIG.
         args: its arguments, the same in each task.
-        options: as those of `call_on_cluster`.
+        options: as of `call_on_cluster`.
 
     Returns:
         What the function has returned in the chief, or in worker 0.
@@ -122,7 +122,7 @@ def call_on_cluster(
         run: `wait`, `lease` and `server_timeout`, see `ClusterRun`.
 
     Returns:
-        The values of the chief and the workers; None for one that has served parameter servers' chief.
+        The values of the chief and the workers; None for a worker of parameter servers' chief.
 
     Raises:
         InvalidTypeError: when `fn` is not callable.
@@ -156,7 +156,7 @@ def call_on_cluster(
 
 
 class _CallConsole(Console):
-    """A console that names no logs: those of a function's call are removed with its end."""
+    """A console that names no logs: a function's call removes its own at its end."""
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""
@@ -250,7 +250,7 @@ def _run(
     access: ServerAccess | None = None,
 ) -> Outcome:
     if options.ps:
-        # The servers of a job have a key of their own: that of this cluster stays with its servers.
+        # The servers of a job have a key of their own: this cluster's stays with its servers.
         program = dataclasses.replace(
             program, files={**program.files, paths.cluster_key.name: new_secret().encode()}
         )
@@ -269,7 +269,7 @@ def _run(
     with closing(machines):
         for address in slots.addresses:
             links[address] = ServerLink(address, access.connect(address), claim, prepare, machines.wake)
-        machines.take_all(stop_requests)
+        machines.claim_all(stop_requests)
         start_text = functools.partial(_start_text, what=what)
         launch = Launch(
             options, paths, {}, lambda plan, task: {}, screen, stop_requests, start_text, machines=machines

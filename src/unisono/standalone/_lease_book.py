@@ -30,7 +30,7 @@ class ClientLease:
 
     @property
     def is_over(self) -> bool:
-        """Whether the client has been silent for too long."""
+        """True if the client has been silent for too long."""
         return not self.ends and self.lease.is_over
 
 

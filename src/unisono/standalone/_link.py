@@ -35,7 +35,7 @@ _FIND_SECONDS = 3.0
 #: Seconds in which each attempt to connect is refused until the server counts as gone: what forwards a port
 #: refuses, too, while it is started again. The tasks of a server end with it, however soon it is back.
 _REFUSED_SECONDS, _PROBE_PAUSE = 0.5, 0.05
-#: Seconds for a request that takes no time, on however busy a machine; and for one that kills processes.
+#: Seconds for a request that takes no time, on however busy a machine; and for one to kill processes.
 _CALL_SECONDS, _SWEEP_SECONDS = 60.0, 40.0
 #: Seconds between two attempts to find a lost server.
 _RETRY_SECONDS = 1.0
@@ -51,7 +51,7 @@ class RequestRefusedError(ClusterError):
 
 @dataclasses.dataclass(frozen=True)
 class ServerInfo:
-    """What a server says of itself.
+    """A server's description of itself.
 
     Args:
         instance: another text after each start.
@@ -111,19 +111,19 @@ class ServerLink:
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
         #: Answers to POLL that had something new, and all.
         self.messages = 0
-        #: What the processes of this server have been lost with.
+        #: The reasons for the loss of this server's processes.
         self.losses: set[str] = set()
 
     @property
     def info(self) -> ServerInfo:
-        """What the server says of itself."""
+        """The server's description of itself."""
         if self._info is None:
             raise ClusterError(f"The server {self.address} must answer. Received: it is lost.")
         return self._info
 
     @property
     def is_live(self) -> bool:
-        """Whether the server answers and works for this client."""
+        """True if the server answers and works for this client."""
         return self._info is not None
 
     @property
@@ -135,8 +135,8 @@ class ServerLink:
         """Return whether the system of its address says that no process listens there."""
         return self._is_refused(self.reached_at)
 
-    def take(self, timeout: float) -> None:
-        """Take the server, bring what the job needs, and begin to copy.
+    def claim(self, timeout: float) -> None:
+        """Claim the server, bring what the job needs, and begin to copy.
 
         Raises:
             PeerLostError: when it does not answer.
@@ -159,7 +159,7 @@ class ServerLink:
                 answer["python"],
                 answer["packages"],
             )
-            # Not whether this HELLO has taken it: the answer to the one that has may have come too late.
+            # Not whether this HELLO has taken it: the answer to an earlier one may have been too late.
             taken = info.instance, answer["taken"]
         except KeyError as error:
             there = dict(answer.get("packages", {})).get("unisono", "another one")

@@ -35,7 +35,7 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.rpc._fields import whole
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
 
-#: The names by which keys are derived: those of no task of a cluster.
+#: The names by which keys are derived, which no task of a cluster has.
 SERVER, CLIENT = Task("server", 0), Task("client", 0)
 
 #: Seconds without a request of the client after which a server ends its job; and between SIGTERM and SIGKILL
@@ -100,7 +100,7 @@ def printable(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessShape:
-    """What the environment of a process depends on, before it has a task.
+    """The facts that decide the environment of a process before it has a task.
 
     Args:
         tasks: how many processes of the job share the machine.
@@ -123,5 +123,5 @@ class ProcessShape:
 
     @property
     def is_usual(self) -> bool:
-        """Whether a spare process serves: it has the whole machine."""
+        """True if a spare process serves: it has the whole machine."""
         return self.tasks == 1 and not self.ps and self.devices in (None, 1)

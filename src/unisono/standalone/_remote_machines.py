@@ -35,7 +35,7 @@ _BUSY_RETRY = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class RemoteProgram:
-    """What the tasks run.
+    """The program of the tasks.
 
     Args:
         files: what is brought to each server, by name below the job's directory.
@@ -83,7 +83,7 @@ class RemoteMachines:
     """Runs tasks on servers.
 
     Args:
-        paths: the client's own files, to which those of the tasks are copied.
+        paths: the client's own files, to which the tasks' are copied.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RemoteMachines:
         self._starts = 0
         self._reported: set[str] = set()
 
-    def take_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
+    def claim_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
         """Take all servers for the job.
 
         Args:
@@ -134,10 +134,10 @@ class RemoteMachines:
         link, seconds = self._links[address], self._timeouts.answer / 2
         try:
             try:
-                link.take(seconds)
+                link.claim(seconds)
             except PeerLostError:
                 # Once more: a process that was stopped meanwhile finds the first one late.
-                link.take(seconds)
+                link.claim(seconds)
         except PeerLostError as error:
             what = (
                 f"nothing listens there. {self._access.if_absent.format(address=address)}"
@@ -182,18 +182,18 @@ class RemoteMachines:
 
     def _addresses(self, placed: Mapping[Task, str]) -> dict[Task, str]:
         self._placed = dict(placed)
-        found = {}
+        processes = {}
         for server in set(placed.values()):
             tasks = [task for task, each in placed.items() if each == server]
             ports = self._links[server].ports(len(tasks), self._ports.get(server, []))
             self._ports[server] = ports
-            found.update(
+            processes.update(
                 {
                     t: task_address(self._links[server].reached_at, p)
                     for t, p in zip(tasks, ports, strict=True)
                 }
             )
-        return {task: found[task] for task in placed}
+        return {task: processes[task] for task in placed}
 
     def source(self, plan: LaunchPlan) -> ProcessSource:
         """Return where the tasks get their processes from: their servers have spare ones."""
@@ -238,7 +238,7 @@ class RemoteMachines:
                 self._links[server].put(plan.paths.finished.name, f"{plan.generation}\n".encode())
 
     def sweep(self) -> set[int]:
-        """Kill what the tasks have left behind; the ids are those of other machines, and not returned."""
+        """Kill what the tasks have left behind; ids of other machines are not returned."""
         for link in self._links.values():
             link.sweep()
         return set()

@@ -21,7 +21,7 @@ _KILLED = 128 + signal.SIGKILL
 
 
 class ProcessHost(Protocol):
-    """What a process needs of its server."""
+    """The server of a process, as the process needs it."""
 
     def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
         """Start it; return why that was not possible, empty where it was."""

@@ -1,4 +1,4 @@
-"""What a server runs for a client: files and processes below one directory, and what is new of them.
+"""A client's job on a server: files and processes below one directory, and news of them.
 
 For each process POLL brings `seen[key] = [offset, version]`: how many bytes of its log the client has, and
 the version of the rest. The answer has `news[key]` with `offset`, `version`, `log` (the
@@ -41,7 +41,7 @@ _MOST_PROCESSES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class ClientProgress:
-    """What a client has of a process.
+    """A client's knowledge of a process.
 
     Args:
         offset: bytes of its log.
@@ -52,18 +52,18 @@ class ClientProgress:
 
 
 def read_seen(meta: Mapping[str, Any]) -> dict[str, ClientProgress]:
-    """Return what the client has, from the field of a message.
+    """Return the client's progress, from the field of a message.
 
     >>> read_seen({"g0-worker-0": [5, "x"]})
     {'g0-worker-0': ClientProgress(offset=5, version='x')}
     """
-    found = {}
+    progress = {}
     for key, value in meta.items():
         is_pair = isinstance(value, list) and len(value) == 2
         if not is_pair or whole_number(value[0], 0) is None or not isinstance(value[1], str):
             raise InvalidArgumentError("`seen` must have an offset and a version for each key.")
-        found[key] = ClientProgress(value[0], value[1])
-    return found
+        progress[key] = ClientProgress(value[0], value[1])
+    return progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +198,7 @@ class ServerJob:
         return self._processes[key].pid
 
     def _assigned(self, shape: ProcessShape, log: Path, job: Mapping[str, Any]) -> TaskProcess:
-        while (spare := self._machine.take(shape)) is not None:
+        while (spare := self._machine.claim_spare(shape)) is not None:
             if spare.assign(job):
                 return spare
             kill_all([spare])
@@ -235,8 +235,8 @@ class ServerJob:
         return bool(lacking) or changed, lacking >= LOG_BYTES
 
     def news(self, seen: Mapping[str, ClientProgress]) -> tuple[dict[str, Any], list[Any]]:
-        """Return what a client lacks: the fields for each process, and the blobs that they name."""
-        found: dict[str, Any] = {}
+        """Return the news for a client: the fields for each process, and the blobs that they name."""
+        entries: dict[str, Any] = {}
         blobs: list[Any] = []
         room = LOG_BYTES
         for key, files in self._files.items():
@@ -261,8 +261,8 @@ class ServerJob:
                     blobs.append(blob(error))
                 if code is not None:
                     entry["code"], entry["age"] = code, self._clock() - (process.ended_at or self._clock())
-            found[key] = entry
-        return found, blobs
+            entries[key] = entry
+        return entries, blobs
 
     def terminate(self) -> None:
         """Send SIGTERM to all processes."""
@@ -277,7 +277,7 @@ class ServerJob:
 
     @property
     def is_running(self) -> bool:
-        """Whether any process runs."""
+        """True if any process runs."""
         return any(process.poll() is None for process in self._processes.values())
 
     @property

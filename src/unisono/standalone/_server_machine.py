@@ -1,4 +1,4 @@
-"""What a standalone server has: processes, spare ones, ports and a directory.
+"""The parts of a standalone server: processes, spare ones, ports and a directory.
 
 Tests: tests/cluster/test_standalone.py, tests/unit/standalone/test_standard_server.py.
 """
@@ -57,7 +57,7 @@ class ServerMachine:
         self._wake: Callable[[], None] = lambda: None
 
     def job_directory(self, job: str) -> Path:
-        """Return the directory of a job, made where it is missing; those of other jobs are removed."""
+        """Return the directory of a job, made where it is missing; other jobs' are removed."""
         path = self.root / f"{_JOB_PREFIX}{job}"
         if not path.is_dir():
             for other in self.root.glob(f"{_JOB_PREFIX}*"):
@@ -69,10 +69,10 @@ class ServerMachine:
         """Return free ports."""
         return free_ports(count, avoid)
 
-    def take(self, shape: ProcessShape) -> Process | None:
-        """Return a spare process, None without one that fits."""
+    def claim_spare(self, shape: ProcessShape) -> Process | None:
+        """Return a fitting spare process, or None."""
         with self._lock:
-            return self._spares.take() if shape.is_usual else None
+            return self._spares.claim() if shape.is_usual else None
 
     def start(self, shape: ProcessShape, log: Path) -> Process:
         """Start a process."""
@@ -87,7 +87,7 @@ class ServerMachine:
         options = LaunchOptions(ps=int(shape.ps), devices_per_worker=shape.devices, max_restarts=1)
         paths = RunPaths(self.root)
         base = base_environment(self._environ, options, shape.tasks, self.cores, paths, len(self.gpus))
-        # All processes of this server have one mark, besides that of a launcher around it.
+        # All processes of this server have one mark, besides an outer launcher's.
         return {**base, MARK: "/".join(filter(None, [self._environ.get(MARK), self._mark]))}
 
     def fill_spares(self) -> None:

@@ -39,13 +39,13 @@ class Slots:
                 f"A cluster must be a dict from each job to the addresses of its servers. Received: "
                 f"{type(cluster).__name__}. Write {_EXAMPLE}."
             )
-        found = {}
+        addresses = {}
         for job in sorted(cluster, key=lambda name: _ORDER.index(name) if name in _ORDER else 9):
             every = [cluster[job]] if isinstance(cluster[job], str) else list(cluster[job])
-            # The rules for names and addresses are those of every cluster; each for itself, as an address
+            # Names and addresses follow the rules of every cluster; each for itself, as an address
             # may occur several times.
-            found[job] = tuple(str(ClusterSpec({job: [each]}).task_address(job, 0)) for each in every)
-        slots = cls({job: every for job, every in found.items() if every})
+            addresses[job] = tuple(str(ClusterSpec({job: [each]}).task_address(job, 0)) for each in every)
+        slots = cls({job: every for job, every in addresses.items() if every})
         if not {"chief", "worker"} & set(slots.by_job):
             raise InvalidArgumentError(
                 f"A cluster must have the job 'chief' or 'worker'. Received: {dict(cluster)}. Write "

@@ -81,7 +81,7 @@ def test_what_arrives_is_taken_by_the_thread_that_waits(events, worker, pair):
     there.send(b"y")
     assert is_ready(events)
     events._actions[here.fileno()] = lambda: done.set_result(here.recv(10))
-    events.take()
+    events.receive()
     assert done.result(0) == b"y"
     assert not is_ready(events)
     assert not events.is_mine
@@ -94,7 +94,7 @@ def test_the_thread_of_the_peers_sleeps_while_another_one_waits(events, worker, 
     def action():
         # The message has arrived, and is not read yet.
         seen.append(is_ready(events))
-        events.take()
+        events.receive()
         done.set_result(here.recv(10))
 
     events.watch(here.fileno(), action)
@@ -162,17 +162,17 @@ def test_room_to_send_is_told_where_it_is_wanted(events, pair):
     here, _ = pair
     ready = []
     events.watch(here.fileno(), lambda: ready.append(1))
-    events.take()
+    events.receive()
     assert ready == []
     events.watch_room(here.fileno(), True)
-    events.take()
+    events.receive()
     events.watch_room(here.fileno(), False)
-    events.take()
+    events.receive()
     events.unwatch(here.fileno())
     events.unwatch(here.fileno())
     # One that has failed is still given messages, until the clients' thread ends it.
     events.watch_room(here.fileno(), True)
-    events.take()
+    events.receive()
     assert ready == [1]
 
 
@@ -215,7 +215,7 @@ def test_what_arrives_as_a_wait_ends_is_left_for_the_thread_of_the_peers(events,
     worker.submit(events.take_until, done).result(LONG)
     assert not other.done()
     assert is_ready(events)
-    events.take()
+    events.receive()
     assert other.done()
 
 

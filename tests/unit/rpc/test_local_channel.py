@@ -117,12 +117,12 @@ def test_one_who_gives_nothing_back_gets_bytes_in_the_message(ends, tuned):
 
 def test_segments_that_are_too_small_make_room_and_their_number_is_used_again():
     out = shared.OutgoingSegments()
-    taken = [out.take(1000) for _ in range(shared.SLOTS)]
-    assert out.take(1000) is None
+    taken = [out.acquire(1000) for _ in range(shared.SLOTS)]
+    assert out.acquire(1000) is None
     taken[3].memory[0] = 0
-    assert out.take(500) is taken[3]
+    assert out.acquire(500) is taken[3]
     taken[5].memory[0] = 0
-    larger = out.take(1 << 20)
+    larger = out.acquire(1 << 20)
     assert larger is not taken[5]
     assert larger.slot == 5
     assert taken[5].descriptor is None
@@ -176,7 +176,7 @@ def test_a_message_is_whole_where_the_end_of_the_buffer_cuts_any_byte_of_its_beg
     for cut in range(head + len(second) * _local_channel._PLACE.size + 2):
         first = [b"f" * (_local_channel._PIECE - head - cut)]
         # Large parts would lie in shared memory.
-        channel._outgoing.take = lambda nbytes: None
+        channel._outgoing.acquire = lambda nbytes: None
         there.sendall(b"".join(channel._packed(message)[0] for message in (first, second)))
         assert plain(channel.receive()) == [first]
         assert plain(received(channel)) == [second]

@@ -66,7 +66,7 @@ class Machine:
     def ports(self, count, avoid):
         return list(range(1000, 1000 + count))
 
-    def take(self, shape):
+    def claim_spare(self, shape):
         return None
 
     def start(self, shape, log):
@@ -296,7 +296,7 @@ class Linked:
 @pytest.fixture
 def linked(tmp_path):
     made = Linked(tmp_path)
-    made.link.take(10.0)
+    made.link.claim(10.0)
     yield made
     made.close()
 
@@ -360,7 +360,7 @@ def test_a_server_that_was_taken_without_the_client_seeing_the_answer_gets_its_f
     made = Linked(tmp_path)
     hello = Frame(Op.HELLO, 1, 0, {"job": "one", "client": "me", "lease": 10.0})
     assert made.agent.handle(ME, hello).meta["fresh"]
-    made.link.take(10.0)
+    made.link.claim(10.0)
     assert made.prepared == [made.link]
     made.close()
 
@@ -384,7 +384,7 @@ def test_a_server_of_another_version_is_named_with_both(tmp_path):
     version = installed("cloudpickle")["unisono"]
     text = f"one version of Unisono. Received: {version} here and {version} at a:1, .* no field 'taken'"
     with pytest.raises(unisono.ClusterError, match=text):
-        made.link.take(10.0)
+        made.link.claim(10.0)
     assert made.prepared == []
     made.close()
 

@@ -34,7 +34,7 @@ from unisono.checkpoint.commits._manifests import MANIFEST, check_files, make_ma
 
 _LOG = logging.getLogger("unisono")
 
-#: What is read from a commit.
+#: The contents of a commit.
 Content = TypeVar("Content")
 
 _ASIDE = re.compile(
@@ -109,7 +109,7 @@ def _aside(target: Path) -> Path:
 
 
 def place_aside(target: Place) -> Path:
-    """Return a new path for what will be moved into a commit; of a file system, one that `sweep` deletes."""
+    """Return a new path for what will be moved into a commit; on a file system `sweep` deletes it."""
     if isinstance(target, Path):
         return _aside(target)
     return Path(tempfile.gettempdir()) / f"unisono-{uuid.uuid4().hex}"
@@ -235,13 +235,13 @@ def manifests(directory: Place) -> Mapping[str, os.stat_result | ObjectStat]:
     """
     if isinstance(directory, StorePath):
         return _uploads.manifests(directory)
-    found = {}
+    stats = {}
     for path in _entries(directory):
         # Names with a dot are being written or deleted. Others may be deleted meanwhile.
         if not path.name.startswith("."):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found[path.name] = (path / MANIFEST).stat()
-    return found
+                stats[path.name] = (path / MANIFEST).stat()
+    return stats
 
 
 def commits(directory: Place, prefix: str) -> list[tuple[int, Place]]:
@@ -279,7 +279,7 @@ def _numbered(names: Iterable[str], prefix: str) -> list[tuple[int, str]]:
 def newest_good(
     directory: Place, prefix: str, read: Callable[[Path], Content]
 ) -> tuple[Place, Content] | None:
-    """Read the newest commit that is as it was written; each damaged one that is passed over is logged.
+    """Read the newest undamaged commit, and log each damaged one that is passed over.
 
     Args:
         read: gets the folder with its files; a `CheckpointError` of it says that the commit is damaged.
@@ -317,7 +317,7 @@ def delete_commit(path: Place) -> None:
         return
     aside = _aside(path)
     try:
-        # The new name is one that `sweep` finds, if this process dies before all is deleted.
+        # `sweep` finds the new name, if this process dies before all is deleted.
         os.rename(path, aside)
     except FileNotFoundError:
         return

@@ -30,7 +30,7 @@ class FileEntry(TypedDict):
 
 
 class Manifest(TypedDict):
-    """What a manifest says, but for its hash of itself.
+    """The contents of a manifest, but for its hash of itself.
 
     Args:
         files: by their paths from the manifest on.
@@ -80,37 +80,37 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def parse_manifest(path: Place, text: str | bytes) -> Manifest:
-    """Return what the text of a manifest says.
+    """Parse the text of a manifest.
 
     Raises:
         CheckpointError: it is not as it was written.
     """
     try:
-        found = parse_json(text)
+        parsed = parse_json(text)
         # The manifest's hash of itself: otherwise a flipped bit here would be blamed on another file.
-        own = found.pop("sha256")
+        own = parsed.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _unreadable(path, error) from None
-    if _hash_json(found) != own:
+    if _hash_json(parsed) != own:
         raise damaged(path, f"{MANIFEST} has other contents than were written")
-    version = whole_number(found.get("format"), 1)
+    version = whole_number(parsed.get("format"), 1)
     # Before the rest, whose form a newer version may change.
     if version is not None and version > FORMAT:
         raise CheckpointError(
             f"A checkpoint must have format {FORMAT} or older. Received: {path} with format "
             f"{version}. Install a newer unisono."
         )
-    problem = "its format is no number" if version is None else _problem_of(found)
+    problem = "its format is no number" if version is None else _problem_of(parsed)
     if problem is not None:
         # A hash says that nothing was changed by accident, and not who has written it.
         raise damaged(path, f"{MANIFEST} is none: {problem}")
-    manifest: Manifest = found
+    manifest: Manifest = parsed
     return manifest
 
 
-def _problem_of(found: dict[str, Json]) -> str | None:
-    """Return what is wrong with a manifest of this format; None where nothing is."""
-    files, folder = found.get("files"), found.get("folder")
+def _problem_of(manifest: dict[str, Json]) -> str | None:
+    """Return the problem of a manifest of this format, or None."""
+    files, folder = manifest.get("files"), manifest.get("folder")
     if not isinstance(files, dict):
         return "`files` is no object"
     for name, entry in files.items():
@@ -134,13 +134,13 @@ def check_files(root: Path, manifest: Manifest, path: Place) -> Path:
     for name, entry in manifest["files"].items():
         file = root / name
         try:
-            found = file.stat()
-            if not stat.S_ISREG(found.st_mode):
+            status = file.stat()
+            if not stat.S_ISREG(status.st_mode):
                 # Reading a pipe would wait for ever.
                 raise damaged(path, f"{name} is not a file")
-            # The size first: a file that was cut is found without reading it.
-            if found.st_size != entry["bytes"]:
-                raise damaged(path, f"{name} has {found.st_size} bytes instead of {entry['bytes']}")
+            # The size first: a cut file is noticed without reading it.
+            if status.st_size != entry["bytes"]:
+                raise damaged(path, f"{name} has {status.st_size} bytes instead of {entry['bytes']}")
             if _hash(file) != entry["sha256"]:
                 raise damaged(path, f"{name} has other contents than were written")
         except FileNotFoundError:

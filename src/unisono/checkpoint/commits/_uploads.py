@@ -8,7 +8,7 @@ Readers see a commit when its manifest is there, and what an interrupted upload 
 overwrites nothing of another one, so that a process that was replaced, and is still at it, cannot damage what
 its successor has written. Nor does its commit appear: before it writes the manifest it reads `.writer`, which
 the successor has overwritten. What no manifest names is deleted by the process that notices, or by the next
-one that writes there.
+writer there.
 
 Tests: tests/virtual/checkpoint/test_object_store.py, tests/cluster/test_object_store.py.
 """
@@ -37,7 +37,7 @@ from unisono.checkpoint.commits._manifests import (
 )
 
 _WRITER = ".writer"
-#: What one upload of a commit has put into it.
+#: The files of one upload of a commit.
 _DATA = re.compile(r"data-[0-9a-f]{8}/.+")
 
 
@@ -89,10 +89,10 @@ def other_writer(directory: StorePath) -> str | None:
     """Return which process has claimed a directory after this one; None where this one has it."""
     own = _CLAIMS.get((os.getpid(), directory))
     try:
-        found = (directory / _WRITER).read_bytes()
+        holder = (directory / _WRITER).read_bytes()
     except FileNotFoundError:
         return None
-    return None if own is not None and found == own.text else found.decode(errors="replace")
+    return None if own is not None and holder == own.text else holder.decode(errors="replace")
 
 
 def _require_claim(directory: StorePath) -> None:
@@ -132,8 +132,8 @@ def upload_commit(
             for name in manifest["files"]:
                 (target / name).upload(Path(aside) / name)
             if check is not None:
-                with _downloaded(target, text.encode()) as found:
-                    check(found)
+                with _downloaded(target, text.encode()) as downloaded:
+                    check(downloaded)
             _require_claim(directory)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ def manifests(directory: StorePath) -> dict[str, ObjectStat]:
     if not folders:
         # A bucket that is missing is an error, a directory is not.
         directory.find(_WRITER)
-    found: dict[str, ObjectStat] = {}
+    stats: dict[str, ObjectStat] = {}
     for series in {re.sub(r"\d+$", "", name) for name in folders}:
-        found |= commits_of(directory, series)
-    return found
+        stats |= commits_of(directory, series)
+    return stats

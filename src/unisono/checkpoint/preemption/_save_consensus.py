@@ -52,7 +52,7 @@ class PeriodicConsensus(SaveConsensus):
     next exchange.
 
     Args:
-        gather: from this process' bytes to those of all; called by all at the same step.
+        gather: from this process' bytes to all processes'; called by all at the same step.
         period: seconds between two exchanges; with longer steps, there is one in each step.
     """
 
@@ -76,10 +76,10 @@ class PeriodicConsensus(SaveConsensus):
         """Compare how many steps each worker has done."""
         every = [int(data) for data in self._gather(str(step).encode())]
         if len(set(every)) > 1:
-            found = ", ".join(f"{count} on worker {i}" for i, count in enumerate(every))
+            counts = ", ".join(f"{count} on worker {i}" for i, count in enumerate(every))
             raise ClusterError(
                 "All workers must resume after the same step. Received: checkpoints after these numbers of "
-                f"steps: {found}. Pass a directory that all of them see."
+                f"steps: {counts}. Pass a directory that all of them see."
             )
 
     def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
@@ -95,7 +95,7 @@ class PeriodicConsensus(SaveConsensus):
         self._next = step + _steps_until(max(seconds for _, seconds in answers), self._period, steps)
         # After the exchange: the wait for slower workers is not part of a step.
         self._asked = step, self._clock()
-        return step if any(wish for wish, _ in answers) else None
+        return step if any(wants for wants, _ in answers) else None
 
     def finish(self) -> None:
         """Wait for all in one more exchange: writing a large state may take the chief minutes."""

@@ -41,7 +41,7 @@ class StepTiming:
 
 
 def wants_save(now: float, noticed_at: float | None, *, saved: bool, grace: float, needed: float) -> bool:
-    """Whether a process wants to save. Pure.
+    """Return whether a process should save. Pure.
 
     Args:
         noticed_at: when the notice of the end arrived, None before.

@@ -21,7 +21,7 @@ _POLL_SECONDS = 1.0
 
 @dataclasses.dataclass
 class PreemptionNotice:
-    """Whether the process is about to be ended: set by a signal handler or a thread, read between two steps.
+    """A flag that the process is about to be ended, set by a signal handler or a thread, read between steps.
 
     Args:
         at: when the notice arrived, None before.
@@ -87,7 +87,7 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """What was received; None as long as nothing was."""
+        """The notice that was received, or None."""
         if self._notice.at is None:
             return None
         who = joined_group().own_name

@@ -62,7 +62,7 @@ class _Cache(StatefulNode, UnaryNode):
 
     def peek(self) -> Draw:
         return (
-            # These numbers pin nothing: `held` finds that they are not those of the pin, and an element that
+            # These numbers pin nothing: `held` finds that the pin has others, and an element that
             # is computed for its spec is not stored.
             [node.peek() for node in stateful_nodes(self.parent)]
             if self.pin.draws is None
@@ -84,7 +84,7 @@ class _Cache(StatefulNode, UnaryNode):
             self._hold(draw)
 
     def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
-        # The stored elements are those of the old inputs.
+        # The stored elements come from the old inputs.
         return dataclasses.replace(super().with_inputs(inputs), store=self.store.fresh(), pin=Pin())
 
     def _hold(self, draws: list[Draw]) -> None:
@@ -148,10 +148,10 @@ class _CachedIterator(StateIterator):
     def __next__(self) -> Element:
         store = self._node.store
         while True:
-            found = store.get(self._position)
-            if found is not None:
+            element = store.get(self._position)
+            if element is not None:
                 self._position += 1
-                return found[0]
+                return element[0]
             if store.size is not None and self._position >= store.size:
                 raise StopIteration
             # The store may lack earlier elements, too, where a restored iterator started in the middle: the

@@ -1,7 +1,6 @@
 """The number of elements of a data set: exact, infinite or unknown, and its change by each transformation.
 
-The numbers and the rules are those of `tf.data.Dataset.cardinality`; the other special numbers of `tf.data`
-are here, too.
+The numbers and rules follow `tf.data.Dataset.cardinality`; further special numbers are `tf.data`'s.
 
 Tests: tests/unit/data/test_dataset_transforms.py.
 """

@@ -19,7 +19,7 @@ from unisono.data._pipeline._structure import Element, as_element, map_leaves
 
 
 class Arguments:
-    """What a component of an element becomes for the user's functions; `unisono.tf` gives it `numpy()`."""
+    """A component of an element, as the user's functions get it; `unisono.tf` gives it `numpy()`."""
 
     view: Callable[[Any], Any] | None = None
 

@@ -138,8 +138,8 @@ class StoreSource(IndexedNode, label="Stored"):
         return _structure.map_leaves(_structure.spec_from_bytes, written)
 
     def rows(self, run: Pass, positions: np.ndarray) -> list[Element]:
-        found = [self.store.get(position + 1) for position in positions.tolist()]
-        return [element for part in found for element in part or ()]
+        stored = [self.store.get(position + 1) for position in positions.tolist()]
+        return [element for part in stored for element in part or ()]
 
 
 class Map(IndexedNode, StreamMap):
@@ -213,7 +213,7 @@ class Repeat(IndexedNode, StreamRepeat):
 
 
 class Concatenate(IndexedNode, StreamConcatenate):
-    """The elements of a finite data set, then those of another."""
+    """The elements of a finite data set, then another's."""
 
     first: IndexedNode
     second: IndexedNode

@@ -1,6 +1,6 @@
 """The order of a buffered shuffle: pure functions of seed and pass, for elements and for positions.
 
-The algorithm is that of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each
+The algorithm of `tf.data.Dataset.shuffle`: a buffer of `buffer_size` items is filled, then each
 further item replaces a random one, which is yielded. With a buffer as large as the data it is a Fisher-Yates
 shuffle.
 
@@ -46,7 +46,7 @@ def shuffled(items: Iterator[T], buffer_size: int, entropy: Sequence[int]) -> It
 
 
 def _picks(entropy: Sequence[int]) -> Iterator[int]:
-    # NumPy guarantees the raw output of a bit generator in all versions, but not that of Generator's methods
+    # NumPy guarantees a bit generator's raw output in all versions, but not a Generator's methods
     # (https://numpy.org/neps/nep-0019-rng-policy.html). A seed must give the same order in every version.
     bits = np.random.PCG64(np.random.SeedSequence(list(entropy)))
     while True:

@@ -105,13 +105,13 @@ class Node(abc.ABC):
     @functools.cached_property
     def inputs(self) -> tuple[Node, ...]:
         """The nodes that this one reads."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            found.extend(
+            nodes.extend(
                 part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Node)
             )
-        return tuple(found)
+        return tuple(nodes)
 
     def with_inputs(self, inputs: Mapping[Node, Node]) -> Self:
         """Return this node with other inputs."""
@@ -131,7 +131,7 @@ class Node(abc.ABC):
 
     @functools.cached_property
     def spec(self) -> Element:
-        """Spec of the elements; by default that of the first element, which is computed for it."""
+        """Spec of the elements; by default of the first one, which is computed for it."""
         return first_spec(self)
 
     @abc.abstractmethod
@@ -140,7 +140,7 @@ class Node(abc.ABC):
 
     @property
     def varies(self) -> bool:
-        """Whether another repetition may give another order."""
+        """True if another repetition may give another order."""
         return any(node.varies for node in self.inputs)
 
 
@@ -183,7 +183,7 @@ class StatefulNode(Node):
 
     @property
     def inner(self) -> bool:
-        """Whether the passes of the nodes below are counted, too."""
+        """True if the passes of the nodes below are counted, too."""
         return True
 
 
@@ -280,7 +280,7 @@ class StateIterator(grain.DatasetIterator):
 
 
 class SourceIterator(StateIterator):
-    """Reads a source; its state is that of the source and the attributes that `kept` names, without a `_`."""
+    """Reads a source; its state is the source's with the attributes that `kept` names, without a `_`."""
 
     kept: ClassVar[tuple[str, ...]] = ()
 
@@ -366,19 +366,19 @@ def stateful_nodes(node: Node) -> list[StatefulNode]:
 
     States saved by another process rely on that order.
     """
-    found: dict[StatefulNode, None] = {}
-    _find_stateful(node, found)
-    return list(found)
+    nodes: dict[StatefulNode, None] = {}
+    _find_stateful(node, nodes)
+    return list(nodes)
 
 
-def _find_stateful(node: Node, found: dict[StatefulNode, None]) -> None:
+def _find_stateful(node: Node, nodes: dict[StatefulNode, None]) -> None:
     if isinstance(node, StatefulNode):
         # A dict, because a node that is used twice is counted once, and a set has no order to save states by.
-        found[node] = None
+        nodes[node] = None
         if not node.inner:
             return
     for below in node.inputs:
-        _find_stateful(below, found)
+        _find_stateful(below, nodes)
 
 
 def first_spec(node: Node) -> Element:
@@ -440,7 +440,7 @@ class PipelineIterator(StateIterator, DataIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue at the position of the iterator that returned `state`, in its pass.
 
-        The next iteration is then the one that follows that pass.
+        The next iteration then follows that pass.
 
         Args:
             state: The result of `get_state` of an iterator over the same pipeline, in any process.

@@ -70,7 +70,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Drop all elements, except those of a complete file."""
+        """Drop all elements that are not in a complete file."""
 
     @abc.abstractmethod
     def fresh(self) -> Store:
@@ -174,7 +174,7 @@ class FileStore(Store):
         return self._file
 
     def _is_there(self) -> bool:
-        """Whether the file is complete on this machine; one in a store is copied here."""
+        """True if the file is complete on this machine; an object of a store is copied here."""
         if not os.path.exists(self._path) and isinstance(self._place, StorePath):
             with contextlib.suppress(FileNotFoundError):
                 self._place.download(Path(self._path))

@@ -217,7 +217,7 @@ class StreamStride(UnaryNode, label="StreamStrided"):
     """The elements at `start, start + step, ...`.
 
     Args:
-        hinted: Whether the distribution policy HINT replaces start and step by those of its worker.
+        hinted: whether the distribution policy HINT replaces start and step by its worker's.
     """
 
     start: int = 0
@@ -323,7 +323,7 @@ class StreamRepeat(UnaryNode):
 
 
 class StreamConcatenate(Node):
-    """The elements of one data set, then those of another."""
+    """The elements of one data set, then another's."""
 
     first: Node
     second: Node

@@ -60,7 +60,7 @@ class _WindowNode(UnaryNode):
         return _structure.combine(lambda parts, path: self._component(list(parts)), elements)
 
     def _component(self, parts: list[Any]) -> Any:
-        # The elements are held as they are, not stacked: those of a window may differ in shape.
+        # The elements are held as they are, not stacked: they may differ in shape.
         return self.wrap(ElementList(parts))
 
 
@@ -88,7 +88,7 @@ class StreamWindows(_WindowNode):
 
 
 class _WindowIterator(StateIterator):
-    """Buffers the elements of a window; its state is that of the source before the first of them."""
+    """Buffers the elements of a window; its state is the source's before the first of them."""
 
     def __init__(self, node: StreamWindows, parent: grain.DatasetIterator) -> None:
         super().__init__(parent)
@@ -135,7 +135,7 @@ class Groups(CountingNode, SelectiveNode):
     """Groups of elements with equal keys, each mapped by a function to a data set.
 
     Args:
-        known_spec: Returns the spec of the results; None takes that of the first one.
+        known_spec: Returns the spec of the results; None takes the first one's.
     """
 
     key_of: Callable[[Element], int]
@@ -211,7 +211,7 @@ class Rebatch(UnaryNode):
 
 
 class _RebatchIterator(StateIterator):
-    """Its state is that of the source before the current batch, and the number of its rows in use."""
+    """Its state is the source's before the current batch, and the number of its rows in use."""
 
     def __init__(self, node: Rebatch, parent: grain.DatasetIterator) -> None:
         super().__init__(parent)
@@ -246,7 +246,7 @@ class _RebatchIterator(StateIterator):
                 self._batch = next(self._source)
             except StopIteration:
                 return False
-            # Only once a batch was read: at the end the state remains that of the last batch.
+            # Only once a batch was read: at the end the state stays at the last batch.
             self._before, self._used = before, 0
         return True
 

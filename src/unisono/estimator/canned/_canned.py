@@ -73,8 +73,8 @@ class CannedEstimator(Estimator):
     ) -> Iterator[Any]:
         wanted = {keys} if isinstance(keys, str) else set(keys or ())
         computed: Any = list({_computed(key) for key in wanted}) if wanted else None
-        for found in super()._predictions(task, data, computed, single):
-            named = self._head.host_predictions(found)
+        for predictions in super()._predictions(task, data, computed, single):
+            named = self._head.host_predictions(predictions)
             yield {key: value for key, value in named.items() if not wanted or key in wanted}
 
     def _input_fn(self, input_fn: Callable[..., Any], mode: str) -> Callable[..., Any]:

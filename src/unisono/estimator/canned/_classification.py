@@ -69,14 +69,14 @@ def _threshold_metrics(thresholds: Sequence[float]) -> dict[str, keras.metrics.M
 
 
 def _checked_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
-    found = tuple(thresholds or ())
-    if not all(0 < threshold < 1 for threshold in found):
+    checked = tuple(thresholds or ())
+    if not all(0 < threshold < 1 for threshold in checked):
         raise InvalidArgumentError(f"thresholds must be between 0 and 1. Received: {thresholds!r}.")
-    return found
+    return checked
 
 
 class ClassHead(Head):
-    """What heads of classes share: vocabularies of labels, and predictions that are strings."""
+    """A head of classes, with a vocabulary of labels and predictions as strings."""
 
     def __init__(self, classes: int, label_vocabulary: Sequence[str] | None, *head_arguments: Any) -> None:
         super().__init__(*head_arguments)
@@ -115,7 +115,7 @@ class ClassHead(Head):
         return np.array(flat, np.int32).reshape(array.shape)
 
     def class_names(self) -> np.ndarray:
-        """Return the classes' names as bytes: those of the vocabulary, or their numbers."""
+        """Return the classes' names as bytes, from the vocabulary, or else their numbers."""
         names = map(str, range(self._classes)) if self._vocabulary is None else self._vocabulary
         result = np.empty(self._classes, object)
         result[:] = [name.encode() for name in names]
@@ -123,12 +123,12 @@ class ClassHead(Head):
 
     def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with "classes" and "all_classes", as bytes."""
-        names, found = self.class_names(), dict(predictions)
-        if "class_ids" in found:
-            found["classes"] = names[np.asarray(found["class_ids"])]
-        if "all_class_ids" in found:
-            found["all_classes"] = names[np.asarray(found["all_class_ids"])]
-        return found
+        names, named = self.class_names(), dict(predictions)
+        if "class_ids" in named:
+            named["classes"] = names[np.asarray(named["class_ids"])]
+        if "all_class_ids" in named:
+            named["all_classes"] = names[np.asarray(named["all_class_ids"])]
+        return named
 
 
 def chosen_predictions(
@@ -144,7 +144,7 @@ def chosen_predictions(
 
 
 class SingleClassHead(ClassHead, abc.ABC):
-    """What the heads share whose examples have one class each."""
+    """A head whose examples have one class each."""
 
     @abc.abstractmethod
     def _class_logits(self, logits: jax.Array) -> jax.Array:
@@ -319,8 +319,8 @@ class MultiLabelHead(ClassHead):
 
     def _class_number(self, chosen: int | str) -> int:
         names = self._vocabulary or ()
-        found = names.index(chosen) if isinstance(chosen, str) and chosen in names else chosen
-        number = whole_number(found, 0)
+        number_of_class = names.index(chosen) if isinstance(chosen, str) and chosen in names else chosen
+        number = whole_number(number_of_class, 0)
         if number is None or number >= self._classes:
             raise InvalidArgumentError(
                 f"classes_for_class_based_metrics must be among the {self._classes} classes. "
@@ -384,11 +384,11 @@ class MultiLabelHead(ClassHead):
         return made
 
     def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
-        floats, found = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
+        floats, probabilities = labels.astype(jnp.float32), jax.nn.sigmoid(logits)
         names = ("auc", "auc_precision_recall", *_threshold_metrics(self._thresholds))
-        values: dict[str, tuple[jax.Array, ...]] = dict.fromkeys(names, (floats, found))
+        values: dict[str, tuple[jax.Array, ...]] = dict.fromkeys(names, (floats, probabilities))
         for number in self._measured:
-            one, label = found[..., number, None], floats[..., number, None]
+            one, label = probabilities[..., number, None], floats[..., number, None]
             mean, *areas = self._metrics_of_class(number)
             values |= {mean: (one,), **dict.fromkeys(areas, (label, one))}
         return values

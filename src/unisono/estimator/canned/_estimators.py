@@ -42,7 +42,7 @@ from unisono.feature_column._encode import checked_columns, make_dense
 if TYPE_CHECKING:
     from unisono.feature_column._column import FeatureColumn
 
-#: The learning rates of optimizers that are given by name; of both models together, those of each.
+#: The learning rates of optimizers that are given by name; each part of a combined model keeps its own.
 _LINEAR_RATE, _DNN_RATE, _BASELINE_RATE = 0.2, 0.05, 0.3
 _WIDE_RATE, _DEEP_RATE = 0.005, 0.001
 

@@ -40,7 +40,7 @@ _REDUCTIONS = {
 
 @TEXTS
 class Head(abc.ABC):
-    """What makes of logits a loss, predictions and metrics.
+    """A function from logits to a loss, predictions and metrics.
 
     >>> from unisono import estimator
     >>> isinstance(estimator.RegressionHead(), Head)
@@ -80,14 +80,14 @@ class Head(abc.ABC):
 
     @property
     def feature_keys(self) -> tuple[str, ...]:
-        """The keys of the features that the head reads: that of the weights."""
+        """The key of the weights, where the head reads them."""
         return () if self._weights is None else self._weights.feature_keys()
 
     def key(self, metric: str) -> str:
         """Return the name of a metric of this head.
 
         Args:
-            metric: its name without that of the head.
+            metric: its name without the head's.
         """
         return f"{metric}/{self._name}" if self._name else metric
 
@@ -103,11 +103,11 @@ class Head(abc.ABC):
         """Return predictions by key."""
 
     def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics besides those of every head, by their names without that of this one."""
+        """Return the new metrics of this kind of head, by their names without the head's."""
         return {}
 
     def _batch_values(self, labels: jax.Array, logits: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
-        """Return what a batch updates these metrics with, by their names."""
+        """Return the updates of these metrics for a batch, by name."""
         return {}
 
     @TEXTS
@@ -144,7 +144,7 @@ class Head(abc.ABC):
         """
         losses, weights = self._losses_and_weights(labels, logits, features)
         weighted = losses if weights is None else losses * weights
-        # Keras' loss knows of all replicas: a sum is that of all their rows.
+        # Keras' loss knows of all replicas: a sum is over all their rows.
         loss = SummedLosses()(weighted, weighted) if self._loss_reduction == SUM else jnp.mean(weighted)
         return loss + sum(regularization_losses) if regularization_losses else loss
 
@@ -242,7 +242,7 @@ class Head(abc.ABC):
         update_ops: object = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
-        """Return what a model_fn returns.
+        """Return the result of a model_fn.
 
         Args:
             features: by key.

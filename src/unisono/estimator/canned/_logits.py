@@ -29,7 +29,7 @@ Logits = tuple[Any, list[keras.Variable]]
 #: From features and a mode to logits, and a function that returns the optimizer of their variables.
 Part = tuple[Callable[[Mapping[str, jax.Array], str], Logits], Callable[[], Any]]
 
-#: What a layer computes of its sums.
+#: A layer's function of its sums.
 Activation = Callable[[Any], Any] | str | None
 
 _OPTIMIZERS = {
@@ -139,6 +139,6 @@ def optimizer_maker(given: object, learning_rate: float) -> Callable[[], Any]:
 
 
 def _with_optimizer(given: Any, make: Callable[[], keras.Optimizer]) -> Any:
-    found = copy.copy(given)
-    found.optimizer = make()
-    return found
+    fresh = copy.copy(given)
+    fresh.optimizer = make()
+    return fresh

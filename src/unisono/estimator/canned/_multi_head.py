@@ -70,12 +70,12 @@ class MultiHead(Head):
         Raises:
             InvalidArgumentError: they have several.
         """
-        found = {head.loss_reduction for head in self._heads.values()}
-        if len(found) > 1:
+        reductions = {head.loss_reduction for head in self._heads.values()}
+        if len(reductions) > 1:
             raise InvalidArgumentError(
-                f"The loss_reduction must be the same for different heads. Received: {sorted(found)}."
+                f"The loss_reduction must be the same for different heads. Received: {sorted(reductions)}."
             )
-        return found.pop()
+        return reductions.pop()
 
     @property
     def feature_keys(self) -> tuple[str, ...]:
@@ -113,9 +113,9 @@ class MultiHead(Head):
 
     def _checked_labels(self, labels: Any) -> Mapping[str, Any]:
         if not isinstance(labels, Mapping) or not set(self._heads) <= set(labels):
-            found = sorted(labels) if isinstance(labels, Mapping) else type(labels).__name__
+            received = sorted(labels) if isinstance(labels, Mapping) else type(labels).__name__
             raise InvalidArgumentError(
-                f"A MultiHead takes a dict of labels with the keys {list(self._heads)}. Received: {found}."
+                f"A MultiHead takes a dict of labels with the keys {list(self._heads)}. Received: {received}."
             )
         return labels
 
@@ -149,7 +149,7 @@ class MultiHead(Head):
 
     @TEXTS
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, keras.metrics.Metric]:
-        """Return new metrics by name: those of all heads, and their losses."""
+        """Return new metrics by name, of all heads and of their losses."""
         made: dict[str, keras.metrics.Metric] = {}
         if regularization_losses:
             made[self.key("regularization_loss")] = keras.metrics.Mean(name="regularization_loss")
@@ -180,14 +180,14 @@ class MultiHead(Head):
         return eval_metrics
 
     def create_estimator_spec(self, *args: Any, **kwargs: Any) -> EstimatorSpec:
-        """Return what a model_fn returns; see `Head.create_estimator_spec`.
+        """Return the result of a model_fn; see `Head.create_estimator_spec`.
 
         Args:
-            *args: as there.
-            **kwargs: as there.
+            *args: see `Head.create_estimator_spec`.
+            **kwargs: see `Head.create_estimator_spec`.
 
         Returns:
-            A spec whose exported outputs are by default those of the first head.
+            A spec that exports the outputs of the first head by default.
         """
         spec = super().create_estimator_spec(*args, **kwargs)
         if spec.mode != ModeKeys.PREDICT:
@@ -202,7 +202,7 @@ class MultiHead(Head):
     # --- on the host -------------------------------------------------------------------------------
 
     def host_labels(self, labels: object) -> UserValue:
-        """Return labels as a step takes them, those of each head as it does.
+        """Return labels in each head's form for steps.
 
         Args:
             labels: of a batch, by the names of heads.
@@ -218,9 +218,9 @@ class MultiHead(Head):
         Args:
             predictions: NumPy arrays by the name of a head and a key.
         """
-        found: dict[Any, Any] = {}
+        named: dict[Any, Any] = {}
         for name, head in self._heads.items():
             own = {key: value for (owner, key), value in predictions.items() if owner == name}
             if own:
-                found |= {(name, key): value for key, value in head.host_predictions(own).items()}
-        return found
+                named |= {(name, key): value for key, value in head.host_predictions(own).items()}
+        return named

@@ -87,10 +87,10 @@ class RegressionHead(Head):
             keys: those that are wanted; all by default.
         """
         logits = self._checked_logits(logits)
-        found = {"predictions": logits}
+        outputs = {"predictions": logits}
         if self._inverse_link is not None:
-            found = {"predictions": jnp.asarray(self._inverse_link(logits)), "logits": logits}
-        return {key: value for key, value in found.items() if not keys or key in keys}
+            outputs = {"predictions": jnp.asarray(self._inverse_link(logits)), "logits": logits}
+        return {key: value for key, value in outputs.items() if not keys or key in keys}
 
     def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
         return {

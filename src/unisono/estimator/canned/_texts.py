@@ -1,4 +1,4 @@
-"""What the arguments of canned estimators and of heads are: one text each, which `help()` shows whole.
+"""The texts for arguments of canned estimators and heads, which `help()` shows.
 
 Tests: tests/virtual/estimator/test_canned.py, tests/unit/estimator/test_heads.py.
 """
@@ -8,7 +8,7 @@ from unisono.estimator._docstrings import Texts
 #: Of optimizers; the learning rate is added.
 OPTIMIZER = "name, optimizer of Keras or of `tf.train`, or function that returns one; by name its rate is "
 
-#: What the arguments of linear models are.
+#: The texts for arguments of linear models.
 LINEAR = {
     "feature_columns": "numeric, bucketized, categorical and indicator columns.",
     "sparse_combiner": '`"sum"`, `"mean"` or `"sqrtn"`; how the weights of the categories of a row are '
@@ -44,7 +44,7 @@ TEXTS = Texts(
         "loss_fn": "function of `labels` and `logits`, perhaps `features`, that returns a loss for each row, "
         "in place of the head's own.",
         "loss_reduction": '`"sum_over_batch_size"` or `"sum"`.',
-        "model_dir": "path of the directory of checkpoints and event files; None for that of `config`.",
+        "model_dir": "path of the directory of checkpoints and event files; None for `config.model_dir`.",
         "n_classes": "whole number; how many classes there are.",
         "name": "string that is added to the names of metrics after a slash; None for none.",
         "predictions": "dict of NumPy arrays by key.",

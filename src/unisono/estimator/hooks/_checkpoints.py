@@ -65,7 +65,7 @@ class CheckpointSaverListener:
 class CheckpointSaverHook(IntervalHook):
     """Write a checkpoint when the loop begins, every so many steps or seconds, and at the end.
 
-    The checkpoints are those of the Estimator: they lie in its `model_dir`.
+    The checkpoints are the Estimator's, in its `model_dir`.
 
     Args:
         checkpoint_dir: the Estimator's `model_dir`.
@@ -138,7 +138,7 @@ class CheckpointSaverHook(IntervalHook):
             listener.before_save(session, step)
         _LOG.info("Saving checkpoints for %d into %s.", step, self.checkpoint_dir)
         session.save()
-        # All of them are called, also after one that wants to stop.
+        # All listeners are called, even if one stops the training.
         stops = [bool(listener.after_save(session, step)) for listener in self._listeners]
         if any(stops):
             _LOG.info("A CheckpointSaverListener has ended the training after step %d.", step)

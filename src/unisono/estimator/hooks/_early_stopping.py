@@ -112,14 +112,14 @@ def watching_hook(
 
     def should_stop() -> bool:
         every = read_eval_metrics(estimator.eval_dir() if eval_dir is None else eval_dir)
-        found = {step: metrics for step, metrics in every.items() if step >= min_steps}
-        for step, metrics in found.items():
+        late = {step: metrics for step, metrics in every.items() if step >= min_steps}
+        for step, metrics in late.items():
             if metric_name not in metrics:
                 raise InvalidArgumentError(
                     f"Evaluations must have the metric that ends the training. Received: {metric_name!r}; "
-                    f"that of step {step} has {sorted(metrics)}."
+                    f"step {step} has {sorted(metrics)}."
                 )
-        return is_enough(metric_name, {step: metrics[metric_name] for step, metrics in found.items()})
+        return is_enough(metric_name, {step: metrics[metric_name] for step, metrics in late.items()})
 
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 

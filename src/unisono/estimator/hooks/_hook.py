@@ -25,7 +25,7 @@ GLOBAL_STEP = "global_step"
 
 @dataclasses.dataclass(frozen=True)
 class SessionRunArgs:
-    """What a hook wants to know of the next step.
+    """A hook's request for values of the next step.
 
     Args:
         fetches: names of values of the model_fn such as `"loss"`, these values themselves, variables, or
@@ -44,11 +44,11 @@ class SessionRunArgs:
 
 @dataclasses.dataclass(frozen=True)
 class SessionRunValues:
-    """What a hook has asked for, after the step.
+    """The values that a hook has asked for, after the step.
 
     Args:
         results: numbers and arrays of NumPy, in the structure of `SessionRunArgs.fetches`.
-        options: those of the arguments.
+        options: from the arguments.
         run_metadata: None: there is no graph that was run.
 
     >>> SessionRunValues([0.5]).results
@@ -61,7 +61,7 @@ class SessionRunValues:
 
 
 class HookSession:
-    """What hooks get as `session`: the values of the training, evaluation or prediction that runs.
+    """The `session` of hooks: the values of the training, evaluation or prediction that runs.
 
     Args:
         exposed: what the run of the model_fn in which the hooks were made has exposed, by name.
@@ -86,7 +86,7 @@ class HookSession:
         self.exposed: Mapping[str, Any] = {} if exposed is None else exposed
         self.summaries = list(summaries)
         self._global_step, self._save, self._variable = global_step, save, variable
-        #: What the last step returned, by name.
+        #: Results of the last step, by name.
         self.values: Mapping[str, Any] = {}
 
     @property
@@ -129,8 +129,8 @@ class HookSession:
 
     def keys(self, fetches: PyTree) -> set[str]:
         """Return the names of the values of a step that fetches need."""
-        found = (self.key(leaf) for leaf in jax.tree.leaves(fetches))
-        return {key for key in found if key is not None}
+        keys = (self.key(leaf) for leaf in jax.tree.leaves(fetches))
+        return {key for key in keys if key is not None}
 
     def key(self, leaf: object) -> str | None:
         """Return the name of one fetch; None for a variable, and for what has no value.
@@ -143,9 +143,9 @@ class HookSession:
         if leaf is None or isinstance(leaf, keras.Variable) or _is_operation(leaf):
             return None
         if not isinstance(leaf, str):
-            found = key_of(self.exposed, leaf)
-            if found is not None:
-                return found
+            key = key_of(self.exposed, leaf)
+            if key is not None:
+                return key
             raise InvalidArgumentError(
                 "A hook asks for a value that the model_fn has exposed: its loss and predictions, a metric, "
                 f"a summary, or what `tf.identity(x, name=...)` has named. Received: {leaf!r}. Name it so."
@@ -224,12 +224,12 @@ class SessionRunContext:
 
     @property
     def original_args(self) -> SessionRunArgs:
-        """What the training itself asks for."""
+        """The training's own request."""
         return SessionRunArgs(None)
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has asked to stop."""
+        """True if a hook has asked to stop."""
         return self._is_stopping
 
     def request_stop(self) -> None:

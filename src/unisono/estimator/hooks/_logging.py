@@ -119,7 +119,7 @@ class LoggingTensorHook(SessionRunHook):
 
 
 def _named(tensors: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-    """Return what to ask for by the name to log it under, in the order of the log line."""
+    """Return the tensors by their names in the log, in its order."""
     if isinstance(tensors, Mapping):
         return {tag: fetch_in_all_runs(tensors[tag], "logged") for tag in sorted(tensors)}
     fetches = [fetch_in_all_runs(tensor, "logged") for tensor in tensors]

@@ -59,7 +59,7 @@ class HookRunner:
 
     @property
     def should_stop(self) -> bool:
-        """Whether a hook has asked to stop."""
+        """True if a hook has asked to stop."""
         return self._is_stopping
 
     @property
@@ -110,7 +110,7 @@ class HookRunner:
         """Call all hooks' `after_run`.
 
         Args:
-            values: those of the last step by name, at least `wanted`. They may lie on a device: what no
+            values: of the last step by name, at least `wanted`. They may lie on a device: what no
                 hook has asked for is not read. `"global_step"` is the number of steps so far; without it
                 all steps of the group have run.
         """

@@ -1,4 +1,4 @@
-"""What the layers of TensorFlow 1 have beside those of Keras, and the functions that call them.
+"""The base of TensorFlow 1's layers on those of Keras, and of the functions that call them.
 
 Tests: tests/unit/estimator/test_layers.py.
 """
@@ -30,7 +30,7 @@ _DEFAULTS = {
 
 
 def texts_of(*variables: str) -> dict[str, str]:
-    """Return what initializers, regularizers and constraints of variables are."""
+    """Return the texts for initializers, regularizers and constraints of variables."""
     ends = {
         "initializer": "initializer of Keras, or its name",
         "regularizer": "regularizer of Keras, whose loss `tf.losses.get_total_loss` adds; None for none",
@@ -43,14 +43,14 @@ def texts_of(*variables: str) -> dict[str, str]:
     }
 
 
-#: What the arguments of layers, and of the functions that make and call them, are.
+#: The texts for arguments of layers, and of the functions that make and call them.
 TEXTS = Texts(
     {
         **texts_of("kernel", "depthwise", "pointwise", "bias"),
         "activation": "function, or its name in Keras; None for none.",
         "activity_regularizer": "regularizer of Keras for the outputs, whose loss `tf.losses.get_total_loss` "
         "adds; None for none.",
-        "data_format": '`"channels_last"`, or `"channels_first"` where the second axis is that of channels.',
+        "data_format": '`"channels_last"`, or `"channels_first"` where channels are the second axis.',
         "depth_multiplier": "whole number; how many channels the first convolution makes of each channel.",
         "dilation_rate": "whole number, or one for each axis; the distance of the elements of a window.",
         "filters": "whole number; how many channels the outputs have.",
@@ -83,12 +83,12 @@ class GraphLayer(keras.Layer):
             for key, value in options.items()
         }
         super().__init__(**given)
-        found = current_collections()
-        if found is not None:
-            found.made.append(self)
+        collections = current_collections()
+        if collections is not None:
+            collections.made.append(self)
 
     def apply(self, inputs: PyTree, *args: Any, **kwargs: Any) -> PyTree:
-        """Return what the layer computes, as a call of it does.
+        """Call the layer.
 
         Args:
             inputs: array, or several in lists and dicts.

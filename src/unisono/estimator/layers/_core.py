@@ -132,7 +132,7 @@ def _check_absent(**given: object) -> None:
         if value:
             raise UnsupportedError(
                 f"`{name}` has no counterpart in Keras' BatchNormalization. Received: {value!r}. Leave it "
-                "out; `keras.layers.BatchNormalization(synchronized=True)` takes those of all replicas."
+                "out; `keras.layers.BatchNormalization(synchronized=True)` sees all replicas."
             )
 
 
@@ -174,7 +174,7 @@ def dropout(
 def batch_normalization(
     inputs: PyTree, *args: Any, training: bool = False, reuse: bool | str | None = None, **kwargs: Any
 ) -> jax.Array:
-    """Return what `BatchNormalization` computes.
+    """Normalize inputs by a new `BatchNormalization`.
 
     >>> batch_normalization(keras.ops.ones((2, 3)), training=True).tolist()[0]
     [0.0, 0.0, 0.0]

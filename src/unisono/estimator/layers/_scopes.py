@@ -34,7 +34,7 @@ class VariableScope:
     """A block in which names have a prefix.
 
     Args:
-        name: string; the prefix, with those of the scopes around it.
+        name: string; the prefix, with the prefixes of the scopes around it.
         reuse: True, False, `AUTO_REUSE` or None; whether names of earlier layers and variables are meant.
         counts: how many automatic names there are of each kind.
 
@@ -121,7 +121,7 @@ def variable_scope(
 
     Raises:
         InvalidArgumentError: both names are None, an initializer or regularizer is given, or a scope is
-            entered again inside of one that is not around it.
+            entered again inside another scope than its own.
     """
     if initializer is not None or regularizer is not None:
         raise InvalidArgumentError(
@@ -158,7 +158,7 @@ def found_or_made(
 
     Args:
         cls: the class that an earlier layer or variable must have.
-        reuse: the user's argument; None for that of the scope.
+        reuse: the user's argument; None for the scope's.
 
     Raises:
         ContextError: `reuse` is True or `AUTO_REUSE` outside of a model_fn.
@@ -176,27 +176,27 @@ def found_or_made(
         return make(None)
     own = scope.number(kind) if name is None else name
     path = scope.path(own)
-    found = None if collections is None else collections.named.get(path)
-    if found is not None and not again:
+    variable_or_layer = None if collections is None else collections.named.get(path)
+    if variable_or_layer is not None and not again:
         raise InvalidArgumentError(
             f"A name stands for one layer or variable. Received: {path!r} for a second one. Write "
             "`reuse=True` if the first is meant, or choose another name."
         )
-    if found is None and again and again != AUTO_REUSE:
+    if variable_or_layer is None and again and again != AUTO_REUSE:
         raise InvalidArgumentError(
             f"What is used again must be there. Received: reuse=True for {path!r}, which was not made "
             "before. Write `reuse=AUTO_REUSE` to make it where it is not there."
         )
-    if found is None:
-        found = make(own)
+    if variable_or_layer is None:
+        variable_or_layer = make(own)
         if collections is not None:
-            collections.named[path] = found
-    if not isinstance(found, cls):
+            collections.named[path] = variable_or_layer
+    if not isinstance(variable_or_layer, cls):
         raise InvalidArgumentError(
             f"What is used again must be of the same kind. Received: a {cls.__name__} of the name {path!r}, "
-            f"which is a {type(found).__name__}. Choose another name."
+            f"which is a {type(variable_or_layer).__name__}. Choose another name."
         )
-    return found
+    return variable_or_layer
 
 
 def get_variable(
@@ -225,7 +225,7 @@ def get_variable(
         options: other arguments of TensorFlow 1; they have no effect.
 
     Returns:
-        A Keras variable: a new one, or where `reuse` of the scope says so, that of an earlier call.
+        A Keras variable: a new one, or an earlier call's, where `reuse` of the scope says so.
 
     Raises:
         ContextError: `reuse` of the scope is True or `AUTO_REUSE` outside of a model_fn.

@@ -282,13 +282,13 @@ def _pair(
     labels: ArrayLike, outputs: ArrayLike, name: str = "predictions", to_float32: bool = True
 ) -> tuple[jax.Array, jax.Array]:
     """Return targets and outputs as floating-point arrays of one type."""
-    found = _floats(_given(outputs, name))
+    predictions = _floats(_given(outputs, name))
     if to_float32:
-        found = found.astype(jnp.promote_types(found.dtype, jnp.float32))
-    targets = jnp.asarray(_given(labels, "labels")).astype(found.dtype)
-    if targets.shape != found.shape:
+        predictions = predictions.astype(jnp.promote_types(predictions.dtype, jnp.float32))
+    targets = jnp.asarray(_given(labels, "labels")).astype(predictions.dtype)
+    if targets.shape != predictions.shape:
         raise InvalidArgumentError(
-            f"`labels` and `{name}` must have the same shape. Received: {targets.shape} and {found.shape}. "
-            "Write `reshape` around one of them."
+            f"`labels` and `{name}` must have the same shape. Received: {targets.shape} and "
+            f"{predictions.shape}. Write `reshape` around one of them."
         )
-    return targets, found
+    return targets, predictions

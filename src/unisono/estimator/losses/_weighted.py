@@ -21,7 +21,7 @@ from unisono.estimator._collections import LOSSES, current_collections, required
 from unisono.estimator._docstrings import Texts
 from unisono.spi import running_step
 
-#: What the arguments of losses are.
+#: The texts for arguments of losses.
 TEXTS = Texts(
     {
         "labels": "float array of any shape; the targets.",
@@ -115,7 +115,7 @@ def compute_weighted_loss(
     return result
 
 
-#: What the arguments of losses are whose elements `compute_weighted_loss` adds up.
+#: The texts for arguments of losses whose elements `compute_weighted_loss` adds up.
 ELEMENT_TEXTS = dataclasses.replace(TEXTS, options_of=compute_weighted_loss)
 
 
@@ -203,9 +203,9 @@ def add_loss(loss: PyTree, loss_collection: str | None = LOSSES) -> None:
         loss: float array of shape `()`; of any shape in a collection that is not added up.
         loss_collection: string; the collection of the model_fn that the loss joins; None for none.
     """
-    found = current_collections()
-    if found is not None and loss_collection is not None:
-        found.add(loss_collection, loss)
+    collections = current_collections()
+    if collections is not None and loss_collection is not None:
+        collections.add(loss_collection, loss)
 
 
 # --- the losses of a model_fn -------------------------------------------------------------------------------
@@ -235,11 +235,11 @@ def get_losses(scope: str | None = None, loss_collection: str = LOSSES) -> list[
 def get_regularization_losses(scope: str | None = None) -> list[jax.Array]:
     """Return the losses of the regularizers of the model_fn's `tf.layers`."""
     _check_scope(scope)
-    found = required_collections("get_regularization_losses").regularization_losses()
+    losses = required_collections("get_regularization_losses").regularization_losses()
     # Each replica has all of it: where gradients are summed, that would be once too often for each.
     replica = several_replicas()
     share = parts() / (1 if replica is None else replica.num_replicas_in_sync)
-    return found if share == 1 else [loss * share for loss in found]
+    return losses if share == 1 else [loss * share for loss in losses]
 
 
 @_SUM_TEXTS

@@ -24,7 +24,7 @@ from unisono.estimator.metrics._sums import (
     quotient,
 )
 
-#: What the arguments are of metrics whose predictions are truth values.
+#: The texts for arguments of metrics whose predictions are truth values.
 ANSWERS = TEXTS.with_texts(
     labels="array of any shape; truth values, or numbers, of which 0 stands for false.",
     predictions="array of the shape of `labels`; truth values, or numbers, of which 0 stands for false.",
@@ -48,8 +48,8 @@ def counts(labels: ArrayLike, predictions: ArrayLike, weights: ArrayLike) -> dic
     """Return the weights of right and wrong answers, where predictions are truth values."""
     outputs, targets, shares = aligned(predictions, labels, weights)
     says, holds = outputs.astype(bool), targets.astype(bool)
-    found = {"tp": holds & says, "fp": ~holds & says, "tn": ~holds & ~says, "fn": holds & ~says}
-    return {key: jnp.sum(answers * shares) for key, answers in found.items()}
+    answers_of = {"tp": holds & says, "fp": ~holds & says, "tn": ~holds & ~says, "fn": holds & ~says}
+    return {key: jnp.sum(answers * shares) for key, answers in answers_of.items()}
 
 
 def counts_at(
@@ -70,10 +70,10 @@ def counts_at(
     return {"tp": positive[:, 0], "fp": positive[:, 1], "fn": negative[:, 0], "tn": negative[:, 1]}
 
 
-def chosen(found: Mapping[str, jax.Array], keys: str) -> dict[str, jax.Array]:
+def chosen(counts: Mapping[str, jax.Array], keys: str) -> dict[str, jax.Array]:
     """Return some of the four counts, by their long names."""
     names = {"tp": "true_positives", "fp": "false_positives", "tn": "true_negatives", "fn": "false_negatives"}
-    return {names[key]: found[key] for key in keys.split()}
+    return {names[key]: counts[key] for key in keys.split()}
 
 
 #: Added to the ends of the thresholds, so that 0 and 1 lie between them, and to divisors.
@@ -199,13 +199,13 @@ def sensitivity_at_specificity(
     _check_share("specificity", specificity)
 
     def compute(s: Sums) -> jax.Array:
-        found = s["true_negatives"] / (s["true_negatives"] + s["false_positives"] + _EDGE)
-        at = jnp.argmin(jnp.abs(found - specificity))
+        specificities = s["true_negatives"] / (s["true_negatives"] + s["false_positives"] + _EDGE)
+        at = jnp.argmin(jnp.abs(specificities - specificity))
         right = s["true_positives"][at]
         return right / (right + s["false_negatives"][at] + _EDGE)
 
-    found = counts_at(labels, predictions, _evenly(num_thresholds), weights)
-    return pair_of_sums("sensitivity_at_specificity", chosen(found, "tp fp tn fn"), compute, **options)
+    counts = counts_at(labels, predictions, _evenly(num_thresholds), weights)
+    return pair_of_sums("sensitivity_at_specificity", chosen(counts, "tp fp tn fn"), compute, **options)
 
 
 @_CURVE_TEXTS
@@ -225,15 +225,15 @@ def specificity_at_sensitivity(
     _check_share("sensitivity", sensitivity)
 
     def compute(s: Sums) -> jax.Array:
-        found = s["true_positives"] / (s["true_positives"] + s["false_negatives"] + _EDGE)
-        distance = jnp.abs(found - sensitivity)
+        sensitivities = s["true_positives"] / (s["true_positives"] + s["false_negatives"] + _EDGE)
+        distance = jnp.abs(sensitivities - sensitivity)
         at = distance.size - 1 - jnp.argmin(distance[::-1])
         right = s["true_negatives"][at]
         return right / (right + s["false_positives"][at] + _EDGE)
 
     # TensorFlow's last threshold is below 1 here, and above it in the other functions.
-    found = counts_at(labels, predictions, _evenly(num_thresholds, -_EDGE), weights)
-    return pair_of_sums("specificity_at_sensitivity", chosen(found, "tp fp tn fn"), compute, **options)
+    counts = counts_at(labels, predictions, _evenly(num_thresholds, -_EDGE), weights)
+    return pair_of_sums("specificity_at_sensitivity", chosen(counts, "tp fp tn fn"), compute, **options)
 
 
 def _check_share(name: str, value: float) -> None:
@@ -278,13 +278,13 @@ def auc(
         fn, tn = s["false_negatives"], s["true_negatives"]
         if curve == "PR" and summation_method == "careful_interpolation":
             return _interpolated(tp, fp, fn)
-        found = (tp + _EPSILON) / (tp + fn + _EPSILON)
+        rates = (tp + _EPSILON) / (tp + fn + _EPSILON)
         if curve == "ROC":
-            return _area(fp / (fp + tn + _EPSILON), found, summation_method)
-        return _area(found, (tp + _EPSILON) / (tp + fp + _EPSILON), summation_method)
+            return _area(fp / (fp + tn + _EPSILON), rates, summation_method)
+        return _area(rates, (tp + _EPSILON) / (tp + fp + _EPSILON), summation_method)
 
-    found = counts_at(labels, predictions, points, weights)
-    return pair_of_sums("auc", chosen(found, "tp fp tn fn"), compute, name=name)
+    counts = counts_at(labels, predictions, points, weights)
+    return pair_of_sums("auc", chosen(counts, "tp fp tn fn"), compute, name=name)
 
 
 #: The height of the curve between two points.

@@ -58,8 +58,8 @@ def mean(values: ArrayLike, weights: ArrayLike = None, **options: Unpack[Naming]
     >>> float(updated)
     3.0
     """
-    found = floats(values)
-    return _mean("mean", found, broadcast_weights(weights, found), options)
+    numbers = floats(values)
+    return _mean("mean", numbers, broadcast_weights(weights, numbers), options)
 
 
 @_TEXTS
@@ -161,8 +161,9 @@ def percentage_below(
     >>> float(percentage_below([1.0, 2.0, 3.0, 4.0], 2.5)[1])
     0.5
     """
-    found = keras.ops.convert_to_tensor(values)
-    return _mean("percentage_below_threshold", found < threshold, broadcast_weights(weights, found), options)
+    numbers = keras.ops.convert_to_tensor(values)
+    shares = broadcast_weights(weights, numbers)
+    return _mean("percentage_below_threshold", numbers < threshold, shares, options)
 
 
 @_TEXTS.with_texts(
@@ -175,9 +176,9 @@ def mean_tensor(values: ArrayLike, weights: ArrayLike = None, **options: Unpack[
     >>> mean_tensor([1.0, 2.0])[1].tolist()
     [1.0, 2.0]
     """
-    found = floats(values)
-    shares = broadcast_weights(weights, found)
-    parts = {"total_tensor": found * shares, "count_tensor": shares}
+    numbers = floats(values)
+    shares = broadcast_weights(weights, numbers)
+    parts = {"total_tensor": numbers * shares, "count_tensor": shares}
     return pair_of_sums("mean_tensor", parts, lambda sums: quotient(*sums.values()), **options)
 
 

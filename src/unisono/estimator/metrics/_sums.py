@@ -24,7 +24,7 @@ from unisono.spi import running_step
 
 
 def pair_of(shape: str) -> str:
-    """Return what a metric function returns, whose values have a shape."""
+    """Return the text for the results of a metric function whose values have a shape."""
     return (
         "A `MetricPair`: the value of the metric, and its value after the update by this batch; float arrays "
         f"of {shape}."
@@ -150,7 +150,7 @@ def pair_of_sums(
     return MetricPair(metric, lambda: metric.update_state(**arrays))
 
 
-#: What the arguments of metrics are.
+#: The texts for arguments of metrics.
 TEXTS = Texts(
     {
         "values": "float array of any shape.",
@@ -212,10 +212,10 @@ def broadcast_weights(weights: ArrayLike, values: jax.Array) -> jax.Array:
     Raises:
         InvalidArgumentError: the weights do not fit.
     """
-    found = jnp.ones((), jnp.float32) if weights is None else floats(weights)
-    if found.ndim == values.ndim + 1 and found.shape[-1] == 1:
-        found = jnp.squeeze(found, -1)
-    elif found.ndim and found.ndim == values.ndim - 1:
-        found = found[..., None]
-    check_weights(found, values)
-    return jnp.broadcast_to(found, values.shape)
+    shares = jnp.ones((), jnp.float32) if weights is None else floats(weights)
+    if shares.ndim == values.ndim + 1 and shares.shape[-1] == 1:
+        shares = jnp.squeeze(shares, -1)
+    elif shares.ndim and shares.ndim == values.ndim - 1:
+        shares = shares[..., None]
+    check_weights(shares, values)
+    return jnp.broadcast_to(shares, values.shape)

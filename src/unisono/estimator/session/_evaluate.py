@@ -1,4 +1,4 @@
-"""One pass of a model_fn over data: that of an evaluation, of predictions, and what a training is made of."""
+"""One pass of a model_fn over data: an evaluation, predictions, or a part of a training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOG = logging.getLogger("unisono")
 
 @dataclasses.dataclass(frozen=True)
 class PassTask:
-    """What a pass over data needs."""
+    """The parts of a pass over data."""
 
     model_fn: ModelFunction
     strategy: ReplicatedStrategy
@@ -112,9 +112,9 @@ def evaluate(task: PassTask, data: InputFunction, steps: int | None, log_dir: st
             if metric is not None:
                 metric.reset_state()
         loss = _mean_loss(run, hooks, steps)
-        found = {name: metric.result() for name, metric in metrics.items() if metric is not None}
+        values = {name: metric.result() for name, metric in metrics.items() if metric is not None}
         hooks.end()
-    results = {name: _number(value) for name, value in found.items()}
+    results = {name: _number(value) for name, value in values.items()}
     results.setdefault("loss", loss)
     results["global_step"] = np.int64(run.variables.global_step.value)
     shown = ", ".join(f"{name} = {value}" for name, value in sorted(results.items()))
@@ -207,12 +207,12 @@ def _chosen(predictions: PyTree, keys: Sequence[str] | str | None) -> dict[str, 
             )
         return {"": PREDICTIONS}
     wanted = None if keys is None else {keys} if isinstance(keys, str) else set(keys)
-    found = {key: f"{PREDICTIONS}/{key}" for key in predictions if wanted is None or key in wanted}
-    if not found:
+    names = {key: f"{PREDICTIONS}/{key}" for key in predictions if wanted is None or key in wanted}
+    if not names:
         raise InvalidArgumentError(
             f"Expected to run at least one output from {list(predictions)}. Received: predict_keys={keys!r}."
         )
-    return found
+    return names
 
 
 def _examples(batch: Mapping[str, np.ndarray], is_dict: bool, single: bool) -> Iterator[Any]:

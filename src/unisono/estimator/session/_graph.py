@@ -62,7 +62,7 @@ def identity(input: PyTree, name: str | None = None) -> PyTree:  # noqa: A002 (T
 
 
 def group(*inputs: object, name: str | None = None) -> Any:
-    """Return what is to be done together: in a model_fn updates for `train_op`; elsewhere it has been done.
+    """Return updates that are done together: in a model_fn for `train_op`; elsewhere they are done.
 
     Args:
         *inputs: results, or what `minimize` and its like returned.
@@ -152,7 +152,7 @@ def control_dependencies(control_inputs: Sequence[object] | None) -> Iterator[No
 
 
 class GraphKeys:
-    """The names of collections that have members in a model_fn; those of others have none."""
+    """The names of collections that have members in a model_fn; other collections are empty."""
 
     GLOBAL_STEP = "global_step"
     GLOBAL_VARIABLES = "variables"
@@ -170,7 +170,7 @@ class GraphKeys:
 
 
 def get_collection(key: str, scope: str | None = None) -> list[Any]:
-    """Return what a model_fn has collected so far.
+    """Return a collection of a model_fn so far.
 
     `GraphKeys.UPDATE_OPS` has no members: layers update their own statistics.
 
@@ -181,7 +181,7 @@ def get_collection(key: str, scope: str | None = None) -> list[Any]:
     Raises:
         ContextError: outside of a model_fn.
     """
-    found = required_collections("get_collection")
+    collections = required_collections("get_collection")
     if key == GraphKeys.TRAINABLE_VARIABLES:
         return trainable_variables(scope)
     if key in (GraphKeys.GLOBAL_VARIABLES, GraphKeys.MODEL_VARIABLES):
@@ -189,8 +189,8 @@ def get_collection(key: str, scope: str | None = None) -> list[Any]:
     if key == GraphKeys.GLOBAL_STEP:
         return [_train_op.get_global_step()]
     if key == GraphKeys.REGULARIZATION_LOSSES:
-        return found.regularization_losses()
-    return list(found.members.get(key, ()))
+        return collections.regularization_losses()
+    return list(collections.members.get(key, ()))
 
 
 def add_to_collection(name: str, value: Any) -> None:

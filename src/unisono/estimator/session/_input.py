@@ -1,8 +1,8 @@
-"""What an `input_fn` gives: elements of features and labels, one for a replica.
+"""The elements of an `input_fn`: features and labels, one for a replica.
 
 It may make iterators of TensorFlow 1. In a graph the tensors of `get_next`, and what is computed of them,
 have new values in each step. Here the input_fn gets the first element. Where it returns parts of that
-element as they are, those of the further ones are put in the same places. Where it computes with them, it
+element as they are, parts of the further ones are put in the same places. Where it computes with them, it
 is run again for each step, and finds the iterators of its first run.
 
 Tests: tests/virtual/estimator/test_model_fn.py, tests/unit/estimator/test_graph_iterators.py.
@@ -74,11 +74,11 @@ class InputRun:
         self._iterators: list[GraphIterator] = []
         #: How many iterators this run has asked for.
         self._asked = 0
-        #: What `get_next` returned in this run.
+        #: Results of `get_next` in this run.
         self._taken: list[tuple[GraphIterator, PyTree]] = []
 
     def iterator(self, dataset: Dataset) -> GraphIterator:
-        """Return the iterator that a run asks for: a later one finds those of the first."""
+        """Return the iterator that a run asks for: a later run finds the first one's iterators."""
         if self._asked == len(self._iterators):
             self._iterators.append(GraphIterator(dataset))
         self._asked += 1
@@ -146,7 +146,7 @@ def make_one_shot_iterator(dataset: Dataset, shared_name: object = None) -> Grap
 
 
 class InputFunction:
-    """An input_fn with those of some arguments that it has; it is pickled where workers make their data."""
+    """An input_fn with the arguments that it takes of some; it is pickled where workers make their data."""
 
     def __init__(self, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
         known = argument_names(function)
@@ -178,7 +178,7 @@ class InputFunction:
 
 
 def _elements(result: object, group: ProcessGroup | None) -> Iterator[PyTree]:
-    """Return the elements of what an input_fn returned: those of a data set, or the same arrays for ever."""
+    """Return the elements of an input_fn's result: of a data set, or the same arrays for ever."""
     if result is None:
         raise InvalidArgumentError(
             "An input_fn must return data. Received: None. Write `return dataset` at its end."

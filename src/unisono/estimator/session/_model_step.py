@@ -34,7 +34,7 @@ from unisono.step._tape import GradientTape
 
 GLOBAL_STEP = "global_step"
 
-#: The name of the predictions among what a step returns to `predict`; those of a dict are `predictions/key`.
+#: The name of the predictions in a step's results for `predict`; values of a dict are `predictions/key`.
 PREDICTIONS = "predictions"
 
 
@@ -125,7 +125,7 @@ class ModelStep:
 
     @property
     def spec(self) -> EstimatorSpec:
-        """What the first run returned: its hooks are those of the loop."""
+        """The result of the first run, whose hooks the loop calls."""
         if self._first is None:
             raise InvalidArgumentError("A model_fn must be run before its spec is known.")
         return self._first[0]
@@ -184,8 +184,8 @@ class ModelStep:
 
 
 def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:
-    """Return what hooks may ask for, by name."""
-    found: dict[str, Any] = {} if spec.loss is None else {"loss": spec.loss}
+    """Return the values that hooks may ask for, by name."""
+    exposed: dict[str, Any] = {} if spec.loss is None else {"loss": spec.loss}
     given = spec.predictions
     own = given if isinstance(given, Mapping) else {PREDICTIONS: given}
     predict = {f"{PREDICTIONS}/{key}": x for key, x in own.items()} if isinstance(given, Mapping) else own
@@ -195,8 +195,8 @@ def _exposed(spec: EstimatorSpec, call: ModelCall) -> dict[str, Any]:
     # Last, as reading a pair exposes its value, too, by another name.
     metrics = ((n, x[0]) for n, x in (spec.eval_metric_ops or {}).items() if x is not metric_of(x))
     for name, value in [*call.exposed.items(), *shown.items(), *metrics, *others.items()]:
-        found.setdefault(name, value)
-    return {name: x for name, x in found.items() if isinstance(x, (jax.Array, np.ndarray, np.generic))}
+        exposed.setdefault(name, value)
+    return {name: x for name, x in exposed.items() if isinstance(x, (jax.Array, np.ndarray, np.generic))}
 
 
 def _of_all(value: object, replica: ReplicaContext) -> jax.Array:

@@ -30,7 +30,7 @@ class OccasionalLines(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _is_configured() -> bool:
-    """Return whether the program has said what is shown of the logger's messages."""
+    """Return whether the program has configured the logger."""
     levels = (_LOG.level, logging.root.level) != (logging.NOTSET, logging.WARNING)
     return levels or bool(_LOG.handlers) or not all(_is_of_import(h) for h in logging.root.handlers)
 

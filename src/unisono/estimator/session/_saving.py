@@ -31,7 +31,7 @@ _HYPERPARAMETERS = ("learning_rate",)
 
 
 def saved_variables(variables: ModelVariables) -> dict[str, keras.Variable]:
-    """Return what a checkpoint holds, by path: all but hyperparameters and the state of metrics."""
+    """Return a checkpoint's variables by path: all but hyperparameters and the state of metrics."""
     return {
         path: variable
         for path, variable in variables.variables.items()

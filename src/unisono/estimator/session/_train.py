@@ -29,7 +29,7 @@ _LOG = logging.getLogger("unisono")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainTask(PassTask):
-    """What a training needs."""
+    """The parts of a training."""
 
     config: RunConfig
     model_dir: str
@@ -75,7 +75,7 @@ class Training(DataPass):
         return loss
 
     def _saver(self) -> TrainingSaver:
-        """Return what writes checkpoints, as the model_fn's saver says, or the configuration."""
+        """Return the writer of checkpoints, as the model_fn's saver says, or the configuration."""
         own, config = getattr(self.step.spec.scaffold, "saver", None), self._task.config
         keeps = getattr(own, "max_to_keep", config.keep_checkpoint_max)
         hours = getattr(own, "keep_checkpoint_every_n_hours", config.keep_checkpoint_every_n_hours)
@@ -87,11 +87,11 @@ class Training(DataPass):
             with self.runner.shared_errors():
                 room = hooks.before_step(self._global_step)
             with self._task.strategy.scope():
-                done, found = self.runner.run(room, hooks.wanted)
+                done, fetched = self.runner.run(room, hooks.wanted)
             if not done:
                 break
             self._global_step += done
-            values = {**found, "global_step": self._global_step}
+            values = {**fetched, "global_step": self._global_step}
             with self.runner.shared_errors():
                 hooks.after_step(values)
         self.runner.stop()

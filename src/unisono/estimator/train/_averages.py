@@ -100,8 +100,8 @@ class ExponentialMovingAverage:
         Returns:
             A Keras variable; None where `apply` was not called with `var`.
         """
-        found = self._averages.get(id(var))
-        return None if found is None else found[1]
+        pair = self._averages.get(id(var))
+        return None if pair is None else pair[1]
 
     def average_name(self, var: keras.Variable) -> str:
         """Return the name of the average of a variable, which need not exist yet.
@@ -120,7 +120,7 @@ class ExponentialMovingAverage:
     def variables_to_restore(
         self, moving_avg_variables: Sequence[keras.Variable] | None = None
     ) -> dict[str, keras.Variable]:
-        """Return what a `Saver` restores, for a model that is evaluated with the averages.
+        """Return the variables that a `Saver` restores to evaluate a model with the averages.
 
         Args:
             moving_avg_variables: sequence of variables whose values are restored from averages; None for all
@@ -135,9 +135,9 @@ class ExponentialMovingAverage:
         store = require_call("ExponentialMovingAverage.variables_to_restore").store
         averaged = store.trainable_variables if moving_avg_variables is None else list(moving_avg_variables)
         known = {id(variable) for variable in averaged}
-        found = {self.average_name(variable): variable for variable in averaged}
+        by_average = {self.average_name(variable): variable for variable in averaged}
         others = {self._path(v): v for v in store.used if id(v) not in known and v is not store.global_step}
-        return found | others | {"global_step": store.global_step}
+        return by_average | others | {"global_step": store.global_step}
 
     def _path(self, variable: keras.Variable) -> str:
         path: str | None = require_call("ExponentialMovingAverage").store.path_of(variable)

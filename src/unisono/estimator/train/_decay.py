@@ -30,7 +30,7 @@ _TEXTS = Texts(
         "cycle": "bool; whether the rate begins again at the end, each time with a longer interval.",
         "alpha": "number from 0 to 1; the lowest rate, divided by the first one.",
         "t_mul": "number; the length of an interval, divided by the length of the one before.",
-        "m_mul": "number; the first rate of an interval, divided by that of the one before.",
+        "m_mul": "number; the first rate of an interval, divided by the first rate of the one before.",
         "num_periods": "number; how many waves of the cosine there are in `decay_steps`.",
         "name": "string; has no effect.",
     },
@@ -40,8 +40,8 @@ _TEXTS = Texts(
 
 
 def _number(value: ArrayLike) -> jax.Array:
-    found = value.value if isinstance(value, keras.Variable) else keras.ops.convert_to_tensor(value)
-    return jnp.asarray(found).astype(jnp.promote_types(jnp.asarray(found).dtype, jnp.float32))
+    number = value.value if isinstance(value, keras.Variable) else keras.ops.convert_to_tensor(value)
+    return jnp.asarray(number).astype(jnp.promote_types(jnp.asarray(number).dtype, jnp.float32))
 
 
 def _part(global_step: ArrayLike, decay_steps: ArrayLike, staircase: bool = False) -> jax.Array:
@@ -200,7 +200,7 @@ def piecewise_constant(
             f"There must be one value more than boundaries. Received: {len(values)} values and "
             f"{len(boundaries)} boundaries."
         )
-    found, step = jnp.asarray(values[0]), _number(x)
+    rate, step = jnp.asarray(values[0]), _number(x)
     for boundary, value in zip(boundaries, values[1:], strict=True):
-        found = jnp.where(step > boundary, value, found)
-    return found
+        rate = jnp.where(step > boundary, value, rate)
+    return rate

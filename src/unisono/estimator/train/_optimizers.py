@@ -40,10 +40,10 @@ _METHOD_TEXTS = Texts(
     },
 )
 
-#: What the arguments of optimizers are.
+#: The texts for arguments of optimizers.
 _TEXTS = Texts(
     {
-        "learning_rate": "number, float array of shape `()` such as that of `exponential_decay`, or schedule "
+        "learning_rate": "number, float array of shape `()` such as `exponential_decay` returns, or schedule "
         "of Keras.",
         "accum_name": "string; has no effect.",
         "beta1": "number from 0 to 1; how much of the mean of gradients stays in each step.",
@@ -67,7 +67,7 @@ _TEXTS = Texts(
 
 
 class Optimizer:
-    """What the optimizers of TensorFlow 1 have in common.
+    """The base of TensorFlow 1's optimizers.
 
     Args:
         optimizer: Keras optimizer that makes the updates.
@@ -149,7 +149,7 @@ class Optimizer:
 def _check_grad_loss(grad_loss: object) -> None:
     if grad_loss is not None:
         raise UnsupportedError(
-            "The gradient is that of the loss. Received: grad_loss. Multiply the loss by it, and add up."
+            "The gradient is the loss' own. Received: grad_loss. Multiply the loss by it, and add up."
         )
 
 

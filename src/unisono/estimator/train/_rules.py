@@ -1,4 +1,4 @@
-"""Keras optimizers with the update rules of TensorFlow 1, where those of Keras differ.
+"""Keras optimizers with the update rules of TensorFlow 1, where Keras' differ.
 
 Tests: tests/unit/estimator/test_optimizers.py.
 """
@@ -54,7 +54,7 @@ class SlotOptimizer(keras.Optimizer):
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
-        """Return what the constructor takes."""
+        """Return the constructor's arguments."""
         known = super().get_config()
         return {
             "learning_rate": known["learning_rate"],

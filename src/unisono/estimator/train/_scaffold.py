@@ -98,7 +98,7 @@ class Saver:
 
 
 class Scaffold:
-    """What a model_fn wants to be done before the first step, and how checkpoints are kept.
+    """A model_fn's actions before the first step, and how checkpoints are kept.
 
     Args:
         init_op: any value; has no effect, because there is no graph.
@@ -165,7 +165,7 @@ def init_from_checkpoint(
     Raises:
         ContextError: the call is outside of a model_fn.
         CheckpointMismatchError: the checkpoint lacks a variable, or has it in another shape.
-        InvalidArgumentError: a name is not that of a variable of the model_fn.
+        InvalidArgumentError: a name belongs to no variable of the model_fn.
     """
     call = require_call("init_from_checkpoint")
     own = {str(call.store.path_of(v)): v for v in call.store.used}
@@ -193,6 +193,6 @@ def _assigned(
         return [(source, own[target])]
     begin, scope = source.removeprefix("/"), target.removeprefix("/")
     below = [path for path in own if path.startswith(scope)]
-    found = [(begin + path[len(scope) :], own[path]) for path in below]
+    pairs = [(begin + path[len(scope) :], own[path]) for path in below]
     # A scope of the checkpoint must have them all; the optimizer's and the count of steps are not asked for.
-    return [(name, v) for name, v in found if name in known or v.trainable]
+    return [(name, v) for name, v in pairs if name in known or v.trainable]

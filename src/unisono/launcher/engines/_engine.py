@@ -1,4 +1,4 @@
-"""What an engine does for a launch: `unisono launch --on NAME`.
+"""The interface of engines: `unisono launch --on NAME`.
 
 Tests: tests/unit/launcher/engines/test_engine_flags.py.
 """
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=EngineSettings)
 
 @dataclasses.dataclass(frozen=True)
 class Submission(Generic[S]):
-    """What is to run on an engine."""
+    """A launch to run on an engine."""
 
     options: LaunchOptions
     program: UserProgram
@@ -77,11 +77,11 @@ class Engine(Protocol[S]):
 
         Raises:
             InvalidArgumentError: the engine cannot bring a function to its tasks.
-            Exception: that of the function in the task that failed first.
+            Exception: from the function in the task that failed first.
         """
 
 
-#: What each engine must honour.
+#: The options that each engine must honour.
 ALWAYS_HONOURED = frozenset({"workers", "ps", "chief", "evaluator", "max_restarts", "elastic", "grace"})
 
 
@@ -138,7 +138,7 @@ def call_on(name: str, function: FunctionCall, given: Mapping[str, Any]) -> list
     Raises:
         InvalidTypeError: a name is no flag of this engine.
         InvalidArgumentError: a value cannot be used, or the engine cannot bring a function to its tasks.
-        Exception: that of the function in the task that failed first.
+        Exception: from the function in the task that failed first.
     """
     engine = find_engine(name)
     given = {each: value for each, value in given.items() if value is not None}

@@ -25,7 +25,7 @@ from unisono.launcher._plan import MARK, LaunchPlan, RunPaths, base_environment,
 from unisono.rpc._ports import ports_to_choose_from
 from unisono.rpc._transport._keys import FILE_VARIABLE, VARIABLE
 
-#: What `mpirun` passes on to its ranks in place of SIGTERM, which ends them by SIGKILL a second later.
+#: The signal that `mpirun` forwards to its ranks; a second after SIGTERM it kills them.
 STOP_SIGNAL = signal.SIGUSR2
 #: Each job has ports of its own on a node: blocks of this size, below those that the system gives out.
 _BLOCK, _PORTS = 64, range(10_000, 31_760)

@@ -172,7 +172,7 @@ class Follower:
         self._restarts = submission.options.restarts
         name = launch_name(submission)
         deciding = {name, *(f"{name}-{job}" for job in deciding_jobs(submission.options))}
-        #: The objects whose failure is that of the launch, and the names of those whose success is.
+        #: The objects whose failure is the launch's, and the names of the ones whose success is.
         self._watched = [each for each in objects if each["kind"] in ("Job", "JobSet", "TrainJob")]
         self._deciding = deciding & {each["metadata"]["name"] for each in self._watched}
         self._files = BestEffort(screen.say, paths.root)

@@ -20,7 +20,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Seconds to connect, and for an answer. A log may be silent for longer: then it is asked for again.
 _TIMEOUT, _LOG_TIMEOUT = (10.0, 30.0), (10.0, 300.0)
 _CHUNK = 1 << 16
-#: What to write where the cluster refuses an object, by the code of HTTP.
+#: Advice where the cluster refuses an object, by the code of HTTP.
 _ADVICE = {
     0: "See `kubectl cluster-info`, which must reach the cluster.",
     401: "Log in again: `kubectl auth whoami` must work.",
@@ -52,7 +52,7 @@ class KubernetesApi:
     """The part of Kubernetes' API that a launch uses, in one namespace.
 
     Args:
-        namespace: None for that of `kubectl`'s context, or of this pod.
+        namespace: None for `kubectl`'s context's, or this pod's.
 
     Raises:
         BackendError: the client is not installed, or finds no way to the cluster.
@@ -177,7 +177,7 @@ def _plural(manifest: Manifest) -> str:
 
 
 def _message(error: Any) -> str:
-    """What the server says, or else the code."""
+    """Return the server's message, or else the code."""
     try:
         return str(json.loads(error.body)["message"])
     except (KeyError, TypeError, ValueError):

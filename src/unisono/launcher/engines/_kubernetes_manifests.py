@@ -33,7 +33,7 @@ Manifest = dict[str, Any]
 LAUNCH_LABEL, JOB_LABEL = "unisono/launch", "unisono/job"
 #: The index of a pod: of an indexed Job; of a StatefulSet, since Kubernetes 1.28.
 INDEX_ANNOTATION, INDEX_LABEL = "batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index"
-#: What JobSet writes on the pods of each JobSet, also on those of a TrainJob.
+#: JobSet's label on its pods, also on a TrainJob's.
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 _JOBSET_RESTARTS = "jobset.sigs.k8s.io/restart-attempt"
 
@@ -56,7 +56,7 @@ _FIXED_SIZE = (
     "`BackupAndRestore` continues with any number of workers"
 )
 
-#: What is submitted: an indexed Job for each job; a JobSet; a TrainJob of Kubeflow Trainer.
+#: Kinds of submissions: an indexed Job for each job; a JobSet; a TrainJob of Kubeflow Trainer.
 KINDS = ("job", "jobset", "trainjob")
 #: Names of pods, with the job and the index behind it, have 63 characters at most.
 _LONGEST_NAME = 40
@@ -103,7 +103,7 @@ def pod_selector(submission: Submission[KubernetesSettings]) -> str:
 
 
 def deciding_jobs(options: LaunchOptions) -> list[str]:
-    """Return the jobs whose success is that of the launch: with servers and a chief, the chief's.
+    """Return the jobs whose success is the launch's: with servers and a chief, the chief's.
 
     >>> deciding_jobs(LaunchOptions(ps=1, chief=True)), deciding_jobs(LaunchOptions(ps=1))
     (['chief'], ['worker'])
@@ -220,7 +220,7 @@ class _Rendering:
 
     @property
     def _needs_runtime(self) -> bool:
-        """Whether Kubeflow's runtime for JAX is too little: it has workers alone, and no restarts."""
+        """Return whether Kubeflow's runtime for JAX is too little: it has workers alone, and no restarts."""
         asked = self._options.restarts, self._claim, self._settings.topology, self._selector
         return self._kind != "trainjob" or set(self._counts) != {"worker"} or any(asked)
 
@@ -277,7 +277,7 @@ class _Rendering:
         return {"metadata": {"labels": {LAUNCH_LABEL: self._name, JOB_LABEL: job}}, "spec": spec}
 
     def _probes(self) -> Manifest:
-        """What the kubelet asks; Services forward to pods that are not ready, too."""
+        """Return the kubelet's probes; Services forward to pods that are not ready, too."""
         port = self._settings.health_port or _HEALTH_PORT
         live, ready = (
             {"httpGet": {"path": path, "port": port}, "timeoutSeconds": 10} for path in (LIVE, READY)
@@ -329,7 +329,7 @@ class _Rendering:
         config = json.loads(self._plan.environment(Task(job, 0))["TF_CONFIG"])
         yield {"name": "TF_CONFIG", "value": json.dumps({**config, "task": task})}
         if self._options.ps:
-            # Not a file: a user other than root could not read one that its owner alone may read.
+            # Not a file: a user other than root could not read it if its owner alone may.
             yield _from(VARIABLE, "secretKeyRef", name=self._name, key="key")
 
     @property

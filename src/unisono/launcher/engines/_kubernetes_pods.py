@@ -1,4 +1,4 @@
-"""What the pods of a launch do, read from the API's objects; pure.
+"""The state of a launch's pods, read from the API's objects; pure.
 
 Tests: tests/unit/launcher/engines/test_kubernetes.py.
 """
@@ -22,7 +22,7 @@ from unisono.launcher.engines._kubernetes_manifests import (
     Manifest,
 )
 
-#: Exit codes above are those of signals.
+#: Exit codes above it are signals'.
 _SIGNALLED = 128
 #: The line of a traceback that names the exception; notes may follow it.
 _EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
@@ -75,7 +75,7 @@ class Start:
 
 
 def starts_of(pod: Manifest) -> list[Start]:
-    """Return the starts of a pod that can be seen: the last one that ended, and the present one.
+    """Return the visible starts of a pod: the last ended one, and the present one.
 
     >>> metadata = {"name": "w-1-x", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z",
     ...     "labels": {"unisono/job": "worker", "apps.kubernetes.io/pod-index": "1"}}

@@ -59,15 +59,15 @@ def run(submission: Submission[MpiSettings]) -> int:
 
 
 def _check_is_open_mpi() -> None:
-    found = shutil.which("mpirun")
+    mpirun = shutil.which("mpirun")
     said = "no `mpirun` on this machine"
-    if found is not None:
+    if mpirun is not None:
         version = subprocess.run(
-            [found, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False
+            [mpirun, "--version"], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
         if "Open MPI" in version.stdout:
             return
-        said = f"{found}, which says {(version.stdout or version.stderr).strip().partition(chr(10))[0]!r}"
+        said = f"{mpirun}, which says {(version.stdout or version.stderr).strip().partition(chr(10))[0]!r}"
     raise InvalidArgumentError(
         f"`--on mpi` starts the tasks with `mpirun` of Open MPI. Received: {said}. Install it (Debian: "
         "`apt-get install openmpi-bin`), or load its module. MPICH runs `mpirun -n 4 python train.py`."

@@ -1,4 +1,4 @@
-"""What the flags of `unisono launch` for each engine say: one record per engine.
+"""The flags of `unisono launch` for each engine: one record per engine.
 
 Tests: tests/unit/launcher/engines/test_engine_flags.py.
 """
@@ -32,7 +32,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """What is an engine's own. Each field is a flag: its type is a number, a text or several, or a bool.
+    """The settings of one engine. Each field is a flag: its type is a number, a text or several, or a bool.
 
     A field's default is what it has without its flag: None, False or ().
     """
@@ -48,7 +48,7 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SlurmSettings(EngineSettings):
-    """What `unisono launch --on slurm` asks Slurm for.
+    """The request of `unisono launch --on slurm`.
 
     >>> SlurmSettings(nodes=2, gpus_per_node="a100:4").default_workers(others=1)
     7
@@ -101,7 +101,7 @@ class SlurmSettings(EngineSettings):
 
 @dataclasses.dataclass(frozen=True)
 class KubernetesSettings(EngineSettings):
-    """What `unisono launch --on kubernetes` asks Kubernetes for."""
+    """The request of `unisono launch --on kubernetes`."""
 
     image: Annotated[str | None, Flag("The container image, which holds Unisono and the program.")] = None
     kind: Annotated[
@@ -138,7 +138,7 @@ class KubernetesSettings(EngineSettings):
 
 @dataclasses.dataclass(frozen=True)
 class MpiSettings(EngineSettings):
-    """What `unisono launch --on mpi` hands to `mpirun`."""
+    """Options of `mpirun` for `unisono launch --on mpi`."""
 
     hostfile: Annotated[
         str | None, Flag("File with a line 'name slots=4' per host. [default: all tasks on this machine]")
@@ -154,7 +154,7 @@ class MpiSettings(EngineSettings):
 
 @dataclasses.dataclass(frozen=True)
 class RaySettings(EngineSettings):
-    """What `unisono launch --on ray` asks Ray for."""
+    """The request of `unisono launch --on ray`."""
 
     address: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What tasks leave in a folder that an engine's nodes share: why they failed, what a function has returned.
+"""Files of tasks in a folder that an engine's nodes share: exceptions, and results of a function.
 
 Tests: tests/unit/launcher/engines/test_slurm_job.py, tests/cluster/test_mpi_engine.py,
 tests/cluster/test_slurm_engine.py.
@@ -40,14 +40,14 @@ _RECORD = re.compile(r"g(\d+)-(\w+)-(\d+)\.json")
 
 
 def recorded_failures(paths: RunPaths, generation: int) -> list[Failure]:
-    """Return what the tasks of a generation have written of the exceptions that ended them."""
-    found = []
+    """Return the failures that the tasks of a generation have recorded."""
+    failures = []
     for path in sorted((paths.root / "errors").glob(f"g{generation}-*.json")):
         match, record = _RECORD.fullmatch(path.name), read_error(path)
         if match is not None and record is not None and record["code"] != RESTART_WANTED:
             task = Task(match[2], int(match[3]))
-            found.append(Failure(task, record["at"], record["code"], record["summary"]))
-    return found
+            failures.append(Failure(task, record["at"], record["code"], record["summary"]))
+    return failures
 
 
 def has_saved(paths: RunPaths, options: LaunchOptions, generation: int) -> bool:
@@ -99,7 +99,7 @@ def call_in_folder(
         InvalidArgumentError: with a `timeout`, or a function that cannot be pickled.
         ClusterError: when a task has ended without an exception, or without returning.
         KeyboardInterrupt: after Ctrl-C.
-        Exception: that of the function in the task that failed first.
+        Exception: from the function in the task that failed first.
     """
     if function.timeout is not None:
         raise InvalidArgumentError(

@@ -30,7 +30,7 @@ HONOURED = frozenset({"devices_per_worker", "interface"})
 _AHEAD = 60
 
 
-#: What `srun` says of a task that has ended badly, and its exit code.
+#: The message of `srun` on a task that has ended badly, and its exit code.
 ENDS = {
     "Exited with exit code ": "",
     "Killed.*": 137,
@@ -130,7 +130,7 @@ def _nodes(options: LaunchOptions, settings: SlurmSettings) -> str | None:
 
 
 def _body(submission: Submission[SlurmSettings]) -> list[str]:
-    """Return what the batch script does."""
+    """Return the commands of the batch script."""
     options, settings = submission.options, submission.settings
     root = shlex.quote(str(_root(submission)))
     setup = [each for line in settings.setup for each in (line, _checked(line))]
@@ -157,12 +157,12 @@ def _body(submission: Submission[SlurmSettings]) -> list[str]:
 
 
 def _checked(line: str) -> str:
-    """Return what ends a job whose line of `--setup` has failed."""
+    """Return the commands that end a job after a failed line of `--setup`."""
     text = shlex.quote(f"unisono: --setup must succeed. Received: {line}")
     return f"code=$?; [ $code = 0 ] || {{ echo {text} >&2; exit $code; }}"
 
 
-#: What refuses a directory in which the tasks of another job write.
+#: Commands that refuse a directory in which the tasks of another job write.
 _TAKEN = (
     f'other=$(cat "$logs/{HOLDER}" 2>/dev/null)',
     '[ "$other" = "$job" ] || [ -z "$other" ] || [ -z "$(squeue -h -j "$other" 2>/dev/null)" ] || {',
@@ -229,7 +229,7 @@ def _step(submission: Submission[SlurmSettings]) -> list[str]:
 
 
 def _after(options: LaunchOptions) -> list[str]:
-    """Return what follows the end of a step."""
+    """Return the commands after a step."""
     requeue = f'    [ $code != {RESTART_WANTED} ] || scontrol requeue "$SLURM_JOB_ID"'
     if not options.restarts:
         return [requeue, "    exit $code"]

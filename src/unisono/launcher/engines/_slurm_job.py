@@ -47,7 +47,7 @@ _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? ([0-9,\[\]-]+): (.+)")
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job.
+    """The state of a job of Slurm.
 
     Args:
         index: its index in an array of jobs; empty outside of one.
@@ -62,7 +62,7 @@ class JobState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job does not come back."""
+        """True if the job has ended for good."""
         return self.state in _ENDED
 
     @property

@@ -1,1 +1,1 @@
-"""What a launch shows on a terminal."""
+"""A launch on a terminal."""

@@ -60,17 +60,17 @@ class Console:
 
     def flush(self) -> bool:
         """Show the next part of each task's new output, at most one chunk; return whether there was any."""
-        found = False
+        has_text = False
         for each in list(self._followed):
             text = each.tail.read()
-            found = found or bool(text)
+            has_text = has_text or bool(text)
             lines = each.lines.feed(text)
             if not self._rewrites and time.monotonic() - each.shown_at > _PARTIAL_LINE_AFTER:
                 lines += each.lines.end()
             self._put(each, lines)
         if self._rewrites and self._followed:
             self._draw(self._followed[0].prefix, self._followed[0].lines.pending)
-        return found
+        return has_text
 
     def finish(self) -> None:
         """Show the rest of the output of the tasks, which have ended."""

@@ -33,7 +33,7 @@ _MOST_ROWS = 12
 
 @dataclasses.dataclass
 class TaskRow:
-    """What a row of the table shows of a task.
+    """A row of the table, for one task.
 
     Args:
         state: a word, such as `"training"`.
@@ -55,10 +55,10 @@ class TaskRow:
     exchange: float | None = None
     #: When, and at which step, the last events were written.
     seen: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-    #: Whether the running generation has written events.
+    #: True if the running generation has written events.
     is_current: bool = False
 
-    def take(self, event: Mapping[str, Any]) -> bool:
+    def update(self, event: Mapping[str, Any]) -> bool:
         """Take an event over; return whether it is the first one of a process."""
         base = event["step"] - event["count"]
         is_first = bool(event["generation"] != self.generation or base != self.step)
@@ -96,7 +96,7 @@ class TaskRow:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What the launcher sees of a generation.
+    """The launcher's view of a generation.
 
     Args:
         states: of each task, a word: `"runs"`, `"stopped"`, `"failed"`, ….
@@ -132,7 +132,7 @@ class LiveTable:
         for task, row in self._rows.items():
             for event in self._new_events(task):
                 # The first step of all tasks of a generation that follows another one.
-                if row.take(event) and self._failed_at is not None and row.generation > self._failed_in:
+                if row.update(event) and self._failed_at is not None and row.generation > self._failed_in:
                     lost, seconds = max(0, self._reached - row.base), row.at - self._failed_at
                     messages.append(
                         f"unisono: resumed at step {row.base}, lost {lost} steps, {seconds:.1f} s after the "
@@ -224,11 +224,11 @@ class LiveConsole(Console):
 
     def flush(self) -> bool:
         """Show the next part of each task's new output; return whether there was any."""
-        found = super().flush()
+        has_text = super().flush()
         if not self._followed:
             self._bars = []
         self._paint()
-        return found
+        return has_text
 
     def say(self, text: str) -> None:
         """Show a message of the launcher above the table."""

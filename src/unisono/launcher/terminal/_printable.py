@@ -47,14 +47,14 @@ def with_moves(text: str) -> str:
 
 
 def _simplest(match: re.Match[str]) -> str:
-    found = match.groupdict()
-    if found["kept"] is not None:
-        return found["kept"]
-    if found["control"] is not None:
-        return _as_text(found["control"])
-    if found["cursor"] is not None:
+    groups = match.groupdict()
+    if groups["kept"] is not None:
+        return groups["kept"]
+    if groups["control"] is not None:
+        return _as_text(groups["control"])
+    if groups["cursor"] is not None:
         return ""
-    count, move = found["count"], found["move"]
+    count, move = groups["count"], groups["move"]
     times = max(1, int(count or 1))
     if move == "A":
         return UP * min(times, _MOST_ROWS)

@@ -46,7 +46,7 @@ _BROKEN_HANDSHAKES = 3
 #: Seconds for an attempt: ZeroMQ ends the handshake itself, and reports it.
 _BURST = 100
 _ATTEMPT_SECONDS = sockets.HANDSHAKE_MS / 1000 + 2
-#: What a handshake that was not answered in time ends with.
+#: Errors of a handshake that was not answered in time.
 _TIMED_OUT = (errno.EAGAIN, errno.ETIMEDOUT)
 
 
@@ -339,7 +339,7 @@ class _Link:
         """Take what has happened to the connection."""
         monitor = self._monitor
         for event, value in [] if monitor is None else monitor.events():
-            # The events that follow are those of a socket that was given up.
+            # The following events come from a socket that was given up.
             if self._monitor is not monitor:
                 return
             self._take(event, value)

@@ -56,7 +56,7 @@ class ClientThread(threading.Thread):
         #: Of direct connections; None where there are none.
         self.channels = ChannelEvents() if shared.IS_AVAILABLE else None
         if self.channels is not None:
-            self.watch(self.channels.descriptor, self.channels.take)
+            self.watch(self.channels.descriptor, self.channels.receive)
 
     def watch(self, made: ZmqSocket | int, action: Callable[[], None]) -> None:
         """Call a function whenever a socket has something to read."""
@@ -70,13 +70,13 @@ class ClientThread(threading.Thread):
 
     def wake_by(self, moment: float) -> None:
         """Let the thread look at its links when that time comes; from any thread."""
-        # Rarely true: a deadline lies behind those of earlier requests. So a request costs no wake-up.
+        # Rarely true: a deadline lies behind earlier requests'. So a request costs no wake-up.
         if moment < self._wakes_at:
             self.mailbox.put(lambda: None)
 
     @property
     def is_present(self) -> bool:
-        """Whether answers are taken in the present thread: it must not wait for one."""
+        """True if the present thread reads answers: it must not wait for one."""
         return threading.current_thread() is self or (self.channels is not None and self.channels.is_mine)
 
     def take_until(self, future: Future[Any], timeout: float | None = None) -> None:
@@ -110,13 +110,13 @@ class ClientThread(threading.Thread):
         # A link that is closed in its turn changes the set. A minute: `poll` takes no infinity.
         wake = min((link.tick(now) for link in tuple(self.links)), default=math.inf)
         self._wakes_at = min(wake, now + 60.0)
-        found = dict(self._poller.poll(math.ceil(1000 * max(0.0, self._wakes_at - now))))
-        for ready in found:
+        readable = dict(self._poller.poll(math.ceil(1000 * max(0.0, self._wakes_at - now))))
+        for ready in readable:
             # A socket may have been closed by the action of another one.
             action = self._actions.get(ready)
             if action is not None:
                 action()
-        if self.mailbox.descriptor in found:
+        if self.mailbox.descriptor in readable:
             self.mailbox.run()
 
 
@@ -149,7 +149,7 @@ def release_thread(thread: ClientThread) -> None:
 
 def _end(thread: ClientThread) -> None:
     thread.mailbox.put(thread.stop)
-    # The thread waits for the one that takes answers: that may close the last client for one of them.
+    # The thread waits for the reader of answers, which may close the last client for one of them.
     if not thread.is_present:
         thread.join(CLOSE_SECONDS)
 
@@ -165,7 +165,7 @@ def _forget_thread() -> None:
     """Begin without clients in a forked process, which has their memory, but not their thread."""
     global _THREAD, _GUARD
     if _THREAD is not None:
-        # Its pollers are those of the parent: a wait here would keep the parent's thread asleep.
+        # Its pollers are the parent's: a wait here would keep the parent's thread asleep.
         _THREAD.channels = None
     _THREAD, _GUARD = None, threading.Lock()
 

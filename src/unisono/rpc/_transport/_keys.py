@@ -1,6 +1,6 @@
-"""The keys of a cluster: one secret, from which each task derives its own key and those of all others.
+"""The keys of a cluster: one secret, from which each task derives all tasks' keys.
 
-A task has two keys, as one that answers and as one that asks: a task with a key that a client has must not
+A task has two keys, one to answer and one to ask: a task with a key that a client has must not
 be taken for a server. All have the secret, so that keys prove "a task of this cluster", and which one it is
 as far as tasks of one cluster trust each other.
 """

@@ -51,9 +51,9 @@ def resolve(host: str) -> str:
     """
     if as_ip(host) is not None:
         return host
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     # IPv4 first: `localhost` is often both, and servers listen on 127.0.0.1.
-    return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
+    return str(min(addresses, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def free_port() -> int:
@@ -145,7 +145,7 @@ def remove_sockets(addresses: Iterable[str]) -> None:
 
 
 class AddressLock:
-    """Makes a process the only one that listens on a socket's file.
+    """Makes a process the only listener on a socket's file.
 
     ZeroMQ removes a file that is there and binds its own. The kernel drops the lock when the process ends,
     also by SIGKILL: what the file of an earlier process left is removed, and a living one's is not.

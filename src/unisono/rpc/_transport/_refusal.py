@@ -1,6 +1,6 @@
 """The end of a task that others can reach and that has no key: those who ask it learn why.
 
-It cannot read what a task with a key sends. But a handshake without keys is one that such a task cannot take,
+It cannot read what a task with a key sends. But such a task cannot take a handshake without keys,
 and ends at once with an error, where it would try to connect until its time is over.
 """
 
@@ -23,7 +23,7 @@ _LOG = logging.getLogger("unisono")
 _REFUSES = 60.0
 #: The same after the first one was refused: the others ask at about the same time, and each one three times.
 _REFUSES_ON = 2.0
-#: What a client with a key leaves here.
+#: The monitor's events for a client with a key.
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,

@@ -294,7 +294,7 @@ class RpcServer:
         except FrameError as error:
             self.rejected += 1
             _LOG.debug("A message of %s was rejected: %s", client, error)
-            # An explanation for an honest client of another version. It does not wait for one that takes no
+            # An explanation for an honest client of another version. It does not wait if the client takes no
             # answers: a million of them would be 256 MB (the budget) of memory.
             if error.request is not None and client.connection not in self._backlog:
                 rejection = error_answer(Frame(Op.ERROR, error.request), error).parts()
@@ -362,7 +362,7 @@ def _is_shared(part: Part) -> bool:
 
 
 def _queued_bytes(parts: Sequence[Part]) -> int:
-    """Return what an answer takes in the backlog, without the parts that are counted anyway."""
+    """Return the size of an answer in the backlog, without the parts that are counted anyway."""
     return sum(_OBJECT_BYTES + len(part) * (not _is_shared(part)) for part in parts)
 
 

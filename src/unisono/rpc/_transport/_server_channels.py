@@ -34,7 +34,7 @@ class ServerChannels:
         self._channels: dict[bytes, LocalChannel] = {}
         self._clients: dict[int, ClientId] = {}
         self._warned_at = -math.inf
-        #: Whether connections wait that cannot be taken now. They are tried again, and not polled for: the
+        #: True if connections wait that cannot be accepted now. They are tried again, and not polled for: the
         #: poller would find them again at once, and for ever.
         self.is_paused = False
 

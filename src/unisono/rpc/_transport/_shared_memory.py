@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-#: Whether the system has files in memory that cannot be cut short under a reader, and wakes threads by files.
+#: True if the system has files in memory that cannot be cut short under a reader, and wakes threads by files.
 IS_AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_SEAL_SHRINK") and hasattr(os, "eventfd")
 
 #: Where the arrays of a segment begin.
@@ -63,7 +63,7 @@ class Segment:
 
     @property
     def is_free(self) -> bool:
-        """Whether the receiver uses it no more."""
+        """True if the receiver uses it no more."""
         return not self.memory[0]
 
     def close(self) -> None:
@@ -79,15 +79,15 @@ class OutgoingSegments:
     def __init__(self) -> None:
         self._segments: dict[int, Segment] = {}
 
-    def take(self, nbytes: int) -> Segment | None:
+    def acquire(self, nbytes: int) -> Segment | None:
         """Return a segment that is marked as used; None where the receiver holds too many."""
         size = rounded(FIRST + nbytes)
         free = [s for s in self._segments.values() if s.is_free]
         fitting = [s for s in free if s.size >= size]
-        found = min(fitting, key=lambda s: s.size) if fitting else self._made(size, free)
-        if found is not None:
-            found.memory[0] = 1
-        return found
+        segment = min(fitting, key=lambda s: s.size) if fitting else self._made(size, free)
+        if segment is not None:
+            segment.memory[0] = 1
+        return segment
 
     def _made(self, size: int, free: list[Segment]) -> Segment | None:
         bound = max(_BYTES, 3 * size)
@@ -147,13 +147,13 @@ class IncomingSegments:
         self._memories: dict[int, _Bytes] = {}
 
     def adopt(self, slot: int, descriptor: int) -> None:
-        """Map a segment that the sender has made; one that it had under the same number is forgotten.
+        """Map a segment that the sender has made, in place of an earlier one of its number.
 
         Args:
             descriptor: of the file; stays open.
 
         Raises:
-            ValueError: it is no file in memory that keeps its size, or one that is too large.
+            ValueError: it is too large, or no file in memory that keeps its size.
             OSError: it cannot be mapped.
         """
         if slot >= SLOTS:

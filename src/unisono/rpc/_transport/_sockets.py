@@ -134,12 +134,12 @@ class Monitor:
 
     def events(self) -> list[tuple[int, int]]:
         """Return the kinds and values of the events since the last call."""
-        found = []
+        events = []
         with contextlib.suppress(zmq.Again):
             while True:
                 event: Any = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
-                found.append((int(event["event"]), int(event["value"])))
-        return found
+                events.append((int(event["event"]), int(event["value"])))
+        return events
 
     def close(self) -> None:
         """End the reports; before the socket is closed."""

@@ -1,1 +1,1 @@
-"""What a traced function does with the rows of a batch: the rules, and what reads traces by them."""
+"""The use of a batch's rows by a traced function: the rules, and readers of traces."""

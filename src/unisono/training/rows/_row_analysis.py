@@ -1,6 +1,6 @@
-"""What a traced function does with the rows of a batch: apart, added up, or mixed. Pure.
+"""The use of a batch's rows by a traced function: apart, added up, or mixed. Pure.
 
-A function is traced twice, for a replica's number of rows and for that of all replicas. Both
+A function is traced twice, for a replica's number of rows and for all replicas'. Both
 traces are read side by side, one operation after the other. An axis whose size differs in them
 counts rows, and a number that differs was computed from the number of rows. For every value the
 reading keeps what is certain: it does not depend on the rows, it has an entry for each row that
@@ -48,7 +48,7 @@ Atom = jex.Var | jex.Literal
 
 
 class RowUse(enum.Enum):
-    """What a result of a function is, as far as rows are concerned."""
+    """The use of rows by a result of a function."""
 
     NONE = "the same for any rows"
     APART = "one entry for each row along the first axis, which depends on this row alone"
@@ -64,7 +64,7 @@ def row_uses(
     many: int,
     differentiates: bool = False,
 ) -> list[RowUse]:
-    """Return what each result of a function does with rows, in the order of `jax.tree.leaves`.
+    """Return the use of rows by each result of a function, in the order of `jax.tree.leaves`.
 
     Args:
         fn: from `*args` to a pytree of arrays; traced, never computed.
@@ -72,7 +72,7 @@ def row_uses(
             several entries for each row. Scalars are the same for any rows.
         few: the number of rows to trace first, at least 1.
         many: another, larger number of rows.
-        differentiates: as that of `row_states`.
+        differentiates: see `row_states`.
 
     >>> x = np.zeros((4, 3), "f4")
     >>> uses = row_uses(lambda x: (x.sum(axis=1), x.mean(), x.max()), (x,), 2, 4)
@@ -91,11 +91,11 @@ def row_states(
     own: Collection[int] = (),
     differentiates: bool = False,
 ) -> list[RowState]:
-    """Return what is known of each result of a function, in the order of `jax.tree.leaves`.
+    """Return the state of each result of a function, in the order of `jax.tree.leaves`.
 
     Args:
         fn: from `*args, *kept` to a pytree of arrays; traced, never computed.
-        args: as those of `row_uses`.
+        args: see `row_uses`.
         kept: further arguments, which are the same for any rows. A result that is one of them plus a sum
             over rows is `AccumulatedSum`, with the number of it among the leaves of `kept`.
         few: the number of rows to trace first, at least 1.
@@ -153,7 +153,7 @@ def traced_states(
 def uses_in_traces(
     few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, ratio: Fraction, counts_rows: Sequence[bool]
 ) -> list[RowUse]:
-    """Return what each result of a program does with rows; see `row_uses`.
+    """Return the use of rows by each result of a program; see `row_uses`.
 
     Args:
         counts_rows: for each argument, whether its first axis counts rows.
@@ -169,12 +169,12 @@ def states_in_traces(
     given: Sequence[RowState],
     differentiates: bool = False,
 ) -> list[RowState]:
-    """Return what is known of each result of a program of which two traces are given.
+    """Return the state of each result of a program, from two traces.
 
     Args:
         ratio: how many times as many rows the second one has.
         given: what is known of each argument.
-        differentiates: as that of `row_states`.
+        differentiates: see `row_states`.
     """
     reader = _TraceReader(ratio, differentiates)
     states = reader.closed(few, many, given)
@@ -211,8 +211,8 @@ class _TraceReader:
             if eqn.primitive.name != other.primitive.name or len(eqn.invars) != len(other.invars):
                 self.difference = f"operations that depend on the number of rows: {place_of(eqn)}"
                 return None
-            found = self._results(Step(eqn, other, self._ratio), self._operands(known, eqn, other))
-            for variable, state in zip(eqn.outvars, found, strict=True):
+            states = self._results(Step(eqn, other, self._ratio), self._operands(known, eqn, other))
+            for variable, state in zip(eqn.outvars, states, strict=True):
                 known[variable] = state
         return [self._operand(known, a, b) for a, b in zip(*results, strict=True)]
 
@@ -280,7 +280,7 @@ class _TraceReader:
         return [_because(s, operands, step.eqn) if isinstance(s, Mixed) else s for s in states]
 
     def _of_operation(self, step: Step, operands: list[RowState]) -> list[RowState]:
-        """What is known of the results of an operation that holds no program."""
+        """Return the states of the results of an operation that holds no program."""
         name, count = step.eqn.primitive.name, len(step.eqn.outvars)
         if _passes(step):
             return operands
@@ -297,10 +297,10 @@ class _TraceReader:
         if len(given) < len(settled):
             return [of_extremes(step, settled)] * count
         rule = RULES.get(name)
-        found = rule(step, given) if rule is not None else anything(step, given)
-        if isinstance(found, Mixed) and any(isinstance(s, Reduced) for s in given):
-            found = linear_in_sums(step, given)
-        states = found if isinstance(found, list) else [found] * count
+        result = rule(step, given) if rule is not None else anything(step, given)
+        if isinstance(result, Mixed) and any(isinstance(s, Reduced) for s in given):
+            result = linear_in_sums(step, given)
+        states = result if isinstance(result, list) else [result] * count
         return [s if is_fill(s) else _unknown(s) for s in states]
 
     def _solve(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
@@ -314,15 +314,15 @@ class _TraceReader:
         return self.closed(solves[0], solves[1], given)
 
     def _branches(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
-        """What is certain whichever branch is taken, where rows do not decide it."""
+        """Return the states that hold in every branch, where rows do not choose it."""
         index, *rest = operands
         few, many = (e.params["branches"] for e in (step.eqn, step.other))
         if self.settled(index) != Constant() or len(few) != len(many):
             return None
-        found = [self.closed(a, b, rest) for a, b in zip(few, many, strict=True)]
-        if any(f is None for f in found):
+        branches = [self.closed(a, b, rest) for a, b in zip(few, many, strict=True)]
+        if any(f is None for f in branches):
             return None
-        settled = [[self.settled(s) for s in f or ()] for f in found]
+        settled = [[self.settled(s) for s in f or ()] for f in branches]
         return [functools.reduce(_joined, states) for states in zip(*settled, strict=True)]
 
     def _scan(self, step: Step, operands: list[RowState]) -> list[RowState] | None:
@@ -393,13 +393,13 @@ def _passes(step: Step) -> bool:
 
 
 def _because(state: Mixed, operands: Sequence[RowState], eqn: Equation) -> Mixed:
-    """Return a mixed value with its cause: that of a mixed operand, or else the operation."""
+    """Return a mixed value with its cause: a mixed operand's, or else the operation."""
     causes = [state.cause, *(s.cause for s in operands if isinstance(s, Mixed))]
     return Mixed(next(filter(None, causes), "") or place_of(eqn))
 
 
 def place_of(eqn: Equation) -> str:
-    """Return the name of an operation, after those of the layers that it is part of."""
+    """Return the name of an operation, after the names of its layers."""
     layers = str(eqn.source_info.name_stack)
     return f"{layers}: {eqn.primitive.name}" if layers else str(eqn.primitive.name)
 
@@ -409,7 +409,7 @@ def _unknown(state: RowState) -> RowState:
 
 
 def _joined(a: RowState, b: RowState) -> RowState:
-    """What is certain of a value that is one or the other."""
+    """Return the state of a value that is one or the other."""
     if isinstance(a, Constant) and isinstance(b, Constant) and a == b:
         return Constant(a.power, is_own=a.is_own and b.is_own)
     if a == b:

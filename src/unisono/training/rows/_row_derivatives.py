@@ -44,7 +44,7 @@ Reading = Callable[[jex.ClosedJaxpr, jex.ClosedJaxpr, Sequence[RowState]], "list
 def is_linear(
     step: Step, operands: Sequence[RowState], results: Sequence[RowState], reading: Reading
 ) -> bool:
-    """Return whether the derivative of a function is that of one device, for each row or summed up over rows.
+    """Return whether the derivative of a function is right on replicas, for each row or summed over rows.
 
     Args:
         step: the call of the function.
@@ -59,9 +59,9 @@ def is_linear(
         return False
     known = {v: s for v, s in zip(step.eqn.invars, operands, strict=True) if isinstance(v, jex.Var)}
     gradients = [Reduced(_POWER) if isinstance(s, Constant) else _times(s, _POWER) for s in ends]
-    found = reading(_derivative(step.eqn), _derivative(step.other), [*known.values(), *gradients])
+    derivatives = reading(_derivative(step.eqn), _derivative(step.other), [*known.values(), *gradients])
     varied = [s for v, s in known.items() if _has_gradient(v)]
-    return found is not None and all(map(_is_right, varied, found))
+    return derivatives is not None and all(map(_is_right, varied, derivatives))
 
 
 def _derivative(eqn: Equation) -> jex.ClosedJaxpr:

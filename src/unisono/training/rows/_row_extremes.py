@@ -13,7 +13,7 @@ import numpy as np
 from unisono.training.rows._row_rules import is_total
 from unisono.training.rows._row_states import MIXED, AccumulatedSum, Constant, Extreme, RowState, Step
 
-#: Functions of any number that never decrease: the largest of their values is that of the largest number. Not
+#: Functions of any number that never decrease: the largest number has the largest value. Not
 #: roots and logarithms: of a negative number they are NaN, which is the largest of all.
 _MONOTONE = frozenset(
     {

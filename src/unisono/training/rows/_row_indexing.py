@@ -1,4 +1,4 @@
-"""What operations that take, or write, parts of arrays do with rows: rules of `_row_analysis`. Pure.
+"""The use of rows by operations that read or write parts of arrays: rules of `_row_analysis`. Pure.
 
 Tests: tests/unit/training/test_row_analysis.py.
 """
@@ -103,7 +103,7 @@ def scatter(step: Step, operands: list[Operand]) -> RowState:
 
 
 def _written(step: Step, target: Operand, update: Operand) -> Operand:
-    """What is known where values are written to places of a target: of one power, factors of none."""
+    """Return the state of a target to whose places values are written: of one power, factors of none."""
     multiplies = step.eqn.primitive.name.endswith("mul")
     if multiplies and isinstance(update, (Constant, RowWise)) and not update.power:
         update = with_power(update, getattr(target, "power", 0))
@@ -150,9 +150,9 @@ def _into_own_rows(step: Step, operands: list[Operand]) -> RowState:
         if update.axis != free[indices.axis]:
             return MIXED
         update = RowWise(own[0], update.power)
-    found = _written(step, target, update)
+    written = _written(step, target, update)
     # Without rows in both, the places are still the row's own.
-    return RowWise(own[0], found.power) if isinstance(found, Constant) else found
+    return RowWise(own[0], written.power) if isinstance(written, Constant) else written
 
 
 def update(step: Step, operands: list[Operand]) -> RowState:

@@ -1,4 +1,4 @@
-"""What each of JAX' operations does with the rows of its operands: the rules of `_row_analysis`. Pure.
+"""The use of operands' rows by each of JAX' operations: the rules of `_row_analysis`. Pure.
 
 Tests: tests/unit/training/test_row_analysis.py.
 """
@@ -46,10 +46,10 @@ def _elementwise(step: Step, operands: list[Operand]) -> RowState:
 def _selection(step: Step, operands: list[Operand]) -> RowState:
     """Entries of one of several operands, chosen place by place: of one power."""
     which, *cases = operands
-    found = aligned(cases)
-    if not isinstance(which, (Constant, RowWise)) or which.power or isinstance(found, Mixed):
+    case = aligned(cases)
+    if not isinstance(which, (Constant, RowWise)) or which.power or isinstance(case, Mixed):
         return MIXED
-    return aligned([with_power(which, found.power), found])
+    return aligned([with_power(which, case.power), case])
 
 
 def _sum_of_two(step: Step, operands: list[Operand]) -> RowState:
@@ -202,8 +202,8 @@ def _along(parameter: str) -> Rule:
         if axis in set().union(*(step.counting(i) for i in range(len(operands)))):
             return MIXED
         moves = step.eqn.primitive.name in ("concatenate", "split", "cumsum")
-        found = aligned(operands) if moves else _elementwise(step, operands)
-        return MIXED if isinstance(found, RowWise) and found.axis == axis else found
+        result = aligned(operands) if moves else _elementwise(step, operands)
+        return MIXED if isinstance(result, RowWise) and result.axis == axis else result
 
     return rule
 
@@ -267,7 +267,7 @@ def _dot(step: Step, operands: list[Operand]) -> RowState:
 def _place(
     state: Operand, contracted: Sequence[int], batched: Sequence[int], rank: int
 ) -> tuple[str, int] | None:
-    """What a product does with the rows of an operand, and in which place."""
+    """Return a product's use of an operand's rows, and their place."""
     if not isinstance(state, RowWise):
         return None
     if state.axis in contracted:
@@ -314,10 +314,10 @@ def _convolution(step: Step, operands: list[Operand]) -> RowState:
 
 
 def _stack(step: Step, operands: list[Operand]) -> RowState:
-    found, axis = _elementwise(step, operands), step.params["axis"]
+    result, axis = _elementwise(step, operands), step.params["axis"]
     if not step.same("axis") or len(step.eqn.invars) != len(step.other.invars):
         return MIXED
-    return RowWise(found.axis + (axis <= found.axis)) if isinstance(found, RowWise) else found
+    return RowWise(result.axis + (axis <= result.axis)) if isinstance(result, RowWise) else result
 
 
 def _tile(step: Step, operands: list[Operand]) -> RowState:
@@ -342,23 +342,23 @@ def _several(step: Step, operands: list[Operand]) -> list[RowState]:
 def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     """Functions of matrices in the last two axes, or of series in the last ones."""
     axes, name = 2, step.eqn.primitive.name
-    found: RowState
+    result: RowState
     if name == "fft":
-        axes, found = len(step.params["fft_lengths"]), aligned(operands)
+        axes, result = len(step.params["fft_lengths"]), aligned(operands)
     elif name == "triangular_solve" and operands[0] in (Constant(), RowWise(0)):
-        found = aligned([with_power(operands[0], getattr(operands[1], "power", 0)), operands[1]])
+        result = aligned([with_power(operands[0], getattr(operands[1], "power", 0)), operands[1]])
     else:
-        found = _elementwise(step, operands)
-    if not isinstance(found, RowWise) or found.axis >= len(step.shape()) - axes:
+        result = _elementwise(step, operands)
+    if not isinstance(result, RowWise) or result.axis >= len(step.shape()) - axes:
         return anything(step, operands)
     shapes = [[v.aval.shape for v in e.outvars] for e in (step.eqn, step.other)]
-    return [found if few != many else MIXED for few, many in zip(*shapes, strict=True)]
+    return [result if few != many else MIXED for few, many in zip(*shapes, strict=True)]
 
 
 def _attention(step: Step, operands: list[Operand]) -> RowState:
     """Apply to cuDNN's attention, of which the first axis counts rows."""
-    found = _elementwise(step, operands)
-    return found if found in (Constant(), RowWise(0)) else MIXED
+    result = _elementwise(step, operands)
+    return result if result in (Constant(), RowWise(0)) else MIXED
 
 
 def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:

@@ -1,4 +1,4 @@
-"""What is known of a value of a traced function, and one operation in two traces. Pure.
+"""The state of a value of a traced function, and one operation in two traces. Pure.
 
 Tests: tests/unit/training/test_row_analysis.py.
 """
@@ -15,7 +15,7 @@ import jax.extend.core as jex
 import numpy as np
 
 #: One operation of a trace, a `jax.extend.core.JaxprEqn`. JAX declares its arguments and results as abstract
-#: values, which need not have a shape and a type; those of a trace always have.
+#: values, which need not have a shape and a type; in a trace they always have.
 Equation: TypeAlias = Any
 
 
@@ -71,7 +71,7 @@ class Mixed:
     cause: str = dataclasses.field(default="", compare=False)
 
 
-#: What most rules know of an operand, and all that is known of a value.
+#: The states of operands for most rules, and of all values.
 Operand = Constant | RowWise | Reduced | Mixed
 RowState = Operand | Extreme | AccumulatedSum
 MIXED = Mixed()
@@ -91,7 +91,7 @@ class Step:
         return dict(self.eqn.params)
 
     def same(self, *names: str) -> bool:
-        """Whether these parameters are equal in both traces."""
+        """Return whether these parameters are equal in both traces."""
         return all(self.eqn.params[n] == self.other.params[n] for n in names)
 
     def shape(self, number: int = 0) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class Step:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no operand and no result has an axis that counts rows."""
+        """True if no operand and no result has an axis that counts rows."""
         mine, theirs = (
             [v.aval.shape for v in (*e.invars, *e.outvars) if hasattr(v.aval, "shape")]
             for e in (self.eqn, self.other)
@@ -125,7 +125,7 @@ def _counting(shapes: Iterable[tuple[int, ...]]) -> set[int]:
 
 
 def is_fill(state: RowState) -> bool:
-    """Whether a state is that of an array filled with one known number."""
+    """Return whether a state means an array filled with one known number."""
     return isinstance(state, Constant) and state.known is not None and np.ndim(state.known[0]) == 0
 
 
@@ -143,7 +143,7 @@ def is_zero(state: RowState) -> bool:
 
 
 def aligned(operands: Sequence[RowState]) -> Operand:
-    """Return what is known of entries at one place that are functions of the operands' entries there."""
+    """Return the state of entries that are functions of the operands' entries at the same place."""
     if not all(isinstance(s, (Constant, RowWise)) for s in operands):
         return MIXED
     apart = {s.axis for s in operands if isinstance(s, RowWise)}
