@@ -40,9 +40,9 @@ USES = {
     "unisono.checkpoint": "unisono.checkpoint.Checkpoint",
     "unisono.callbacks": "unisono.callbacks.BackupAndRestore",
     "unisono.estimator": "unisono.estimator.Estimator",
-    "unisono.tf": "from unisono import tf",
-    "unisono.evaluator": "unisono.evaluator.SidecarEvaluator",
-    "unisono.launcher": "import unisono.cli._app",
+    "unisono.tf": "unisono.tf",
+    "unisono.evaluator": "unisono.SidecarEvaluator",
+    "unisono.launcher": "unisono.launch",
     "unisono.standalone": "unisono.standalone.StandardServer",
     "unisono.ray": "unisono.ray.Trainer",
 }

@@ -161,7 +161,7 @@ def lazy_names(
             raise no_attribute(module, name, every)
         home, own = homes[name]
         if home == module:
-            return importlib.import_module(f"{module}.{own}")
+            return feature_module(f"{module}.{own}", f"{module}.{own}")
         value = getattr(feature_module(home, f"{module}.{name}"), own)
         setattr(sys.modules[module], name, value)
         return value

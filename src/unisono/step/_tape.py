@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,20 @@ import keras
 
 from unisono._context import Context, ReplicaContext, current
 from unisono._errors import InvalidArgumentError, InvalidTypeError, TapeError
+from unisono._features import load
 from unisono._types import PyTree
 from unisono.step._differentiate import Gradients, gradient_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
 from unisono.step._value_handle import VariableValue, as_read
-from unisono.step.eager._backward import differentiate, weights_of
-from unisono.step.eager._recording import Recorder, TapeRecording, recorder_here, require_recording
+from unisono.step.variables._recorders import require_recording
 
 Params = ParamSpec("Params")
 Value = TypeVar("Value")
+
+if TYPE_CHECKING:
+    from unisono.step.eager._recording import Recorder, TapeRecording
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +102,9 @@ class GradientTape:
                 "A tape is entered once at a time. Received: a tape that is recording. Write another "
                 "`with unisono.GradientTape() as inner:`."
             )
-        self._recording = self._recording or TapeRecording(self._watch_variables)
-        self._recorder = recorder_here()
-        self._recorder.start(self._recording)
+        self._recording = self._recording or load("recording of eager code")(self._watch_variables)
+        recorder = self._recorder = load("recorder of eager code")()
+        recorder.start(self._recording)
 
     def _stop(self) -> None:
         recorder, self._recorder = self._recorder, None
@@ -316,7 +319,9 @@ class GradientTape:
             # What was recorded ends with this call.
             self._read, self._recording = recording.variables, None
         arrays = [recording.arrays_of(s) for s in sources]
-        return differentiate(recording, targets, arrays, weights_of(weights, targets), each)
+        gradients: list[jax.Array | None]
+        gradients = load("derivative of eager code")(recording, targets, arrays, weights, each)
+        return gradients
 
     def _if_watched(self, source: keras.Variable | jax.Array, grad: jax.Array | None) -> jax.Array | None:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables

@@ -74,14 +74,14 @@ def differentiate(
     recording: TapeRecording,
     targets: Sequence[jax.Array],
     sources: Sequence[Sequence[jax.Array]],
-    weights: Sequence[jax.Array] | None,
+    weights: PyTree,
     each: bool = False,
 ) -> list[jax.Array | None]:
     """Return the derivative of the sum of targets by each source.
 
     Args:
         sources: for each one the arrays that stand for it.
-        weights: of the targets' shapes; None for ones.
+        weights: an array, `IndexedSlices` or None for each target, or None for ones.
         each: whether the weights have a further axis in front: there is a derivative for each row.
 
     Returns:
@@ -90,7 +90,7 @@ def differentiate(
     Raises:
         TapeError: an array that was recorded is not there any more.
     """
-    live = recording.live
+    live, weights = recording.live, _weights_of(weights, targets)
     chosen = [i for i, t in enumerate(targets) if id(t) in live]
     path = _Path(recording.operations, [targets[i] for i in chosen], [a for s in sources for a in s])
     connected = [[a for a in arrays if id(a) in path.reached and id(a) in live] for arrays in sources]
@@ -148,7 +148,7 @@ def _beside(source: jax.Array, grad: jax.Array) -> jax.Array:
     return placed
 
 
-def weights_of(weights: PyTree, targets: Sequence[jax.Array]) -> list[jax.Array] | None:
+def _weights_of(weights: PyTree, targets: Sequence[jax.Array]) -> list[jax.Array] | None:
     """Return the weights of targets as arrays; None where all are one.
 
     Args:

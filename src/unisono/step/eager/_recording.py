@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._errors import InvalidTypeError, TapeError
+from unisono._errors import InvalidTypeError
 from unisono._types import Tree
 from unisono.step._keras_internals import store_value, stored_value
 from unisono.step.eager._jax_internals import CustomCall, Operand, current_trace, recording_trace, tracing_by
@@ -300,13 +300,3 @@ def _kept(args: Sequence[Operand]) -> tuple[Operand, ...]:
 def _memory_of(array: np.ndarray) -> Hashable:
     place = array.__array_interface__
     return place["data"][0], array.shape, array.strides, array.dtype.str
-
-
-def require_recording(recording: TapeRecording | None) -> TapeRecording:
-    """Return a tape's recording."""
-    if recording is None:
-        raise TapeError(
-            "A tape that is not persistent gives one gradient, after it was entered. Received: a tape that "
-            "was not entered, or a second call. Write `with unisono.GradientTape(persistent=True) as tape:`."
-        )
-    return recording

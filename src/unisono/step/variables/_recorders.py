@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import jax
 import keras
+
+from unisono._errors import TapeError
+
+Recording = TypeVar("Recording")
 
 
 class ReadListener(Protocol):
@@ -63,3 +67,13 @@ def not_recorded() -> contextlib.AbstractContextManager[None]:
     """Let no tape record in a block."""
     recorder = current_recorder()
     return contextlib.nullcontext() if recorder is None else recorder.paused()
+
+
+def require_recording(recording: Recording | None) -> Recording:
+    """Return a tape's recording."""
+    if recording is None:
+        raise TapeError(
+            "A tape that is not persistent gives one gradient, after it was entered. Received: a tape that "
+            "was not entered, or a second call. Write `with unisono.GradientTape(persistent=True) as tape:`."
+        )
+    return recording
