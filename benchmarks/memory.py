@@ -24,7 +24,7 @@ import jax
 import keras
 import numpy as np
 
-from unisono.strategies._state_layout import LAYOUTS
+from unisono.strategies._replicated import LAYOUTS
 from unisono.training.trainer._lowered_step import lowered_step
 
 MIB = 2**20

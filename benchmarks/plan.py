@@ -23,7 +23,7 @@ import unisono  # isort: skip
 from workloads import BATCH, workload
 
 from unisono.cli import _model_plan
-from unisono.strategies._state_layout import LAYOUTS
+from unisono.strategies._replicated import LAYOUTS
 from unisono.training.trainer._lowered_step import lowered_step
 
 RATES = ("10gbit", "1gbit", "100mbit")

@@ -7,7 +7,7 @@ import pytest
 import unisono
 from unisono.cli import _model_plan
 from unisono.step._keras_internals import stored_value
-from unisono.strategies._state_layout import LAYOUTS
+from unisono.strategies._replicated import LAYOUTS
 
 MODEL = """
 import keras

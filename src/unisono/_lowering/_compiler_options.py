@@ -1,4 +1,4 @@
-"""Options of XLA's compiler for the programs of steps.
+"""Options of XLA's compiler for the programs of steps, and programs that several steps share.
 
 XLA's CPU backend hands some operations to the library YNNPACK. Its convolutions are slower than those of
 Eigen, which XLA takes otherwise: a 3x3 convolution of 64 images of 26x26x32 to 32 features took 28 ms instead
@@ -7,9 +7,57 @@ of 6 ms, and its gradient by the kernel 45 ms instead of 11 (2 cores, AVX-512, j
 
 from __future__ import annotations
 
+import collections
 import functools
+import hashlib
+from collections.abc import Hashable
 
 import jax
+
+from unisono._mesh import ReplicaMesh
+
+#: Programs that are kept; the oldest is dropped.
+_MOST = 32
+
+#: A program that calls Python names the function by a number, which is the same for another function.
+_OF_PYTHON = ("callback", "CustomSPMDPartitioning")
+
+
+class Executables:
+    """Keeps compiled programs.
+
+    >>> programs = Executables()
+    >>> programs.num_compiled
+    0
+    """
+
+    def __init__(self) -> None:
+        self._programs: collections.OrderedDict[Hashable, jax.stages.Compiled] = collections.OrderedDict()
+        #: How many programs were compiled.
+        self.num_compiled = 0
+
+    def program(self, lowered: jax.stages.Lowered, mesh: ReplicaMesh) -> jax.stages.Compiled | None:
+        """Return a program compiled, now or earlier; None for one that calls Python.
+
+        Args:
+            lowered: the program.
+            mesh: the devices that it runs on, of which its text says nothing but their number.
+        """
+        text = lowered.as_text()
+        if any(word in text for word in _OF_PYTHON):
+            return None
+        digest = hashlib.sha256(text.encode()).digest()
+        key = (digest, mesh, lowered.in_tree, lowered.out_tree)
+        found = self._programs.get(key)
+        if found is None:
+            found = lowered.compile()
+            self.num_compiled += 1
+        self._programs[key] = found
+        self._programs.move_to_end(key)
+        if len(self._programs) > _MOST:
+            self._programs.popitem(last=False)
+        return found
+
 
 #: Which operations YNNPACK computes: products and reductions, as in XLA's own choice, but no convolutions.
 #: Without reductions a transformer's step of 4 layers and width 128 takes 378 ms instead of 270 (2026-11-22).

@@ -42,6 +42,9 @@ class TaskEvents:
 class Heartbeat:
     """Signs of life for a supervisor: this class gives none."""
 
+    #: True where a supervisor reads them.
+    is_read = False
+
     def beat(self) -> None:
         """Count a step, and show it when that is due."""
 

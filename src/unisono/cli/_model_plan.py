@@ -188,7 +188,7 @@ def examine(options: PlanOptions) -> ModelSize:
     import keras
 
     from unisono.strategies._mirrored import MirroredStrategy
-    from unisono.strategies._state_layout import LAYOUTS
+    from unisono.strategies._replicated import LAYOUTS
     from unisono.training.trainer._lowered_step import lowered_step
 
     make_model, make_batch = options.load()

@@ -374,7 +374,8 @@ class SingleProcessGroup(ProcessGroup):
 
     def step_started(self, token: ProgramToken) -> None:
         """Show a supervisor that the process advances."""
-        self._heartbeat.beat()
+        if self._heartbeat.is_read:
+            self._heartbeat.beat()
 
     def check_state(self, mesh: ReplicaMesh, key: Hashable, steps: int, state: NamedState) -> None:
         """Do nothing."""

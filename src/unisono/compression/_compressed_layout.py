@@ -37,8 +37,7 @@ from unisono.step._layout import (
     lie_as,
     mark_added,
 )
-from unisono.step._value_handle import ValueHandle
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue, ValueHandle
 
 if TYPE_CHECKING:
     from unisono.compression._compressed_all_reduce import CompressedAllReduce

@@ -53,13 +53,12 @@ from unisono.step._keras_internals import is_synced, store_value, stored_value
 from unisono.step._layout import Phases, VariableLayout
 from unisono.step.variables._merge_rules import Merge, merge_all
 from unisono.training._binding import strategy_of
-from unisono.training._model_state import release_state
 from unisono.training._step_form import is_stateful
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.replica._step_reading import StepReading
-from unisono.training.trainer._fit_state import FitState, PureStep, StatePart
+from unisono.training.trainer._fit_state import FitState, PureStep, StatePart, release_state
 from unisono.training.trainer._protocol import State, StepFunction, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of

@@ -57,7 +57,7 @@ from unisono.step._value_handle import AgreedHandle, ValueHandle, VariableValue,
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-    from unisono.step.variables._deferred_value import DeferredValue
+    from unisono.step._value_handle import DeferredValue
 
 _LOG = logging.getLogger("unisono")
 

@@ -1,6 +1,6 @@
 """The public names of `unisono.spi`; they are loaded when they are first used."""
 
-from unisono._lowering._executables import Executables as Executables
+from unisono._lowering._compiler_options import Executables as Executables
 from unisono._mesh import ReplicaMesh as ReplicaMesh, resolve_devices as resolve_devices
 from unisono.checkpoint._markers import TrainingEnd as TrainingEnd
 from unisono.checkpoint._tracking import Holder as Holder

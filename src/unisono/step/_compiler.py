@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._features import load
-from unisono._lowering._executables import Executables
+from unisono._lowering._compiler_options import Executables
 from unisono._mesh import ReplicaMesh
 from unisono._system._task_reports import process_events
 from unisono._types import PyTree, Tree

@@ -14,6 +14,8 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from unisono._types import PyTree
+
 _Values = list[tuple[jax.Array, ...]]
 
 #: A gradient for each source; None for one without.
@@ -153,3 +155,11 @@ def _without_outputs(eqn: jex.JaxprEqn, replaced: Mapping[jex.Var, jax.Array]) -
         outvars=[jex.Var(v.aval) if v in replaced else v for v in eqn.outvars]
     )
     return renamed
+
+
+def total_of(target: PyTree, weights: PyTree) -> jax.Array:
+    """The scalar whose derivative is wanted: the (weighted) sum of all that `target` holds."""
+    leaves = jax.tree.leaves(target)
+    if weights is not None:
+        leaves = [x * w for x, w in zip(leaves, jax.tree.leaves(weights), strict=True)]
+    return sum(map(jnp.sum, leaves[1:]), jnp.sum(leaves[0]))

@@ -14,8 +14,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from unisono._lowering._compiler_options import compiler_options
-from unisono._lowering._executables import Executables
+from unisono._lowering._compiler_options import Executables, compiler_options
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
 from unisono._system._blocks import garbage_collection_paused

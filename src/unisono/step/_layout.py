@@ -30,7 +30,7 @@ from unisono.step._value_handle import ValueHandle, VariableValue
 if TYPE_CHECKING:
     from unisono.collectives._process_group import ProcessGroup
     from unisono.step._replicas import Replicas
-    from unisono.step.variables._deferred_value import DeferredValue
+    from unisono.step._value_handle import DeferredValue
     from unisono.training.trainer._protocol import StepFunction
 
 #: A gradient for each variable that an optimizer trains; None for one without.
@@ -265,6 +265,11 @@ class StateLayout:
     def keeps_weights(self) -> bool:
         """Whether each replica has all weights between steps."""
         return True
+
+    @property
+    def rests_elsewhere(self) -> bool:
+        """True where `fetch` moves the state: between steps it is not on the devices that compute."""
+        return type(self).fetch is not StateLayout.fetch
 
     @property
     def is_whole(self) -> bool:

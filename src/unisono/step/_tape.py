@@ -25,7 +25,7 @@ from unisono._context import Context, ReplicaContext, current
 from unisono._errors import InvalidArgumentError, InvalidTypeError, TapeError
 from unisono._features import load
 from unisono._types import PyTree
-from unisono.step._differentiate import Gradients, gradient_of
+from unisono.step._differentiate import Gradients, gradient_of, total_of
 from unisono.step._engines import TurnEngine
 from unisono.step._program import Program, ReplicaFrame, Run, Substitution, current_frame
 from unisono.step._scope import StateScope
@@ -274,10 +274,12 @@ class GradientTape:
                 "A step knows its variables at its end. Received: `watched_variables()` in a step. Write "
                 "`model.trainable_variables`."
             )
-        if self._recording is None and self._read:
-            # The recording has ended with the gradient.
-            return self._read
-        return require_recording(self._recording).variables
+        # A recording ends with the gradient.
+        return (
+            self._read
+            if self._recording is None and self._read
+            else require_recording(self._recording).variables
+        )
 
     def _gradients(
         self, target: PyTree, sources: Sequence[keras.Variable | jax.Array], weights: PyTree, count: int = 0
@@ -319,9 +321,8 @@ class GradientTape:
             # What was recorded ends with this call.
             self._read, self._recording = recording.variables, None
         arrays = [recording.arrays_of(s) for s in sources]
-        gradients: list[jax.Array | None]
-        gradients = load("derivative of eager code")(recording, targets, arrays, weights, each)
-        return gradients
+        differentiate = load("derivative of eager code")
+        return differentiate(recording, targets, arrays, weights, each)  # type: ignore[no-any-return]
 
     def _if_watched(self, source: keras.Variable | jax.Array, grad: jax.Array | None) -> jax.Array | None:
         unwatched = isinstance(source, keras.Variable) and id(source) not in self._watched_variables
@@ -364,7 +365,7 @@ class _GradientPlan:
             for i in range(len(requests)):
                 request, frame = nested.operand_at(i, number)
                 weights = request.weights if which is None else request.weights[which]
-                totals.append(_total(request.target, weights))
+                totals.append(total_of(request.target, weights))
                 watched.append([frame.watched[self.tape, p] for p in self.positions])
             # Of all bodies: through a collective, one replica's target depends on the others' sources.
             return sum(totals[1:], totals[0]), watched
@@ -382,14 +383,6 @@ class _GradientPlan:
     def _with(self, run: Run, index: int, values: tuple[jax.Array, ...]) -> tuple[Substitution, ...]:
         own = Substitution(self.tape, tuple(zip(self.variables, values, strict=True)))
         return (*run.substitutions[index], own)
-
-
-def _total(target: PyTree, weights: PyTree) -> jax.Array:
-    """The scalar whose derivative is wanted: the (weighted) sum of all that `target` holds."""
-    leaves = jax.tree.leaves(target)
-    if weights is not None:
-        leaves = [x * w for x, w in zip(leaves, jax.tree.leaves(weights), strict=True)]
-    return sum(map(jnp.sum, leaves[1:]), jnp.sum(leaves[0]))
 
 
 #: What a function returned, its gradients, and the new values of what it wrote.

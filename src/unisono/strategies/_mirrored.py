@@ -15,8 +15,7 @@ from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Strategy
-from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.strategies._state_layout import layout_of
+from unisono.strategies._replicated import ReplicatedStrategy, layout_of
 from unisono.training._scope_warnings import strategy_of_process_made
 
 

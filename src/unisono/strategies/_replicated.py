@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import jax
 import keras
 
+from unisono._checks import check_instance
 from unisono._context import current
 from unisono._errors import InvalidArgumentError
 from unisono._features import load
@@ -23,7 +24,7 @@ from unisono._values import IndexedSlices, PerReplica, ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.collectives._process_group import ProcessGroup
 from unisono.data._sharding import InputContext, InputOptions, ValueContext
-from unisono.step._layout import StateLayout
+from unisono.step._layout import StateLayout, Synchronization
 from unisono.step._replicas import Replicas
 from unisono.strategies._base import Arguments, Strategy
 from unisono.training._scope_warnings import strategy_used
@@ -33,10 +34,43 @@ from unisono.training.trainer._trainer_function import TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
-    from unisono._lowering._executables import Executables
+    from unisono._lowering._compiler_options import Executables
     from unisono.data._distribute import DistributedDataset
     from unisono.step._compiler import StepCompiler
     from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
+
+
+#: The names of state layouts; the first is that of strategies by default.
+LAYOUTS = ("mirrored", "sharded", "fully_sharded")
+
+
+def layout_of(
+    name: str, ops: CrossDeviceOps, sync: Synchronization | None, mesh: ReplicaMesh, group: ProcessGroup
+) -> StateLayout:
+    """Return the layout that a strategy's arguments ask for.
+
+    Args:
+        name: `state_layout`.
+        ops: how the strategy reduces gradients, perhaps compressed.
+
+    Raises:
+        InvalidArgumentError: for another name, or one that does not go with `sync`.
+        InvalidTypeError: when `sync` is something else than `LocalUpdates`.
+        BackendError: where workers have no device for exchanges beside the steps.
+    """
+    if name not in LAYOUTS:
+        raise InvalidArgumentError(
+            '`state_layout` must be "mirrored", "sharded" or "fully_sharded". Received: '
+            f'state_layout={name!r}. Write `state_layout="sharded"` for optimizer state in parts on the '
+            'devices, "fully_sharded" for weights in parts, too.'
+        )
+    if sync is not None:
+        hint = "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
+        check_instance(sync, "sync", load("class LocalUpdates"), hint)
+    is_mirrored = name == LAYOUTS[0]
+    layout = StateLayout(mesh) if is_mirrored else load(f"{name.replace('_', ' ')} layout")(mesh, group)
+    layout = ops.layout(layout, mesh, group)
+    return layout if sync is None else sync.layout(layout, mesh, group)
 
 
 class ReplicatedStrategy(Strategy):

@@ -26,7 +26,6 @@ from unisono.training import (
     _fit_extension,
     _initial_values,
     _model_calls,
-    _optimizer_variables,
     _replica_patches,
     _step_form,
     _variable_calls,
@@ -42,9 +41,8 @@ _SUBJECTS = (
     _model_calls,  # compile, fit, evaluate, predict, and the functions that they call
     _step_form,  # Keras' own steps within steps in TensorFlow's form
     _replica_patches,  # losses, metrics and optimizers inside of a replica
-    _optimizer_variables,  # what a state layout adds to an optimizer, and files without it
     _run_ahead_of_loop,  # callbacks of steps that run ahead
-    _chief_save,  # files, which the first of several workers writes
+    _chief_save,  # files, which the first of several workers writes, and optimizers' variables in them
     _fit_extension,  # Keras' TensorBoard, without TensorFlow, and `History`, which has metrics alone
 )
 

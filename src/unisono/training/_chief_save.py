@@ -1,6 +1,7 @@
-"""Files of a model that several workers train: written once, and atomically.
+"""Files of a model: written once, by the first of several workers, and whole; optimizers' variables in them.
 
-Tests: tests/cluster/test_chief.py.
+Tests: tests/cluster/test_chief.py, tests/virtual/strategies/test_compressed_gradients.py,
+tests/virtual/strategies/test_local_updates.py.
 """
 
 from __future__ import annotations
@@ -8,16 +9,78 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import keras
+import numpy as np
 
 from unisono._context import current
 from unisono._features import load
+from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap, UserValue
-from unisono.step._layout import gathered_for_file
+from unisono.step._keras_internals import trained_variables
+from unisono.step._layout import from_file, gathered_for_file, is_added, making_slot, own_layout
 from unisono.training._binding import holder_of
+
+
+def _build_optimizer(
+    original: Callable[..., None], self: keras.Optimizer, variables: Sequence[keras.Variable]
+) -> None:
+    """Build an optimizer, with the variables that its strategy's state layout adds."""
+    original(self, variables)
+    context = current()
+    replicated = None if context is None else context.strategy.replicated
+    # The optimizer inside applies the gradients, and is built by itself.
+    if replicated is not None and not isinstance(self, keras.optimizers.LossScaleOptimizer):
+        replicated.state_layout.extend(self, trained_variables(self))
+
+
+def _add_variable(
+    original: Callable[..., keras.Variable], self: keras.Optimizer, *args: object, **kwargs: object
+) -> keras.Variable:
+    """Make an optimizer's variable, and let its strategy's state layout see it."""
+    with making_slot():
+        variable = original(self, *args, **kwargs)
+    context = current()
+    replicated = None if context is None else context.strategy.replicated
+    if replicated is not None:
+        replicated.state_layout.note_slot(variable)
+    return variable
+
+
+def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    return [v for v in optimizer.variables if not is_added(v)]
+
+
+def _save_own_variables(
+    original: Callable[..., None], self: keras.Optimizer, store: MutableMapping[str, np.ndarray]
+) -> None:
+    """Save the variables that the optimizer has under every strategy, in a file of Keras."""
+    own = _own_variables(self)
+    if len(own) == len(self.variables):
+        return original(self, store)
+    for i, variable in enumerate(own):
+        layout = own_layout(variable)
+        store[str(i)] = variable.numpy() if layout is None else layout.to_file(variable)
+    return None
+
+
+def _load_own_variables(
+    original: Callable[..., None], self: keras.Optimizer, store: Mapping[str, np.ndarray]
+) -> None:
+    """Load what `_save_own_variables` has saved."""
+    own = _own_variables(self)
+    if len(store.keys()) != len(own):
+        # Keras warns, and names the file of its caller.
+        with warning_at_program():
+            return original(self, store)
+    if len(own) == len(self.variables):
+        return original(self, store)
+    for i, variable in enumerate(own):
+        variable.assign(from_file(variable, np.asarray(store[str(i)])))
+    return None
+
 
 #: What Keras' saving functions return.
 Result = TypeVar("Result")
@@ -34,7 +97,13 @@ def wraps() -> list[KerasWrap]:
     written = [(owner, name, written_once) for owner, name in (*methods, *functions)]
     read = [(saving, "load_model", model_from_store), (keras.models, "load_model", model_from_store)]
     weights = [(owner, "load_weights", weights_from_store) for owner in (keras.Model, saving)]
-    return [*written, *read, *weights]
+    optimizers: list[KerasWrap] = [
+        (keras.Optimizer, "build", _build_optimizer),
+        (keras.Optimizer, "add_variable", _add_variable),
+        (keras.Optimizer, "save_own_variables", _save_own_variables),
+        (keras.Optimizer, "load_own_variables", _load_own_variables),
+    ]
+    return [*written, *read, *weights, *optimizers]
 
 
 def model_from_store(

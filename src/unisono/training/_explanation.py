@@ -19,9 +19,15 @@ from unisono._values import ReduceOp
 from unisono.step._keras_internals import all_layers
 from unisono.training._step_form import is_stateful
 from unisono.training.groups._batch_policy import one_batch_size
-from unisono.training.replica._findings import PartTreatment, collected_in
 from unisono.training.replica._rows import DiscardingScope, rows_of
-from unisono.training.replica._step_reading import APART, StepReading, shapes_of, with_rows
+from unisono.training.replica._step_reading import (
+    APART,
+    PartTreatment,
+    StepReading,
+    collected_in,
+    shapes_of,
+    with_rows,
+)
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrateg
 from unisono._reads import DataSet
 from unisono._types import UserValue
 from unisono.data._batches import check_no_rows, check_values, empty, is_of_class, keys_of_dicts, owned
-from unisono.data._pipeline._cardinality import INFINITE
 from unisono.data._sharding import DatasetCreator
 from unisono.step._keras_internals import all_layers, is_of_no_batch
-from unisono.training._label_range import check_labels
+from unisono.training.replica._losses import check_labels
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
@@ -152,6 +151,8 @@ def _check_alone(name: str, arguments: Arguments) -> None:
 def _check_ends(what: str, data: DataSet, steps: str, arguments: Arguments) -> None:
     """Raise for data without end where a call does not say how many batches it takes."""
     size: object = getattr(data, "cardinality", None)
+    from unisono.data._pipeline._cardinality import INFINITE
+
     if arguments.get(steps) is None and (size() if callable(size) else size) == INFINITE:
         raise InvalidArgumentError(
             f"{what} must know how many batches to take of data without end. Received: such data, as "

@@ -37,10 +37,10 @@ from unisono.training._binding import (
 )
 from unisono.training._fit_extension import around_fit, flat_callbacks
 from unisono.training._keras_data import begins_on_host, data_needed, keras_arguments, plain_arguments
-from unisono.training._model_state import LISTS, State, taken_state, weights_kept
 from unisono.training._scope_warnings import check_fit, strategy_used
 from unisono.training._step_form import explaining_form, has_stateful_step, is_stateful, task_of_state
-from unisono.training.trainer._protocol import StepFunction
+from unisono.training.trainer._fit_state import LISTS, taken_state, weights_kept
+from unisono.training.trainer._protocol import State, StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
     apart_from_outer_call,
     can_run_ahead,

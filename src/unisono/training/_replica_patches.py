@@ -38,12 +38,15 @@ from unisono.step._layout import GradientReducer, StateLayout, is_added
 from unisono.step._program import current_frame
 from unisono.step._value_handle import in_parts
 from unisono.step.variables._merge_rules import kind_of, merge_all, merge_rule, note_mean
-from unisono.training.replica._added_losses import added_losses
-from unisono.training.replica._findings import note
-from unisono.training.replica._gradients import aggregate_gradients
-from unisono.training.replica._losses import replica_loss, synchronized_moments
+from unisono.training.replica._losses import (
+    added_losses,
+    aggregate_gradients,
+    replica_loss,
+    synchronized_moments,
+)
 from unisono.training.replica._metrics import metrics_add_up, update_with_all_rows
 from unisono.training.replica._rows import StandInEngine, first_rows, gather_rows
+from unisono.training.replica._step_reading import note
 
 #: Whether the gradients that an optimizer is given are those of all replicas already.
 _AGGREGATED: ContextVar[bool] = ContextVar("unisono_aggregated", default=False)

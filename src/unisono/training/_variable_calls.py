@@ -18,8 +18,7 @@ from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, sync_methods
 from unisono.step._layout import note_slot
 from unisono.step._program import current_frame
-from unisono.step._value_handle import RowsHandle, ValueHandle, as_read, in_parts
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue, RowsHandle, ValueHandle, as_read, in_parts
 from unisono.step.variables._recorders import note_read, read_as
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import current_strategy, mark_creation

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unisono.training.groups._host_timing import HostTimer, HostTimes
+from unisono.training.groups._step_profile import HostTimer, HostTimes
 
 
 def step(timer, batches, data=0.0, placing=0.0, starting=0.0):

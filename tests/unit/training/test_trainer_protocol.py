@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from unisono.callbacks import BackupAndRestore, StepTimer
-from unisono.training.groups._host_timing import HostTimer
+from unisono.training.groups._step_profile import HostTimer
 from unisono.training.trainer._protocol import set_lookahead, timer_of
 from unisono.training.trainer._trainer_step import TrainerTask
 

@@ -8,7 +8,7 @@ import pytest
 
 import unisono
 from tests.support import count_compiles, count_host_reads
-from unisono._lowering._executables import Executables
+from unisono._lowering._compiler_options import Executables
 from unisono.data import Dataset
 from unisono.estimator import Estimator, EstimatorSpec, RunConfig
 from unisono.estimator._train_op import minimize

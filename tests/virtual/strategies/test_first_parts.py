@@ -13,7 +13,7 @@ from tests.virtual.strategies.test_sharded_state import assert_close, strategy_w
 from unisono.checkpoint import Checkpoint
 from unisono.sharding._sharded_layout import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import stored_value
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue
 
 pytestmark = pytest.mark.numbers
 

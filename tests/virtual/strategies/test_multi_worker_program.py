@@ -13,7 +13,7 @@ from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mir
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups import _group_size
-from unisono.training.groups._loop_cost import exchanges_in_loop
+from unisono.training.groups._multi_step import exchanges_in_loop
 from unisono.training.trainer import _trainer_step
 
 pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")

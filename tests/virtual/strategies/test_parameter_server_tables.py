@@ -9,7 +9,7 @@ from tests.ps_cluster import local_strategy
 from unisono.parameter_server.chief import _remote_variables
 from unisono.parameter_server.programs import _push_layout
 from unisono.partitioners import FixedShardsPartitioner
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue
 
 K, L = keras.optimizers, keras.layers
 ROWS = 90

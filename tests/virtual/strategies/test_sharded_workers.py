@@ -29,7 +29,7 @@ from unisono.checkpoint import Checkpoint, _safetensors
 from unisono.checkpoint._unread_arrays import SentArray
 from unisono.sharding._sharded_layout import ShardedVariableLayout
 from unisono.step._keras_internals import stored_value
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue
 
 pytestmark = pytest.mark.skipif("TF_CONFIG" not in os.environ, reason="needs a cluster")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.training._label_range import check_labels
+from unisono.training.replica._losses import check_labels
 
 X = np.ones((6, 2), "float32")
 Y = np.array([0, 1, 2, 0, 1, 2])

@@ -29,6 +29,8 @@ class HeartbeatFile(Heartbeat):
         fence: the file that holds the current generation; None where nothing replaces the process.
     """
 
+    is_read = True
+
     def __init__(self, progress: Path | None, fence: Path | None, generation: str) -> None:
         self._progress, self._fence, self._generation = progress, fence, generation
         self._next_beat = 0.0

@@ -33,8 +33,7 @@ from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceO
 from unisono.collectives._process_group import ProcessGroup, joined_group
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Arguments, Strategy
-from unisono.strategies._replicated import ReplicatedStrategy
-from unisono.strategies._state_layout import layout_of
+from unisono.strategies._replicated import ReplicatedStrategy, layout_of
 
 _LOG = logging.getLogger("unisono")
 

@@ -29,7 +29,7 @@ from unisono.parameter_server.tables._row_values import NotByRowsError
 from unisono.parameter_server.tables._sharded_variable import bounds_of
 from unisono.rpc._ops import Op
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, trained_variables
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue
 from unisono.step.variables._merge_rules import kind_of
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ from unisono.step._program import current_frame
 from unisono.step.variables._variable_store import without_store
 
 if TYPE_CHECKING:
-    from unisono.step._value_handle import ValueHandle
-    from unisono.step.variables._deferred_value import DeferredValue
+    from unisono.step._value_handle import DeferredValue, ValueHandle
 
 #: The first values of variables with more bytes are made on servers.
 MADE_LATER = 16 << 20

@@ -42,7 +42,7 @@ from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
-    from unisono._lowering._executables import Executables
+    from unisono._lowering._compiler_options import Executables
     from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
     from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
 

@@ -34,7 +34,7 @@ from unisono.parameter_server.tables._row_values import (
     random_rows,
     rest_of,
 )
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue
 from unisono.training._jaxprs import exported, pruned
 
 #: Modes of lookups that take the nearest row for a number that is none.

@@ -19,7 +19,7 @@ from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
 from unisono.step._run_ahead import RUN_AHEAD
 from unisono.training.groups._batch_policy import Mode, pad_rows
-from unisono.training.groups._host_timing import HostTimer
+from unisono.training.groups._step_profile import HostTimer
 
 #: XLA's CPU client uses a NumPy buffer without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64

@@ -24,7 +24,7 @@ from unisono._types import PyTree
 from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import check_values
 from unisono.step._call_signature import LazyArray
-from unisono.training.groups._host_timing import HostTimer
+from unisono.training.groups._step_profile import HostTimer
 
 #: Seconds after which the host no longer waits for one more batch: a program of fewer steps is better than
 #: idle devices.

@@ -26,10 +26,14 @@ from unisono.training.groups._batch_placement import BatchGroup, BatchStager, St
 from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult
 from unisono.training.groups._group_size import AdaptiveGroupSize
-from unisono.training.groups._host_timing import HostTimer
-from unisono.training.groups._loop_cost import exchanges_in_loop, is_slow_in_loop, may_loop
-from unisono.training.groups._multi_step import slots_for, slots_of_size
-from unisono.training.groups._step_profile import start_steps
+from unisono.training.groups._multi_step import (
+    exchanges_in_loop,
+    is_slow_in_loop,
+    may_loop,
+    slots_for,
+    slots_of_size,
+)
+from unisono.training.groups._step_profile import HostTimer, start_steps
 
 if TYPE_CHECKING:
     from unisono.step._replicas import Replicas

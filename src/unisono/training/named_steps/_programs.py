@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from unisono._lowering._executables import Executables
+from unisono._lowering._compiler_options import Executables
 from unisono._types import PyTree
 from unisono._values import Mirrored, PerReplica
 from unisono.step._call_signature import Call

@@ -3,7 +3,8 @@
 In a custom loop gradients are *summed* over the replicas, so a loss with a mean reduction
 divides by the number of examples of all replicas (tf.distribute's rule). In `fit` gradients
 are *averaged*, so that regularizers and losses that a user wrote with `mean` come out right
-too; there the same loss is multiplied by the number of replicas.
+too; there the same loss is multiplied by the number of replicas. Losses that layers add, gradients and the
+range of labels are here, too.
 
 Tests: tests/virtual/models/test_losses_and_metrics.py and tests/virtual/training/test_user_losses.py.
 """
@@ -11,22 +12,194 @@ Tests: tests/virtual/models/test_losses_and_metrics.py and tests/virtual/trainin
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._context import Context, ReplicaContext, entered
 from unisono._system._blocks import set_attribute
 from unisono._types import PyTree
 from unisono._values import ReduceOp
-from unisono.training.replica._findings import note
-from unisono.training.replica._rows import DiscardingScope, common_rows, gather_rows, own_rows
+from unisono.step._keras_internals import (
+    function_arguments,
+    replace_losses,
+    replaced_losses,
+    takes_training,
+)
+from unisono.step._layout import GradientReducer
+from unisono.training.replica._rows import (
+    DiscardingScope,
+    common_rows,
+    gather_rows,
+    masks_of,
+    own_rows,
+    rows_of,
+)
+from unisono.training.replica._step_reading import note
 from unisono.training.rows._row_analysis import RowUse, row_uses
+
+_LOG = logging.getLogger("unisono")
+
+#: What a model may override to change its labels.
+_STEPS = ("train_step", "compute_loss")
+
+_warned: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def check_labels(model: keras.Model, labels: PyTree, weights: PyTree = None) -> None:
+    """Warn where the loss takes labels for the numbers of classes, and the model lacks some of these.
+
+    Labels on devices are not read, as that would wait for them.
+
+    Args:
+        model: compiled; one of several outputs, of an unknown shape or with a step of its own is not checked.
+        weights: of the same rows: where there are any, some labels may not count.
+    """
+    if weights is not None or not isinstance(labels, np.ndarray) or labels.dtype.kind not in "iuf":
+        return
+    loss, classes = model.loss, _classes_of(model, labels)
+    if classes is None or not _takes_numbers(loss) or model in _warned:
+        return
+    ignored = function_arguments(loss).get("ignore_class")
+    counted = labels if ignored is None else labels[labels != ignored]
+    if not counted.size or (counted.min() >= 0 and counted.max() < classes):
+        return
+    _warned.add(model)
+    low, high = int(counted.min()), int(counted.max())
+    _LOG.warning(
+        "Labels must be whole numbers from 0 to %d, as %r has %d classes. Received: labels from %d to %d. "
+        "Keras' loss is 0 for the others, so that nothing is learned of them. Write %s.",
+        classes - 1, model.name, classes, low, high, _remedy(low, high, classes),
+    )  # fmt: skip
+
+
+def _remedy(low: int, high: int, classes: int) -> str:
+    if low < 0:
+        return f"`SparseCategoricalCrossentropy(ignore_class={low})`, where {low} stands for no class"
+    return f"`y - {low}`" if high - low < classes else f"a last layer of {high + 1} units"
+
+
+def _takes_numbers(loss: object) -> bool:
+    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+        return True
+    named = ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+    return loss is keras.losses.sparse_categorical_crossentropy or loss in named
+
+
+def _classes_of(model: keras.Model, labels: np.ndarray) -> int | None:
+    """Return the length of the last axis of the output of which `labels` has all axes before."""
+    outputs: list[keras.KerasTensor] = getattr(model, "outputs", None) or []
+    has_own = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _STEPS)
+    if len(outputs) != 1 or has_own:
+        return None
+    *rows, classes = outputs[0].shape
+    # Keras itself leaves out a last axis of one.
+    given = labels.shape[:-1] if labels.ndim > len(rows) and labels.shape[-1] == 1 else labels.shape
+    fits = len(given) == len(rows) > 0 and all(n in (None, m) for n, m in zip(rows, given, strict=True))
+    return classes if fits else None
+
+
+#: What an optimizer gets for a variable.
+Gradient = jax.Array | None
+
+
+def aggregate_gradients(
+    grads: list[Gradient],
+    variables: Sequence[keras.Variable],
+    context: Context,
+    reduce: GradientReducer | None = None,
+) -> list[Gradient]:
+    """Return the gradients that an optimizer must apply, equal on all replicas.
+
+    Args:
+        grads: this replica's; None for a variable without one.
+        variables: one for each gradient. Where `overwrite_with_gradient` is set, the gradient is the
+            variable's next value: float8's history of largest values.
+        reduce: what is called instead of an all-reduce; it may leave each replica its part.
+    """
+    replica = context.replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return grads
+    if replica.engine.is_empty:
+        # A mean over no rows is NaN.
+        grads = [None if g is None else jnp.zeros_like(g) for g in grads]
+    next_values = {i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)}
+    reduced = {i: g for i, g in enumerate(grads) if g is not None and i not in next_values}
+    largest = {i: g for i, g in enumerate(grads) if g is not None and i in next_values}
+    op, given = ReduceOp.MEAN if context.means else ReduceOp.SUM, list(reduced.values())
+    sums = (
+        replica.all_reduce(op, given)
+        if reduce is None
+        else reduce(op, given, [variables[i] for i in reduced])
+    )
+    found: dict[int, Gradient] = dict(zip(reduced, sums, strict=True))
+    if largest:
+        found |= dict(zip(largest, _largest(list(largest.values()), replica), strict=True))
+    return [found.get(i) for i in range(len(grads))]
+
+
+def _largest(values: list[jax.Array], replica: ReplicaContext) -> list[jax.Array]:
+    """Return the largest of all replicas' values, place by place, in one message."""
+    # An engine adds, and gathers: the histories are a few hundred numbers, so gathering costs nothing.
+    flat = jnp.concatenate([v.astype(jnp.float32).reshape(-1) for v in values])
+    ends = list(itertools.accumulate(v.size for v in values))[:-1]
+    best = jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), ends)
+    return [x.reshape(v.shape).astype(v.dtype) for x, v in zip(best, values, strict=True)]
+
+
+def added_losses(model: keras.Model, x: PyTree, training: bool, context: Context) -> list[jax.Array] | None:
+    """Return a model's additional losses as a replica in `fit` must count them; None for no change.
+
+    `fit` averages gradients over the replicas, which is right for a mean over rows and for what does not
+    depend on rows. A sum over rows is multiplied by the number of replicas. Of what is none of these all
+    rows are computed together, and this is not asked (`_step_reading`).
+
+    Args:
+        model: the model, after its forward pass.
+    """
+    losses, replica = list(model.losses), context.replica
+    regularized = sum(v.regularizer is not None for v in model.trainable_variables)
+    rows = rows_of(x)
+    if replica is None or replica.num_replicas_in_sync == 1 or len(losses) <= regularized or not rows:
+        return None
+    total = replica.engine.total(rows)
+    try:
+        uses = _uses(model, x, training, rows, total)
+    except Exception:  # a user's layer may do anything with another number of rows
+        uses = [RowUse.MIXED] * len(losses)
+    if len(uses) != len(losses):
+        uses = [RowUse.MIXED] * len(losses)
+    replicas = replica.num_replicas_in_sync
+    return [
+        loss * replicas if use in (RowUse.SUM, RowUse.APART) else loss
+        for loss, use in zip(losses, uses, strict=True)
+    ]
+
+
+def _uses(model: keras.Model, x: PyTree, training: bool, rows: int, total: int) -> list[RowUse]:
+    kwargs = {"training": training} if takes_training(model) else {}
+
+    def losses(x: PyTree) -> list[jax.Array]:
+        with entered(None), DiscardingScope(collect_losses=True):
+            model(x, **kwargs)
+            return [jnp.sum(loss) for loss in model.losses]
+
+    # `compute_loss` runs in Keras' stateless step, where `model.losses` gives what the step has collected.
+    override = replaced_losses(model)
+    replace_losses(model, [])
+    try:
+        return row_uses(losses, (jax.tree.map(jnp.asarray, x),), rows, total)
+    finally:
+        replace_losses(model, override)
+
 
 _LOG = logging.getLogger("unisono")
 
@@ -190,17 +363,6 @@ def _divisor(
     return jnp.where(total == 0, 1, total)
 
 
-class _MaskProbe(keras.Layer):
-    """Finds the mask of a tensor: Keras passes it to a layer that is called with the tensor."""
-
-    supports_masking = True
-
-    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Keep the mask for `_masks`."""
-        self.mask = mask
-        return inputs
-
-
 class _MaskCarrier(keras.Layer):
     """Gives a tensor a mask, as Keras' own layers do."""
 
@@ -215,17 +377,6 @@ class _MaskCarrier(keras.Layer):
     def compute_mask(self, inputs: jax.Array, previous_mask: jax.Array | None = None) -> jax.Array:
         """Return the mask."""
         return self._mask
-
-
-def masks_of(y_pred: PyTree) -> dict[int, jax.Array]:
-    """Return the masks of the tensors of a structure, by their position."""
-    found = {}
-    for position, tensor in enumerate(jax.tree.leaves(y_pred)):
-        probe = _MaskProbe()
-        probe(tensor)
-        if probe.mask is not None:
-            found[position] = probe.mask
-    return found
 
 
 def _masked(given: tuple[PyTree, PyTree, PyTree, dict[int, jax.Array]]) -> Given:

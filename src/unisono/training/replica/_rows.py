@@ -133,3 +133,25 @@ class DiscardingScope(keras.StatelessScope):
             return value
         outer: jax.Array | None = self.original_scope.get_current_value(variable)
         return outer
+
+
+def masks_of(y_pred: PyTree) -> dict[int, jax.Array]:
+    """Return the masks of the tensors of a structure, by their position."""
+    found = {}
+    for position, tensor in enumerate(jax.tree.leaves(y_pred)):
+        probe = _MaskProbe()
+        probe(tensor)
+        if probe.mask is not None:
+            found[position] = probe.mask
+    return found
+
+
+class _MaskProbe(keras.Layer):
+    """Finds the mask of a tensor: Keras passes it to a layer that is called with the tensor."""
+
+    supports_masking = True
+
+    def call(self, inputs: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Keep the mask for `_masks`."""
+        self.mask = mask
+        return inputs

@@ -11,7 +11,7 @@ from unisono._context import Context, ReplicaContext, current, entered
 from unisono.step._program import ReplicaFrame, current_frame
 from unisono.step._scope import is_discovering
 from unisono.step.variables._seeds import step_generator
-from unisono.training.replica._gradients import Gradient, aggregate_gradients
+from unisono.training.replica._losses import Gradient, aggregate_gradients
 
 if TYPE_CHECKING:
     import keras

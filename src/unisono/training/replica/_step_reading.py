@@ -3,7 +3,7 @@
 Replicas compute their own rows, so that a step is that of one device where each row's values depend on this
 row alone, and each state on rows by a sum, a mean, or a largest value. The step is traced for two numbers of
 rows, without computing, and `_row_analysis` says which of these holds. A step of which this cannot be shown
-is computed over all rows together.
+is computed over all rows together. The findings are collected for `strategy.explain`.
 
 Tests: tests/virtual/training/test_step_reading.py.
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +22,12 @@ import keras
 import numpy as np
 
 from unisono._context import entered
+from unisono._system._blocks import set_for_block
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
 from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
-from unisono.training.replica._findings import PartTreatment
-from unisono.training.replica._losses import masks_of
 from unisono.training.replica._per_replica_layers import is_per_replica, is_synchronized, replaced_calls
-from unisono.training.replica._rows import DiscardingScope, rows_of
+from unisono.training.replica._rows import DiscardingScope, masks_of, rows_of
 from unisono.training.rows._row_analysis import row_states
 from unisono.training.rows._row_states import (
     AccumulatedSum,
@@ -37,6 +38,41 @@ from unisono.training.rows._row_states import (
     RowState,
     RowWise,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class PartTreatment:
+    """One line of what was read.
+
+    Args:
+        part: a layer, a state, a loss, metrics or an output.
+        treatment: how it is computed on several replicas.
+        reason: why.
+    """
+
+    part: str
+    treatment: str
+    reason: str
+
+
+#: Collects what losses and metrics decide while a step is traced; None where they are not collected.
+_NOTED: ContextVar[list[PartTreatment] | None] = ContextVar("unisono_noted", default=None)
+
+
+def collected_in(findings: list[PartTreatment]) -> AbstractContextManager[object]:
+    """Collect what is noted in a block.
+
+    Args:
+        findings: gets each finding once.
+    """
+    return set_for_block(_NOTED, findings)
+
+
+def note(part: str, treatment: str, reason: str) -> None:
+    """Note how a part is computed, where findings are collected."""
+    findings = _NOTED.get()
+    if findings is not None and (found := PartTreatment(part, treatment, reason)) not in findings:
+        findings.append(found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,11 +23,11 @@ import numpy as np
 from unisono._types import ArrayLike, PyTree
 from unisono.training._jaxprs import called_by
 from unisono.training.rows._row_derivatives import CUSTOM, is_linear
-from unisono.training.rows._row_extremes import of_extremes
-from unisono.training.rows._row_numbers import SMALL, chosen, computed
+from unisono.training.rows._row_indexing import of_extremes
 from unisono.training.rows._row_rules import RULES, linear_in_sums
 from unisono.training.rows._row_states import (
     MIXED,
+    SMALL,
     AccumulatedSum,
     Constant,
     Equation,
@@ -39,6 +39,8 @@ from unisono.training.rows._row_states import (
     RowWise,
     Step,
     anything,
+    chosen,
+    computed,
     is_fill,
     is_zero,
 )

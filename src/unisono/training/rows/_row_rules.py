@@ -24,6 +24,7 @@ from unisono.training.rows._row_states import (
     Step,
     aligned,
     anything,
+    is_total,
     is_zero,
     with_power,
 )
@@ -77,11 +78,6 @@ def _added(step: Step, operands: list[Operand]) -> AccumulatedSum | None:
     if isinstance(first, Constant) and first.origin is not None and not first.power and is_total(second):
         return AccumulatedSum(first.origin)
     return None
-
-
-def is_total(state: RowState) -> bool:
-    """Return whether a value is a sum over rows, or counts them."""
-    return state == Reduced(0) or (isinstance(state, Constant) and state.power == 1)
 
 
 def _product(step: Step, operands: list[Operand]) -> RowState:

@@ -8,8 +8,9 @@ Tests: tests/virtual/training/test_interrupts.py, tests/virtual/training/test_fa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 import jax
@@ -19,14 +20,66 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step._dispatch import Started
+from unisono.step._keras_internals import empty_variables, mark_synced, set_training_state, training_state
 from unisono.step._layout import StateLayout, VariableLayout
-from unisono.step._value_handle import AgreedHandle, VariableValue
-from unisono.training._model_state import hold_state, release_state
+from unisono.step._value_handle import AgreedHandle, VariableValue, in_parts
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, in_lists, variables_of
 
 if TYPE_CHECKING:
     from unisono.step._replicas import Replicas
+
+
+#: Keras' names of the lists of variables in a state, in its order.
+LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequence[jax.Array]]) -> None:
+    """Note the newest state where Keras looks for it."""
+    set_training_state(model, dict(zip(names, state, strict=True)))
+
+
+def release_state(model: keras.Model) -> None:
+    """Note that the variables hold the state themselves."""
+    set_training_state(model, None)
+    mark_synced(model, True)
+
+
+def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict[str, bool]) -> State:
+    """Take the state from a model's variables, and note it before Keras empties the first of them.
+
+    Args:
+        wanted: which lists, and whether the variables are emptied.
+
+    Returns:
+        What `original` returns.
+    """
+    # Keras empties variable by variable, and notes the state afterwards: an interrupt between the two
+    # would lose the weights.
+    with in_parts():
+        state = original(model, **{**wanted, "purge_model_variables": False})
+    hold_state(model, [name for name in LISTS if wanted.get(name)], state)
+    mark_synced(model, False)
+    lists = {name: wanted[name] for name in LISTS if name in wanted}
+    if wanted.get("purge_model_variables"):
+        empty_variables(model, lists)
+    return state
+
+
+@contextlib.contextmanager
+def weights_kept(model: keras.Model) -> Iterator[None]:
+    """Put the state back into the model's variables when a callback or a step raises.
+
+    Keras empties the variables while it trains, and fills them again only where `fit` ends.
+    """
+    try:
+        yield
+    except BaseException:
+        if training_state(model):
+            mark_synced(model, False)
+            model.jax_state_sync()
+        raise
+
 
 #: Numbers of train functions, alike on workers that make the same ones.
 _NUMBERS = itertools.count()
@@ -142,7 +195,7 @@ class FitState:
             for part, layouts in zip(state, self._layouts, strict=True)
         )
         # Keras stores it when the function has returned. An interrupt in between must find it, too.
-        hold_state(self._model, self._task.value, self._returned)
+        set_training_state(self._model, dict(zip(self._task.value, self._returned, strict=True)))
         if self._task is TrainerTask.TRAIN:
             self._replicas.process_group.check_state(self._replicas.mesh, self, steps, self._compared)
         return self._returned
@@ -197,6 +250,8 @@ class FitState:
             batch: the first batch of the call, which workers compare where they begin.
         """
         if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
+            if not self._layout.rests_elsewhere:
+                return tuple(list(part.values) for part in self._returned)
             return tuple(list(self._layout.fetch(part.values)) for part in self._returned)
         # What lies in parts is not sent: each worker has its own part of it.
         given: list[VariableValue] = [value for part in state for value in part]

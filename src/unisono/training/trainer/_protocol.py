@@ -25,8 +25,8 @@ import jax
 from unisono._types import PyTree
 
 if TYPE_CHECKING:
-    from unisono.training.groups._host_timing import HostTimer
     from unisono.training.groups._lookahead import StepLookahead
+    from unisono.training.groups._step_profile import HostTimer
 
 #: The values of a step's variables: one sequence for each of Keras' lists, in its order.
 State = tuple[Sequence[jax.Array], ...]

@@ -17,10 +17,10 @@ from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
-from unisono.training._label_range import check_labels
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._multi_step import multi_step_program, with_agreed_size
+from unisono.training.replica._losses import check_labels
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._merge_once import merge_once
 from unisono.training.trainer._protocol import State

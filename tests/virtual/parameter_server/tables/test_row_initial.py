@@ -12,7 +12,7 @@ from unisono.parameter_server.programs import _push_layout
 from unisono.parameter_server.server._programs import ExportedProgram
 from unisono.parameter_server.tables._row_program import rows_of
 from unisono.step._keras_internals import stored_value
-from unisono.step.variables._deferred_value import DeferredValue
+from unisono.step._value_handle import DeferredValue
 
 pytestmark = pytest.mark.numbers
 
