@@ -144,9 +144,6 @@ def _other_structure(where: str, expected: str, value: object) -> InvalidArgumen
 def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[str, int]) -> None:
     """Check a shape, and record the sizes of its named dimensions.
 
-    Args:
-        sizes: the sizes of the names in this call so far; new ones are added.
-
     >>> sizes = {}
     >>> bind_sizes(ArraySpec(("batch", 3), "float32"), (7, 3), "inputs", sizes)
     >>> sizes

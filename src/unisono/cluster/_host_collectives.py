@@ -71,11 +71,7 @@ class HostCollectives:
         return found
 
     def broadcast(self, data: bytes) -> bytes:
-        """Return the first process' bytes on every process.
-
-        Args:
-            data: on the first process; those of the others are ignored.
-        """
+        """Return the first process' bytes on every process."""
         if self._own.process_index:
             data = b""
         row = self._run(self._gather, len(data).to_bytes(_NUMBER, "little") + data[:AT_ONCE], _FIRST)[0]
@@ -84,11 +80,7 @@ class HostCollectives:
         return begin + self.send(data[AT_ONCE:], size - AT_ONCE) if size > AT_ONCE else begin
 
     def send(self, data: bytes, size: int) -> bytes:
-        """Return the first process' bytes on every process: one collective.
-
-        Args:
-            size: how many there are, which all processes know.
-        """
+        """Return the first process' bytes on every process: one collective."""
         own = b"" if self._own.process_index else data
         return self._run(self._send, own, _rounded(size))[0][:size]
 

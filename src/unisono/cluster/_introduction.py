@@ -30,9 +30,6 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def introduce(board: Board, peers: Peers, seconds: float) -> Peers:
     """Exchange the addresses of all processes, and check that each one reaches each other one.
 
-    Args:
-        peers: of this process, with its own address at its place.
-
     Raises:
         ClusterError: in every process, when one is missing or cannot reach another one.
     """

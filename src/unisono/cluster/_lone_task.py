@@ -29,9 +29,6 @@ def warning_in_tasks(name: str) -> str | None:
     """Return the warning of a strategy of one process in one of several tasks of Slurm, MPI, Ray or the like.
 
     TF_CONFIG's workers are those that `fit` looks at: an evaluator is right to train alone.
-
-    Args:
-        name: of the strategy's class.
     """
     found = find_tasks(process_environ())
     if found is None or TFConfigClusterResolver.detect(process_environ()):

@@ -56,11 +56,7 @@ class Collections:
         self._taken: dict[tuple[str, str], int] = {}
 
     def unique(self, name: str, kind: str = "") -> str:
-        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`.
-
-        Args:
-            kind: of what is named: a metric and a summary may have the same name.
-        """
+        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`."""
         count = self._taken.get((kind, name), 0)
         self._taken[kind, name] = count + 1
         return name if count == 0 else self.unique(f"{name}_{count}", kind)

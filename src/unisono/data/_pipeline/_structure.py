@@ -79,11 +79,7 @@ def is_dataset(value: object) -> bool:
 
 
 def check_no_dataset(value: Component, path: Path, what: str) -> None:
-    """Check that a component is not itself a data set.
-
-    Args:
-        what: The operation, in the passive: "stacked".
-    """
+    """Check that a component is not itself a data set."""
     if is_dataset(value) or isinstance(value, DatasetSpec):
         raise InvalidTypeError(
             f"Data sets cannot be {what}. Received: {name_of(path)} is a data set. "

@@ -121,9 +121,6 @@ class WorkerData:
     def take(self, names: Sequence[str]) -> TakenBatches:
         """Return the next batch of each iterator; of none, if one of them has ended.
 
-        Args:
-            names: of iterators; one that occurs twice gives two batches.
-
         Raises:
             OutOfRangeError: an iterator has ended.
             Exception: of the user's function that makes the dataset.
