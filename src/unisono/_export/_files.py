@@ -150,9 +150,6 @@ def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
 
     A process that dies leaves at most a hidden file or directory beside `path`, never a part of an artefact.
 
-    Args:
-        marker: for a directory, the file whose presence marks an artefact that may be replaced.
-
     Raises:
         InvalidArgumentError: when something else is at `path`.
     """

@@ -104,9 +104,6 @@ def decode(record: dict[str, Any] | None) -> PyTree:
 def matched(spec: PyTree, value: object, where: str) -> Iterator[tuple[str, Any, object]]:
     """Yield the path, the spec and the value of each array, in the order of `leaves`.
 
-    Args:
-        value: arrays in the same structure; lists and tuples are interchangeable.
-
     Raises:
         InvalidArgumentError: at the first place where the structures differ.
     """

@@ -246,9 +246,6 @@ def pngs(data: ArrayLike, max_outputs: int = 3) -> npt.NDArray[np.object_]:
     Args:
         data: images of shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
             to 1, which are cut off there.
-
-    Returns:
-        Byte strings: the width and the height as text, and a PNG file for each image.
     """
     pixels = np.asarray(data)[:max_outputs]
     if pixels.dtype != np.uint8:

@@ -123,11 +123,7 @@ def _end_with_all(board: Board, peers: Peers, what: str, others: Sequence[int]) 
 
 
 def unreachable(peers: Peers, failures: Mapping[int, dict[str, str]]) -> list[str]:
-    """Return a sentence for each connection that could not be made.
-
-    Args:
-        failures: by process: the numbers of those that it did not reach, and why.
-    """
+    """Return a sentence for each connection that could not be made."""
     return [
         f"{peers.names[i]} does not reach {peers.addresses[int(j)]}, "
         f"which {peers.names[int(j)]} has published: {why}"

@@ -114,9 +114,6 @@ def fetch_in_all_runs(thing: object, prefix: str) -> Any:
     """Return the key by which a hook asks for a value in all runs of a model_fn.
 
     An array is another object in each run. It is exposed, if it is not yet, and the hook asks for its name.
-
-    Args:
-        thing: an array, or a name, a variable or a summary, which are returned.
     """
     call = current_call()
     if call is None or not isinstance(thing, (jax.Array, np.ndarray, np.generic)):

@@ -214,9 +214,6 @@ class PendingCalls:
 
         A request that waits already, by its number, keeps its future: it is sent again.
 
-        Args:
-            timeout: seconds for room and answer together, None for no limit.
-
         Raises:
             PeerLostError: when there was no room in time.
             ClusterError: when the client was closed.

@@ -269,11 +269,7 @@ def note_rejection(state: RendezvousState, note: str) -> RendezvousState:
 
 
 def outcome(state: RendezvousState, now: float) -> Proceed | Abort | None:
-    """Decide whether the cluster can start; None while process 0 waits.
-
-    Args:
-        now: the time, in seconds of the clock of `state.began_at`.
-    """
+    """Decide whether the cluster can start; None while process 0 waits."""
     if len(state.connected) < state.num_processes:
         late = now >= state.began_at + state.start_up
         return Abort(missing_text(roster(state), state.start_up)) if late else None

@@ -438,9 +438,6 @@ class PipelineIterator(StateIterator, DataIterator):
 
         The next iteration then follows that pass.
 
-        Args:
-            state: The result of `get_state` of an iterator over the same pipeline, in any process.
-
         Raises:
             InvalidArgumentError: The state belongs to another pipeline.
         """

@@ -183,9 +183,6 @@ def as_element(value: object, path: Path = ()) -> Element:
     Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy
     arrays and scalars keep their dtype.
 
-    Returns:
-        The same structure of numpy arrays, numpy scalars and bytes.
-
     Raises:
         InvalidArgumentError: A list is ragged.
         InvalidTypeError: A component is neither numbers nor strings.

@@ -160,9 +160,6 @@ def predictions(
 ) -> Iterator[Any]:
     """Yield the predictions of a checkpoint.
 
-    Args:
-        data: makes pairs of features and labels, which are left out.
-
     Raises:
         InvalidArgumentError: for keys of no prediction, or predictions of different lengths.
     """

@@ -119,9 +119,6 @@ def launch_on(name: str, submission: Submission[Any], print_only: bool) -> tuple
 def call_on(name: str, function: FunctionCall, given: Mapping[str, Any]) -> list[Any]:
     """Call a function in the tasks of an engine; return the values of the chief and the workers.
 
-    Args:
-        given: the flags of `unisono launch --on`, by their names in Python; None is not given.
-
     Raises:
         InvalidTypeError: a name is no flag of this engine.
         InvalidArgumentError: a value cannot be used, or the engine cannot bring a function to its tasks.

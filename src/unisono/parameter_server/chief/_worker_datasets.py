@@ -128,9 +128,6 @@ class RunningCalls:
     def around_fit(self, arguments: dict[str, object]) -> Iterator[tuple[dict[str, object], bool]]:
         """Surround `fit`, inside of `around_method`.
 
-        Yields:
-            The arguments for Keras, and that no steps run ahead of its loop.
-
         Raises:
             InvalidArgumentError: the number of steps is missing, or there are other data beside a function.
         """

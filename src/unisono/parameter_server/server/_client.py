@@ -144,11 +144,7 @@ class ServerClient:
         return sent.result()
 
     def take_until(self, future: Future[Any]) -> None:
-        """Take answers in the present thread until a future is done, where no other thread does.
-
-        Args:
-            future: what another method has returned; who calls this waits for it.
-        """
+        """Take answers in the present thread until a future is done, where no other thread does."""
         # Any client: those of a process share what takes answers.
         if self._clients:
             self._clients[0].take_until(future)

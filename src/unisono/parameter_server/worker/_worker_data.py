@@ -65,11 +65,7 @@ class WorkerData:
         self._errors: dict[str, Exception] = {}
 
     def change(self, frame: Frame) -> None:
-        """Make a dataset or an iterator, or forget some; see `make`, `iterate` and `forget`.
-
-        Args:
-            frame: a request of the chief, whose functions may be executed.
-        """
+        """Make a dataset or an iterator, or forget some; see `make`, `iterate` and `forget`."""
         meta = frame.meta
         if "forget" in meta:
             self.forget(meta["forget"])
