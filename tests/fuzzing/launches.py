@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tests.fuzzing.changes import BYTE_CHANGES, SAME, TEXT_CHANGES, TEXTS, changed_bytes, changed_text
 from unisono._backend import devices_asked_for
 from unisono.cli import _timeline_page
+from unisono.cluster._lone_task import find_siblings, find_tasks
 from unisono.cluster._own_address import own_address
 from unisono.cluster.liveness import _health
 from unisono.cluster.liveness._heartbeat_file import _is_later
 from unisono.cluster_resolver import _base, resolve
 from unisono.cluster_resolver._kubernetes import KubernetesClusterResolver
-from unisono.cluster_resolver._siblings import find_siblings, find_tasks
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.launcher._launch import visible_gpus
 from unisono.launcher._run_files import error_record, read_capacity

@@ -42,9 +42,6 @@ def seal(kind: str, version: int, body: Mapping[str, object]) -> str:
 def unseal(text: bytes, file: Path, kind: str, version: int) -> dict[str, Any]:
     """Return the body of a manifest.
 
-    Args:
-        version: the newest format version that the reader supports.
-
     Raises:
         InvalidArgumentError: when the manifest is damaged, of another kind, or newer.
     """
@@ -92,9 +89,6 @@ def read_as_written(file: Path) -> Iterator[None]:
     """Raise what the contents of an artefact cause that no version has written as a clear error.
 
     Its checksums say that it was not changed by accident, and not who has written it.
-
-    Args:
-        file: that is read, for the message.
 
     Raises:
         InvalidArgumentError: the block has read what it does not expect.
@@ -155,9 +149,6 @@ def replace_atomically(path: Path, marker: str | None = None) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and rename it to `path` at the end.
 
     A process that dies leaves at most a hidden file or directory beside `path`, never a part of an artefact.
-
-    Args:
-        marker: for a directory, the file whose presence marks an artefact that may be replaced.
 
     Raises:
         InvalidArgumentError: when something else is at `path`.

@@ -146,10 +146,6 @@ def load_exported(folder: Path) -> ExportedModel:
 def read_function(blob: bytes, file: Path, versions: object) -> jax.export.Exported:
     """Return the function that `jax.export` has written.
 
-    Args:
-        file: that held it, for the message.
-        versions: of the packages that wrote it.
-
     Raises:
         InvalidArgumentError: the installed JAX cannot read it.
     """

@@ -34,10 +34,6 @@ def write_whole(original: Callable[..., Result], bound: inspect.BoundArguments) 
     """Write to a place beside the path, and rename it at the end.
 
     Other workers may read the path at any moment, and so may the program after a restart.
-
-    Args:
-        original: a saving function of Keras.
-        bound: its arguments, which are changed.
     """
     store = _store_path(bound.arguments["filepath"])
     if store is not None:

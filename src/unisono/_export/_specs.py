@@ -104,9 +104,6 @@ def decode(record: dict[str, Any] | None) -> PyTree:
 def matched(spec: PyTree, value: object, where: str) -> Iterator[tuple[str, Any, object]]:
     """Yield the path, the spec and the value of each array, in the order of `leaves`.
 
-    Args:
-        value: arrays in the same structure; lists and tuples are interchangeable.
-
     Raises:
         InvalidArgumentError: at the first place where the structures differ.
     """
@@ -143,9 +140,6 @@ def _other_structure(where: str, expected: str, value: object) -> InvalidArgumen
 
 def bind_sizes(spec: ArraySpec, shape: Sequence[int], where: str, sizes: dict[str, int]) -> None:
     """Check a shape, and record the sizes of its named dimensions.
-
-    Args:
-        sizes: the sizes of the names in this call so far; new ones are added.
 
     >>> sizes = {}
     >>> bind_sizes(ArraySpec(("batch", 3), "float32"), (7, 3), "inputs", sizes)

@@ -197,10 +197,6 @@ def arrays_of(result: PyTree) -> PyTree:
 
 
 def spec_of(array: Any) -> TensorSpec:
-    """Return the spec of an array, or of what is known of one.
-
-    Args:
-        array: with a shape, in which a size that is no integer is open, and a dtype.
-    """
+    """Return the spec of an array, or of what is known of one."""
     shape = [size if isinstance(size, int) else None for size in array.shape]
     return TensorSpec(shape, jnp.dtype(array.dtype))

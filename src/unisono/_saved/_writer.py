@@ -53,10 +53,6 @@ Record = dict[str, Any]
 def write_module(obj: object, path: Place, signatures: Mapping[str, Any]) -> None:
     """Write an object with functions and variables to a directory.
 
-    Args:
-        obj: a `tf.Module`, or another object that holds variables.
-        signatures: functions by name, each for one kind of call.
-
     Raises:
         InvalidArgumentError: a signature has no given shapes, or a function cannot be traced for open sizes.
         MissingPackageError: a package is not installed.

@@ -97,12 +97,7 @@ class EventFile:
         self.flush()
 
     def add(self, kind: str, tag: str, step: int, data: ArrayLike, **options: int) -> None:
-        """Write one value; safe to call from any thread.
-
-        Args:
-            data: a NumPy array, or text.
-            options: options of the kind: `buckets`, `max_outputs`.
-        """
+        """Write one value; safe to call from any thread."""
         metadata, encode = _KINDS[kind]
         tensor = tensor_util.make_tensor_proto(encode(data, **options))
         summary = summary_pb2.Summary()
@@ -179,9 +174,6 @@ def read_scalars(logdir: str) -> dict[int, dict[str, float]]:
     """Return the numbers that the event files of a directory hold, by step and tag.
 
     A record at the end of a file that is not whole yet, as its writer is at it, does not count.
-
-    Returns:
-        Steps in ascending order; of several numbers for a step and tag, the newest.
     """
     scalars: dict[int, list[tuple[float, str, float]]] = {}
     names = gfile.listdir(logdir) if gfile.isdir(logdir) else []
@@ -254,9 +246,6 @@ def pngs(data: ArrayLike, max_outputs: int = 3) -> npt.NDArray[np.object_]:
     Args:
         data: images of shape `(k, height, width, channels)` with 1 to 4 channels; uint8, or floats from 0
             to 1, which are cut off there.
-
-    Returns:
-        Byte strings: the width and the height as text, and a PNG file for each image.
     """
     pixels = np.asarray(data)[:max_outputs]
     if pixels.dtype != np.uint8:

@@ -112,11 +112,7 @@ class Backups:
         return True
 
     def write(self, snapshot: Snapshot, batches: int) -> None:
-        """Start to write one; what all workers must read together is on the disk when this returns.
-
-        Args:
-            batches: how many were trained in all.
-        """
+        """Start to write one; what all workers must read together is on the disk when this returns."""
         with self.writing(batches):
             staged = self._series.staged(snapshot)
             self._writer.submit(lambda: self._write(staged, batches))
@@ -125,11 +121,7 @@ class Backups:
 
     @staticmethod
     def writing(batches: int) -> FailureWarning:
-        """Surround the making of a backup: a failure is logged.
-
-        Args:
-            batches: how many were trained in all.
-        """
+        """Surround the making of a backup: a failure is logged."""
         return FailureWarning(
             f"The backup after {batches} batches could not be written, and training continues without it."
         )

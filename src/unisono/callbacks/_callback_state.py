@@ -134,9 +134,6 @@ def _set_function(callback: keras.callbacks.Callback, name: str, path: State) ->
     """Give a callback the function that a backup names.
 
     A backup may come from another user: it does not choose among all functions of all modules.
-
-    Args:
-        path: the names of its module and of the function.
     """
     module, function = path if isinstance(path, (list, tuple)) and len(path) == 2 else (None, None)
     target: object = None

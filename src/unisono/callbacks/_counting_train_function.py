@@ -164,11 +164,7 @@ class CountingTrainFunction:
 
 
 def mute(callbacks: list[keras.callbacks.Callback], *, is_whole: bool = False) -> Callable[[], None]:
-    """Disable the hooks of batches and of an epoch's beginning until the returned function is called.
-
-    Args:
-        is_whole: whether the whole epoch is in the past, so that they have seen its end, too.
-    """
+    """Disable the hooks of batches and of an epoch's beginning until the returned function is called."""
     hooks = (*_HOOKS, "on_epoch_end") if is_whole else _HOOKS
     # Keras' `LambdaCallback` has hooks of its own.
     own = [{hook: vars(c)[hook] for hook in hooks if hook in vars(c)} for c in callbacks]

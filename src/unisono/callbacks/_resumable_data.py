@@ -208,9 +208,6 @@ def are_same(saved: Sequence[str], own: Sequence[str]) -> bool:
 def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> None:
     """Raise where the first batch of a data set that can be read again is not the one of the backup.
 
-    Args:
-        saved: the fingerprint of the first batch that was trained; empty if it is not known.
-
     Raises:
         CheckpointMismatchError: it is another one, and the same each time it is read.
     """

@@ -199,9 +199,6 @@ class Parts:
     def restore(self, snapshot: Snapshot, parts: Sequence[str] | None = None) -> dict[str, Any]:
         """Put the contents of a snapshot into the objects, all of it or nothing.
 
-        Args:
-            parts: beginnings of the names to restore; None for all.
-
         Raises:
             CheckpointMismatchError: names, shapes or dtypes differ; it lists every one.
         """

@@ -75,10 +75,6 @@ def staged(target: Place, snapshot: Snapshot, *, read_back: bool) -> Snapshot:
     So that no host holds more than one of them, and later steps may change what lies in parts. The other
     workers call `read_along`.
 
-    Args:
-        target: of the commit that it will be.
-        read_back: whether it will be compared.
-
     Raises:
         CheckpointError: the disk is full or fails; nothing is left then.
     """

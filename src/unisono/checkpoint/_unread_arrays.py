@@ -45,12 +45,7 @@ class UnreadArray(abc.ABC):
 
     @abc.abstractmethod
     def piece(self, begin: int, end: int) -> bytes:
-        """Return some of the array's bytes.
-
-        Args:
-            begin: of the bytes of the elements in row-major order.
-            end: one past the last.
-        """
+        """Return some of the array's bytes."""
 
 
 class ReadableFile:

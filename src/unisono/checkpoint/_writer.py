@@ -56,9 +56,6 @@ class BackgroundWriter:
     def wait(self, timeout: float | None = None) -> None:
         """Wait for all jobs.
 
-        Args:
-            timeout: seconds; None to wait as long as the disk takes.
-
         Raises:
             BaseException: the first error of a job since the last call.
             CheckpointError: the time is over.

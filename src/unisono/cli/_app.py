@@ -387,9 +387,9 @@ def explain(
     devices: Annotated[int, typer.Option(help="How many replicas train together.")] = 2,
 ) -> None:
     """Print how each part of a model is computed on several replicas, and what differs from one device."""
-    from unisono.cli import _model_explanation
+    from unisono.cli import _model_plan
 
-    typer.echo(_model_explanation.main(model, devices))
+    typer.echo(_model_plan.explain(model, devices))
 
 
 @app.command(epilog=_examples("unisono migrate train.py models/", "unisono migrate --json models/"))

@@ -202,10 +202,6 @@ def measure(sizes: Sequence[int]) -> list[float]:
 def between(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[Finding]:
     """Measure an all-reduce between processes of this machine, or of hosts; compute a model's.
 
-    Args:
-        workers: the number of processes on this machine; None for `hosts`.
-        hosts: `host` or `host:port` of servers that run `unisono serve`.
-
     Raises:
         InvalidArgumentError: fewer than two processes or hosts, or no size.
         ClusterError: a server does not answer, or a process has ended.

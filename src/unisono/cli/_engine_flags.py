@@ -32,10 +32,6 @@ def settings_of(
 ) -> EngineSettings | None:
     """Return an engine's settings; None on this machine.
 
-    Args:
-        print_only: whether `--print` is given, which needs an engine.
-        dry_run: whether `--dry-run` is given, which needs none.
-
     Raises:
         InvalidArgumentError: there is no such engine, or a flag is not one of it.
     """

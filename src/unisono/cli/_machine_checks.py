@@ -44,9 +44,6 @@ def versions(
 ) -> str:
     """Compare the packages that are needed with the range that is supported.
 
-    Args:
-        requires: requirements; None for Unisono's.
-
     >>> versions(["jax>=0.10"], {"jax": "0.99"}.get)
     'in the supported range; newer than what was tested: jax 0.99 (0.12.0.1)'
 

@@ -1,4 +1,6 @@
-"""The command `unisono plan`: what a model needs on each device, and what a step exchanges, before it is run.
+"""The commands `unisono plan` and `unisono explain`: what a model needs, exchanges and computes on replicas.
+
+`plan` shows what a model needs on each device, and what a step exchanges, before it is run.
 
 Memory is what XLA plans for the very program of a step, compiled for two virtual devices and scaled: of
 state in parts a replica of n keeps 1/n; what a step needs besides state hardly changes with n. A step takes
@@ -351,3 +353,37 @@ def main(options: PlanOptions) -> str:
     if isinstance(size, UnisonoError):
         raise size
     return table(size, options)
+
+
+def explain(model: str, devices: int) -> str:
+    """Read a model's step in a new process with virtual devices, and return the table as text."""
+    from unisono.cli._launch_function import launch
+
+    if devices < 2:
+        raise InvalidArgumentError(
+            "`--devices` must be at least 2, as one replica computes what plain Keras does. Received: "
+            f"{devices}."
+        )
+    (text,) = launch(
+        _explain, workers=1, args=(ModelFile(model), devices), devices_per_worker=devices, timeout=_TIME_LIMIT
+    )
+    if isinstance(text, UnisonoError):
+        raise text
+    return str(text)
+
+
+def _explain(file: ModelFile, devices: int) -> Any:
+    """Return the table, or the error that says why there is none."""
+    from unisono.strategies._mirrored import MirroredStrategy
+
+    strategy = MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    lines: list[str] = []
+    try:
+        make_model, make_batch = file.load()
+        with strategy.scope():
+            model = checked(make_model(), file.model)
+        rows = 4 * devices
+        strategy.explain(model, make_batch(rows) if make_batch else batch_for(model, rows), lines.append)
+    except UnisonoError as error:
+        return error
+    return "\n".join(lines)

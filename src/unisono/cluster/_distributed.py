@@ -23,10 +23,9 @@ from unisono._system._environ import process_environ
 from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
 from unisono.cluster._coordinator_gate import CoordinatorGate
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
-from unisono.cluster._host_collectives import HostCollectives
 from unisono.cluster._introduction import how_to_connect, introduce
 from unisono.cluster._jax_internals import Board, let_gloo_listen_at, own_place, write_on_this_process
-from unisono.cluster._jax_process_group import JaxProcessGroup
+from unisono.cluster._jax_process_group import HostCollectives, JaxProcessGroup
 from unisono.cluster._own_address import own_address
 from unisono.cluster._program_digest import cluster_text, program_digest
 from unisono.cluster.liveness._health import process_health, report_ready

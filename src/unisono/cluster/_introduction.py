@@ -30,9 +30,6 @@ _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 def introduce(board: Board, peers: Peers, seconds: float) -> Peers:
     """Exchange the addresses of all processes, and check that each one reaches each other one.
 
-    Args:
-        peers: of this process, with its own address at its place.
-
     Raises:
         ClusterError: in every process, when one is missing or cannot reach another one.
     """
@@ -126,11 +123,7 @@ def _end_with_all(board: Board, peers: Peers, what: str, others: Sequence[int]) 
 
 
 def unreachable(peers: Peers, failures: Mapping[int, dict[str, str]]) -> list[str]:
-    """Return a sentence for each connection that could not be made.
-
-    Args:
-        failures: by process: the numbers of those that it did not reach, and why.
-    """
+    """Return a sentence for each connection that could not be made."""
     return [
         f"{peers.names[i]} does not reach {peers.addresses[int(j)]}, "
         f"which {peers.names[int(j)]} has published: {why}"

@@ -90,9 +90,6 @@ def let_gloo_listen_at(ip: str) -> bool:
 
     JAX leaves the choice to Gloo, which takes what the host's own name resolves to: 127.0.1.1 on Debian and
     Ubuntu. Call it after `jax.distributed.initialize` and before a backend starts.
-
-    Returns:
-        Whether this version of JAX allows it.
     """
     try:
         make_client: Any = importlib.import_module("jax._src.xla_bridge").make_cpu_client
@@ -126,9 +123,6 @@ def write_on_this_process() -> bool:
 
     Call it after `jax.distributed.initialize`. It replaces a private function of JAX. In a version of JAX
     where that function has other parameters it does nothing: the process then compiles more often.
-
-    Returns:
-        Whether the function was replaced.
     """
     try:
         compiler: Any = importlib.import_module("jax._src.compiler")

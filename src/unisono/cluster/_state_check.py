@@ -59,10 +59,6 @@ class StateCheck:
     def note_steps(self, steps: int, state: Callable[[], tuple[Sequence[str], Sequence[jax.Array]]]) -> None:
         """Note that steps were started; compare where it is time.
 
-        Args:
-            steps: how many in all, the same on all workers.
-            state: returns names and arrays of the state after them.
-
         Raises:
             ClusterError: on all workers, when an earlier check has found a difference.
         """

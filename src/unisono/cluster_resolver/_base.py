@@ -41,9 +41,6 @@ def seconds_of(variable: str, default: float) -> float:
 def whole_of(variable: str, environ: Mapping[str, str] | None = None) -> int:
     """Return a whole number from the environment; 0 where the variable is not set, or empty.
 
-    Args:
-        environ: read this instead of the process' environment.
-
     Raises:
         InvalidArgumentError: it is no whole number, or of more than nine digits.
 

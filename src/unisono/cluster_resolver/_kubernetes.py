@@ -41,11 +41,7 @@ class Client(Protocol):
 
 
 def pod_addresses(pods: Sequence[Any], port: int) -> list[str]:
-    """Return the pods' addresses in the order of their names, which is the same at every call.
-
-    Args:
-        pods: `V1Pod`s of the Kubernetes client.
-    """
+    """Return the pods' addresses in the order of their names, which is the same at every call."""
     # The API promises no order, and all processes must number the pods alike.
     named = sorted(pods, key=lambda pod: str(pod.metadata.name))
     waiting = {pod.metadata.name: pod.status.phase for pod in named if pod.status.phase != "Running"}

@@ -22,11 +22,7 @@ ENDED = object()
 
 
 def as_array(leaf: object) -> ArrayLike:
-    """Convert tensors of other libraries to NumPy arrays.
-
-    Args:
-        leaf: a part of a batch; NumPy and JAX arrays, and what is not an array, are returned unchanged.
-    """
+    """Convert tensors of other libraries to NumPy arrays."""
     if isinstance(leaf, (np.ndarray, jax.Array)):
         return leaf
     # A torch tensor may require gradients, or be on a GPU: NumPy accepts neither.

@@ -187,9 +187,6 @@ class TFRecordSource(Sequence[bytes]):
 def interleaved(counts: Sequence[int], cycle_length: int, block_length: int) -> npt.NDArray[np.int64]:
     """Return the order in which `Dataset.interleave` yields the elements of data sets of known sizes.
 
-    Returns:
-        One row for each element: number of the data set, and position in it.
-
     >>> interleaved([3, 2], cycle_length=2, block_length=2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2]]
     """

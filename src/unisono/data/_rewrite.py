@@ -93,9 +93,6 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
 def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
     """Return the seeds of the shuffles of a pipeline.
 
-    Args:
-        drawn: Only those drawn at random (True) or given by the user (False); None for all.
-
     >>> shuffle_seeds(Dataset.range(9).shuffle(9, seed=4))
     [4]
     """

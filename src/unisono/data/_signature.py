@@ -26,9 +26,6 @@ from unisono.data._pipeline._structure import (
 def as_signature(output_signature: Element, output_types: Element, output_shapes: Element) -> Element:
     """Return the signature that the arguments of `from_generator` describe.
 
-    Returns:
-        A structure of `TensorSpec`, or None where nothing was given.
-
     Raises:
         InvalidArgumentError: A signature was passed together with types or shapes.
         InvalidTypeError: A spec has no shape or no dtype.

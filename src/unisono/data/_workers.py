@@ -66,11 +66,7 @@ def elements_of_workers(
     mesh: ReplicaMesh,
     group: WorkerGroup,
 ) -> Iterator[PyTree]:
-    """Yield per-replica batches until no worker has an element left.
-
-    Yields:
-        Structures of `PerReplica`; replicas without an element have arrays without rows.
-    """
+    """Yield per-replica batches until no worker has an element left."""
     here = len(mesh.local_replicas)
     structure: jax.tree_util.PyTreeDef | None = None
     while True:
@@ -101,9 +97,6 @@ def _shapes(element: PyTree) -> list[tuple[tuple[int, ...], str]] | None:
 
 def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: WorkerGroup) -> PyTree:
     """Return a per-replica value of what each worker has for its own replicas.
-
-    Args:
-        values: for each replica of this worker a structure of arrays, numbers or strings.
 
     Raises:
         InvalidTypeError: a value is of another type.

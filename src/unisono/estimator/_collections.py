@@ -56,11 +56,7 @@ class Collections:
         self._taken: dict[tuple[str, str], int] = {}
 
     def unique(self, name: str, kind: str = "") -> str:
-        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`.
-
-        Args:
-            kind: of what is named: a metric and a summary may have the same name.
-        """
+        """Return a name that no earlier call in this run has returned, such as `x`, `x_1`."""
         count = self._taken.get((kind, name), 0)
         self._taken[kind, name] = count + 1
         return name if count == 0 else self.unique(f"{name}_{count}", kind)
@@ -118,9 +114,6 @@ def fetch_in_all_runs(thing: object, prefix: str) -> Any:
     """Return the key by which a hook asks for a value in all runs of a model_fn.
 
     An array is another object in each run. It is exposed, if it is not yet, and the hook asks for its name.
-
-    Args:
-        thing: an array, or a name, a variable or a summary, which are returned.
     """
     call = current_call()
     if call is None or not isinstance(thing, (jax.Array, np.ndarray, np.generic)):

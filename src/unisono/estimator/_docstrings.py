@@ -138,11 +138,7 @@ def class_of(
     arguments: Iterable[inspect.Parameter],
     init: Callable[..., None],
 ) -> type[Any]:
-    """Return a class with given arguments, in the module of the function `init`.
-
-    Args:
-        init: is called with the object, and with all arguments by their names.
-    """
+    """Return a class with given arguments, in the module of the function `init`."""
     signature = inspect.Signature(list(arguments), return_annotation="None")
 
     def bound(self: object, *args: object, **kwargs: object) -> None:

@@ -223,11 +223,7 @@ def _outputs_of(spec: EstimatorSpec) -> dict[str, Any]:
 def export_model(
     task: PassTask, base: str | os.PathLike[str], receiver_fn: Callable[[], ServingInputReceiver]
 ) -> str:
-    """Write the artefact of a checkpoint's predictions, in a new directory.
-
-    Returns:
-        The path of the artefact: `base` and the time in seconds.
-    """
+    """Write the artefact of a checkpoint's predictions, in a new directory."""
     receiver = receiver_fn()
     features = _features_of(receiver)
     specs = _mapped(lambda x: ArraySpec(_any_batch(_shape(x)), _dtype(x)), receiver.receiver_tensors)

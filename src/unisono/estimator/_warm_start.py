@@ -50,11 +50,7 @@ class WarmStartSettings:
 
 
 def initializer_of(warm_start: object) -> Initializer | None:
-    """Return the initializer of a warm start.
-
-    Args:
-        warm_start: path of a checkpoint, `WarmStartSettings`, a function, or None.
-    """
+    """Return the initializer of a warm start."""
     if warm_start is None:
         return None
     if isinstance(warm_start, (str, os.PathLike)):

@@ -78,9 +78,6 @@ class Finish:
 def next_action(view: View, max_evaluations: int | None, timeout: float) -> Wait | Evaluate | Finish:
     """Decide what to do.
 
-    Args:
-        timeout: seconds to wait for a new checkpoint.
-
     >>> next_action(View(over=True), None, 60.0)
     Finish(reason=<FinishReason.FINISHED: 'training is over'>)
     """

@@ -65,9 +65,6 @@ def read_record(path: Place, goes_on: bool = False) -> EvaluationHistory:
 
     Args:
         goes_on: whether the process belongs to the run that wrote it, even if that evaluator had ended.
-
-    Returns:
-        The record; without evaluations where those were of an earlier run.
     """
     try:
         record = _record_of(parse_json(path.read_text()))

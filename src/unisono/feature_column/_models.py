@@ -30,9 +30,6 @@ def combined(
 ) -> jax.Array:
     """Return one row for each row of categories, as `tf.nn.safe_embedding_lookup_sparse`.
 
-    Args:
-        ids: categories of shape `(batch, length)`, negative where there is none.
-
     Returns:
         An array of shape `(batch, dimension)`, zeros for rows without categories.
 

@@ -50,11 +50,7 @@ def find_marked(mark: str, processes: Path = Path("/proc")) -> set[int]:
 
 
 def sweep(mark: str, spared: Collection[int] = ()) -> set[int]:
-    """Kill all marked processes, and those that they start meanwhile.
-
-    Returns:
-        The ids of the killed processes.
-    """
+    """Kill all marked processes, and those that they start meanwhile."""
     killed: set[int] = set()
     deadline = time.monotonic() + _SWEEP_LIMIT
     while left := find_marked(mark) - {*spared, os.getpid()}:

@@ -161,10 +161,6 @@ def tasks_of(options: LaunchOptions, workers: int) -> tuple[Task, ...]:
 def gpus_of(task: Task, gpus: Sequence[str], beside: Sequence[Task]) -> tuple[str, ...]:
     """Return the GPUs of a task: an even share, or a shared GPU where there are too few; none for servers.
 
-    Args:
-        gpus: of the machine.
-        beside: all tasks of the machine.
-
     >>> tasks = [Task("worker", 0), Task("worker", 1), Task("ps", 0)]
     >>> [gpus_of(task, "0123", tasks) for task in tasks], gpus_of(tasks[1], "0", tasks)
     ([('0', '1'), ('2', '3'), ()], ('0',))
@@ -241,9 +237,6 @@ def base_environment(
     """Return the environment that every task and every spare of a launch starts with.
 
     The user's variables win, except for a cluster's or a launch's, which are part of the task's job.
-
-    Args:
-        gpus: how many the tasks divide among themselves.
     """
     share = thread_share(cores, tasks)
     kept = {name: value for name, value in environ.items() if name not in (*CLUSTER_VARIABLES, *OF_A_LAUNCH)}

@@ -35,11 +35,7 @@ _RECORD = b"\0"
 
 
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
-    """Return different free ports of the loopback interface.
-
-    Args:
-        avoid: ports not to use, such as the previous generation's.
-    """
+    """Return different free ports of the loopback interface."""
     held: list[socket.socket] = []
     try:
         ports = ports_to_choose_from(_PORTS)

@@ -145,11 +145,7 @@ class Completion:
 def next_action(
     state: Generation, options: LaunchOptions, now: float
 ) -> NoAction | Terminate | Kill | Completion:
-    """Decide what to do with a generation.
-
-    Args:
-        now: the time on the monotonic clock, in seconds.
-    """
+    """Decide what to do with a generation."""
     if state.ending is None:
         ending = _ending_now(state, options, now)
         if ending is None:
@@ -359,9 +355,6 @@ def task_restart(
 
     A program that uses the library wrongly, raises the same exception twice, or does not use the servers
     for which it was started, would do so at each start: then the launch ends.
-
-    Args:
-        record: the history of the launch, without this failure.
     """
     failure = failed.failure
     code, detail = (1, "") if failure is None else (failure.code, failure.detail)

@@ -44,9 +44,6 @@ def find_stall(progress: Iterable[TaskProgress], timeout: float, now: float) -> 
 
     Tasks that compute together wait for the slowest. Where none makes progress, the cause is a stopped task,
     else the one at the lowest step, else the one whose last progress is the oldest.
-
-    Args:
-        timeout: seconds without a change; 0 disables the limit.
     """
     progress = tuple(progress)
     if not timeout or not any(_is_late(s, timeout, now) for s in progress):

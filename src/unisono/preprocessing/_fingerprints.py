@@ -106,9 +106,6 @@ def fingerprints(array: np.ndarray) -> np.ndarray:
 def hash_buckets(array: np.ndarray, buckets: int) -> np.ndarray:
     """Return `tf.strings.to_hash_bucket_fast` of strings, or of numbers written in decimals.
 
-    Returns:
-        int64 numbers from 0 to `buckets` - 1, of the array's shape.
-
     >>> hash_buckets(on_host(["hello", "world"], "doctest"), 10).tolist()
     [6, 8]
     """
@@ -122,9 +119,6 @@ def crossed_buckets(columns: Sequence[np.ndarray], buckets: int, key: int = CROS
 
     Args:
         columns: arrays whose shapes broadcast, of bytes or of integers, which count as their own hash.
-
-    Returns:
-        int64 numbers from 0 to `buckets` - 1.
 
     >>> crossed_buckets([on_host(["a"], "doctest"), np.array([1])], 100).shape
     (1,)

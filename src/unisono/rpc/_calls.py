@@ -214,9 +214,6 @@ class PendingCalls:
 
         A request that waits already, by its number, keeps its future: it is sent again.
 
-        Args:
-            timeout: seconds for room and answer together, None for no limit.
-
         Raises:
             PeerLostError: when there was no room in time.
             ClusterError: when the client was closed.
@@ -306,11 +303,7 @@ class PendingCalls:
         return self.first_deadline
 
     def lost(self, frame: Frame, since: float, why: str | None = None) -> PeerLostError:
-        """Return the error for a request without an answer.
-
-        Args:
-            why: what happened; by default what is known of the connection.
-        """
+        """Return the error for a request without an answer."""
         seconds, known = time.monotonic() - since, why or self.state
         return PeerLostError(
             f"A task must answer while the job runs. Received: no answer from {self._task} at "

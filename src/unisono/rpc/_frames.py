@@ -125,9 +125,6 @@ class Frame:
     def parts(self, limit: int | None = None) -> list[bytes | memoryview]:
         """Return the message as bytes; the arrays are not copied.
 
-        Args:
-            limit: bytes at most, which the receiver accepts; None for any number.
-
         Raises:
             FrameError: when a field has no place in a message, or it has more bytes than `limit`.
         """

@@ -53,11 +53,7 @@ class LoopbackNetwork:
         return LoopbackServer(self, address, handler)
 
     def rpc_client(self, task: Task, address: str, own: Task | None = None) -> LoopbackClient:
-        """Return a client.
-
-        Args:
-            own: the task that asks, as whom the server sees it.
-        """
+        """Return a client."""
         client = ClientId(b"%d" % next(self._numbers), own, is_same_user=True)
         rpc_client = LoopbackClient(self, task, address, client)
         with self._lock:

@@ -23,11 +23,7 @@ def installed(*more: str) -> dict[str, str]:
 
 
 def check_versions(of_chief: object) -> None:
-    """Check that this task has the versions that its chief sends.
-
-    Args:
-        of_chief: what `installed` returns there; anything else is not compared.
-    """
+    """Check that this task has the versions that its chief sends."""
     if not isinstance(of_chief, dict):
         return
     own = installed()

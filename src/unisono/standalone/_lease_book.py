@@ -82,11 +82,7 @@ class LeaseBook:
             self.held.ends = True
 
     def end(self, for_good: bool) -> None:
-        """Let another client have the server.
-
-        Args:
-            for_good: whether the client has ended the job; else it may take the server again for it.
-        """
+        """Let another client have the server."""
         if self.held is not None and for_good:
             self._ended.append(self.held.job)
         self.held = None

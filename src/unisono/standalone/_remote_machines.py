@@ -108,9 +108,6 @@ class RemoteMachines:
     def claim_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
         """Take all servers for the job.
 
-        Args:
-            stop_requests: returns the signals that asked the client to stop.
-
         Raises:
             ServerBusyError: when one trains for another client for longer than the client waits.
             ClusterError: when one does not answer, or refuses.

@@ -99,23 +99,13 @@ class RemoteProcess:
         replace_file(self.copies.error, json.dumps(record), durable=False)
 
     def end(self, code: int, at: float) -> None:
-        """Note its end.
-
-        Args:
-            code: the exit code as a shell sees it.
-            at: when, in seconds since the epoch.
-        """
+        """Note its end."""
         if self._code is None:
             self.ended_at, self._code = at, code
             self._wake()
 
     def lose(self, why: str, at: float) -> None:
-        """Note that its server is lost.
-
-        Args:
-            why: a predicate, such as "lost its server".
-            at: when, in seconds since the epoch.
-        """
+        """Note that its server is lost."""
         if self._code is None:
             self.loss = why
             self.end(_KILLED, at)

@@ -90,11 +90,7 @@ class Slots:
         return tuple(sorted(set(away)))
 
     def placed(self, tasks: Sequence[Task], live: Collection[str]) -> dict[Task, str]:
-        """Return the server of each task: workers take the first ones that are there.
-
-        Args:
-            tasks: of a generation, for which nothing is missing.
-        """
+        """Return the server of each task: workers take the first ones that are there."""
         workers = [each for each in self.by_job.get("worker", ()) if each in live]
         return {t: workers[t.index] if t.type == "worker" else self.by_job[t.type][t.index] for t in tasks}
 

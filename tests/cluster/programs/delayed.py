@@ -7,7 +7,7 @@ import time
 
 import unisono
 from unisono.cluster.rendezvous import _server
-from unisono.cluster import _distributed, _host_collectives
+from unisono.cluster import _distributed, _jax_process_group
 from unisono.cluster.rendezvous import _client
 from unisono.cluster.liveness import _peer_monitor
 
@@ -22,7 +22,7 @@ OWNERS = {
     _client: ["_read_result"],
     _server.RendezvousServer: ["_drain"],
     _distributed: ["rendezvous", "_start_jax"],
-    _host_collectives.HostCollectives: ["gather"],
+    _jax_process_group.HostCollectives: ["gather"],
     _peer_monitor.PeerMonitor: ["wait_for_shutdown"],
 }
 delays = DELAYS[json.loads(os.environ["TF_CONFIG"])["task"]["index"]]

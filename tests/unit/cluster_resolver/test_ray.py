@@ -6,8 +6,8 @@ import types
 import pytest
 
 from unisono._errors import ClusterError, InvalidArgumentError
+from unisono.cluster._lone_task import find_siblings
 from unisono.cluster_resolver import RayClusterResolver, _ray, resolve
-from unisono.cluster_resolver._siblings import find_siblings
 
 SLURM = {
     "SLURM_PROCID": "1",

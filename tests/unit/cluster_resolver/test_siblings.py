@@ -5,7 +5,7 @@ import logging
 import pytest
 
 import unisono
-from unisono.cluster_resolver._siblings import find_siblings, find_tasks
+from unisono.cluster._lone_task import find_siblings, find_tasks
 
 
 @pytest.mark.parametrize(

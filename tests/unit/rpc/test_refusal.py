@@ -9,11 +9,11 @@ from unisono._errors import ClusterError
 from unisono.cluster_resolver._spec import ClusterSpec, Task, with_port
 from unisono.parameter_server.server._client import ServerClient
 from unisono.rpc._calls import PeerRejectedError
-from unisono.rpc._transport import _refusal
+from unisono.rpc._transport import _server
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import VARIABLE, new_secret, read_keys
 from unisono.rpc._transport._local import free_port
-from unisono.rpc._transport._refusal import require_key_or_refuse
+from unisono.rpc._transport._server import require_key_or_refuse
 
 PS = Task("ps", 0)
 
@@ -31,7 +31,7 @@ def elsewhere():
 
 
 def test_a_chief_learns_that_a_server_has_no_key(elsewhere, tuned, caplog):
-    tuned(_refusal, _REFUSES_ON=1.0)
+    tuned(_server, _REFUSES_ON=1.0)
     spec = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": [elsewhere]})
     keys = read_keys({VARIABLE: new_secret()}, Task("chief", 0), spec)
     refused = []
@@ -55,14 +55,14 @@ def test_a_chief_learns_that_a_server_has_no_key(elsewhere, tuned, caplog):
 
 
 def test_a_task_that_has_a_key_or_needs_none_refuses_nothing(elsewhere, monkeypatch):
-    monkeypatch.setattr(_refusal, "_refuse", pytest.fail)
+    monkeypatch.setattr(_server, "_refuse", pytest.fail)
     spec = ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": [elsewhere]})
     require_key_or_refuse(elsewhere, read_keys({VARIABLE: new_secret()}, PS, spec))
     require_key_or_refuse("localhost:1", None)
 
 
 def test_without_anyone_who_asks_it_ends_by_itself(elsewhere, tuned):
-    tuned(_refusal, _REFUSES=0.1)
+    tuned(_server, _REFUSES=0.1)
     with pytest.raises(ClusterError, match=r"Received: .*, and no key"):
         require_key_or_refuse(elsewhere, None)
     # Its port may be another's.

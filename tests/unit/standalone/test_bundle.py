@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.standalone import _bundle
-from unisono.standalone._bundle import given_files, loaded_sources, script_sources
+from unisono.standalone import _client
+from unisono.standalone._client import given_files, loaded_sources, script_sources
 
 
 def load(path, name):
@@ -61,15 +61,15 @@ def test_files_by_name(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "words.txt").write_text("a b")
     monkeypatch.chdir(tmp_path)
-    assert given_files([_bundle.Path("data")]) == {"program/data/words.txt": b"a b"}
+    assert given_files([_client.Path("data")]) == {"program/data/words.txt": b"a b"}
     os.mkfifo("pipe")
     for bad in ("absent", "../up", str(tmp_path / "data"), "pipe"):
         with pytest.raises(unisono.InvalidArgumentError, match="below the current directory"):
-            given_files([_bundle.Path(bad)])
+            given_files([_client.Path(bad)])
 
 
 def test_too_much_is_refused(tuned, tmp_path):
-    tuned(_bundle, _MOST_BYTES=3)
+    tuned(_client, _MOST_BYTES=3)
     (tmp_path / "big.py").write_text("1 + 1\n")
     with pytest.raises(unisono.InvalidArgumentError, match=r"the largest program/big\.py"):
         script_sources(tmp_path / "big.py")

@@ -10,7 +10,6 @@ import pytest
 import unisono
 from tests.ps_cluster import local_strategy
 from unisono.cluster import _lone_task
-from unisono.cluster_resolver import _siblings
 from unisono.training import _scope_warnings
 
 TWO = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
@@ -83,7 +82,7 @@ def test_a_strategy_of_one_process_in_one_of_several_tasks_is_one_warning(caplog
 
 
 def test_every_sign_of_a_task_is_looked_for():
-    assert {rank for rank, _ in _siblings._TASKS} < _scope_warnings.SIGNS
+    assert {rank for rank, _ in _lone_task._TASKS} < _scope_warnings.SIGNS
 
 
 def test_an_evaluator_beside_workers_is_none(caplog, monkeypatch):

@@ -194,9 +194,6 @@ def check_place(directory: Place, *, writes: bool) -> None:
 
     In an object store, this process claims the directory if it writes, and else with its next commit.
 
-    Args:
-        writes: whether this process writes there; else it may be missing.
-
     Raises:
         CheckpointError: when it is not a directory, or cannot be made, read or written.
     """

@@ -43,11 +43,7 @@ class Manifest(TypedDict):
 
 
 def make_manifest(root: Path, folder: str = "") -> tuple[Manifest, str]:
-    """Return the manifest of all files below `root`, and its text.
-
-    Args:
-        folder: the one in `root` in which they lie; empty for `root` itself.
-    """
+    """Return the manifest of all files below `root`, and its text."""
     files: dict[str, FileEntry] = {
         str(file.relative_to(root)): {"bytes": file.stat().st_size, "sha256": _hash(file)}
         for file in sorted(root.rglob("*"))
@@ -123,10 +119,6 @@ def _problem_of(manifest: dict[str, Json]) -> str | None:
 
 def check_files(root: Path, manifest: Manifest, path: Place) -> Path:
     """Read every file of a commit and compare it with the manifest; return the folder in which they lie.
-
-    Args:
-        root: where the manifest lies.
-        path: of the commit, for messages.
 
     Raises:
         CheckpointError: something is missing, cut or changed; it names the first such file.

@@ -33,9 +33,6 @@ class SaveConsensus:
     def agree(self, step: int, wanted: bool, *, is_last: bool = False) -> int | None:
         """Return the step after which all save; called by every process after every step.
 
-        Args:
-            step: how many steps are done; the same in all processes.
-
         Returns:
             `step` or a later one, equal in all processes, until it is reached; None while none wants to save.
         """

@@ -31,11 +31,7 @@ class InFlight:
         self._collectives: dict[int, None] = {}
 
     def note_program(self, token: ProgramToken) -> None:
-        """Note that a step was dispatched. Devices run steps in order: the last one is enough.
-
-        Args:
-            token: an output that no later step donates.
-        """
+        """Note that a step was dispatched. Devices run steps in order: the last one is enough."""
         self._program = next(_NUMBERS), token
 
     def note_concurrent_program(self, token: ProgramToken) -> None:

@@ -159,9 +159,6 @@ class WorkerStatus:
 def answer_problem(kind: str, message: Mapping[str, object]) -> str | None:
     """Return which part an answer lacks, None when it is complete.
 
-    Args:
-        message: the answer as received; another program may listen at the port.
-
     >>> answer_problem("file", {"kind": "file", "done": 1})
     "its answer has no usable 'done'"
     """

@@ -257,11 +257,7 @@ def _describe(error: Exception) -> str:
 
 
 def own_ip(address: str) -> str:
-    """Return the IP address with which this machine reaches another one.
-
-    Args:
-        address: `"host:port"` of the other; nothing is sent to it.
-    """
+    """Return the IP address with which this machine reaches another one."""
     found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_DGRAM)[0]
     with socket.socket(*found[:3]) as sock:
         # Connecting a datagram socket sends nothing: the kernel only chooses the route.

@@ -79,9 +79,6 @@ def rendezvous(
             of older ones are rejected, and the others keep waiting.
         timeouts: `start_up` is for all to connect, in seconds.
 
-    Returns:
-        What was agreed on, with one coordinator in all processes.
-
     Raises:
         InvalidArgumentError: when an argument cannot be used.
         ClusterError: in every process, when configurations differ or a process is missing; in one, when

@@ -59,10 +59,6 @@ def frame(message: Message) -> bytes:
 def take_frame(inbox: bytearray, limit: int = MAX_BYTES) -> dict[str, Any] | None:
     """Remove the first message from the bytes received so far, and return it.
 
-    Args:
-        inbox: the bytes; the message's are removed.
-        limit: bytes that a message may have.
-
     Raises:
         OtherVersionError: when the sender uses another version of the protocol.
         UnknownPeerError: as soon as the bytes cannot become a message.
@@ -273,11 +269,7 @@ def note_rejection(state: RendezvousState, note: str) -> RendezvousState:
 
 
 def outcome(state: RendezvousState, now: float) -> Proceed | Abort | None:
-    """Decide whether the cluster can start; None while process 0 waits.
-
-    Args:
-        now: the time, in seconds of the clock of `state.began_at`.
-    """
+    """Decide whether the cluster can start; None while process 0 waits."""
     if len(state.connected) < state.num_processes:
         late = now >= state.began_at + state.start_up
         return Abort(missing_text(roster(state), state.start_up)) if late else None
@@ -350,11 +342,7 @@ def _mismatch_text(state: RendezvousState, wrong: list[str]) -> str:
 
 
 def missing_text(lines: Sequence[str], start_up: float) -> str:
-    """Return the error of a cluster that is not complete in time.
-
-    Args:
-        start_up: how long the processes waited, in seconds.
-    """
+    """Return the error of a cluster that is not complete in time."""
     return _listed(
         f"All processes of a cluster must connect within {start_up:g} s. Received:",
         lines,

@@ -18,6 +18,7 @@ from unisono._features import load
 from unisono._mesh import AXIS, ReplicaMesh, devices_of_all
 from unisono._system._environ import process_environ
 from unisono.cluster import _distributed
+from unisono.cluster._lone_task import find_siblings
 from unisono.cluster.strategy._chief_callbacks import silence_autologging
 from unisono.cluster.strategy._fit import MultiWorkerFit
 from unisono.cluster_resolver._base import (
@@ -27,7 +28,6 @@ from unisono.cluster_resolver._base import (
     seconds_of,
 )
 from unisono.cluster_resolver._detect import resolve
-from unisono.cluster_resolver._siblings import find_siblings
 from unisono.cluster_resolver._spec import Timeouts
 from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceOps, PackedAllReduce, own_ops
 from unisono.collectives._process_group import ProcessGroup, joined_group

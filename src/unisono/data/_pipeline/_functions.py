@@ -86,9 +86,6 @@ def _unlisted(result: object) -> UserValue:
 def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
     """Return the function that `filter` applies to each element.
 
-    Args:
-        fn: The user's function: numpy components in, one truth value out.
-
     Raises:
         InvalidTypeError: `fn` is not callable; later, when it does not return one truth value.
     """

@@ -429,11 +429,7 @@ class PipelineIterator(StateIterator, DataIterator):
         return self.__next__()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state: the position of the iteration, and the numbers of its pass.
-
-        Returns:
-            A dict that `json` can write.
-        """
+        """Return the state: the position of the iteration, and the numbers of its pass."""
         # The names of the nodes let `set_state` reject the state of another pipeline.
         return {"pipeline": describe(self._node), "passes": self._draws, "position": self._inner.get_state()}
 
@@ -441,9 +437,6 @@ class PipelineIterator(StateIterator, DataIterator):
         """Continue at the position of the iterator that returned `state`, in its pass.
 
         The next iteration then follows that pass.
-
-        Args:
-            state: The result of `get_state` of an iterator over the same pipeline, in any process.
 
         Raises:
             InvalidArgumentError: The state belongs to another pipeline.

@@ -79,11 +79,7 @@ def is_dataset(value: object) -> bool:
 
 
 def check_no_dataset(value: Component, path: Path, what: str) -> None:
-    """Check that a component is not itself a data set.
-
-    Args:
-        what: The operation, in the passive: "stacked".
-    """
+    """Check that a component is not itself a data set."""
     if is_dataset(value) or isinstance(value, DatasetSpec):
         raise InvalidTypeError(
             f"Data sets cannot be {what}. Received: {name_of(path)} is a data set. "
@@ -186,9 +182,6 @@ def as_element(value: object, path: Path = ()) -> Element:
 
     Python floats become float32, Python ints int32 (int64 where they do not fit), strings bytes; numpy
     arrays and scalars keep their dtype.
-
-    Returns:
-        The same structure of numpy arrays, numpy scalars and bytes.
 
     Raises:
         InvalidArgumentError: A list is ragged.

@@ -113,9 +113,6 @@ def optimizer_maker(given: object, learning_rate: float) -> Callable[[], Any]:
     run needs an optimizer that has none yet. What an optimizer is made of is read at once, because a trace
     does not know the value of its learning rate.
 
-    Returns:
-        A function that returns a Keras optimizer, or one of `unisono.estimator.train`.
-
     >>> type(optimizer_maker("Adagrad", 0.05)()).__name__
     'Adagrad'
     """

@@ -104,11 +104,7 @@ def watching_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> SessionRunHook:
-    """Return a hook that ends the training by a metric of the evaluations so far.
-
-    Args:
-        is_enough: returns whether the training ends, for the metric and its values by step.
-    """
+    """Return a hook that ends the training by a metric of the evaluations so far."""
 
     def should_stop() -> bool:
         every = read_eval_metrics(estimator.eval_dir() if eval_dir is None else eval_dir)

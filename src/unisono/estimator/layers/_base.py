@@ -102,11 +102,7 @@ class GraphLayer(keras.Layer):
 
 
 def as_function(cls: type[GraphLayer], kind: str, shape: str) -> Callable[..., jax.Array]:
-    """Return the function of a layer's arguments that makes the layer and calls it.
-
-    Args:
-        kind: the function's name, with which automatic names of layers begin.
-    """
+    """Return the function of a layer's arguments that makes the layer and calls it."""
     own = inspect.signature(cls)
 
     def function(inputs: PyTree, *args: Any, reuse: bool | str | None = None, **kwargs: Any) -> jax.Array:

@@ -156,10 +156,6 @@ def found_or_made(
 ) -> Part:
     """Return a layer or variable of an earlier call, or make it, by the rule of this module.
 
-    Args:
-        cls: the class that an earlier layer or variable must have.
-        reuse: the user's argument; None for the scope's.
-
     Raises:
         ContextError: `reuse` is True or `AUTO_REUSE` outside of a model_fn.
         InvalidArgumentError: the name was used before, or was not, against the rule.

@@ -128,11 +128,7 @@ class LossOptions(TypedDict, total=False):
 
 
 def check_weights(weights: jax.Array, values: jax.Array) -> None:
-    """Raise an error for weights that do not fit.
-
-    Args:
-        weights: a number, or an array of the axes of the values, each of the same size or 1.
-    """
+    """Raise an error for weights that do not fit."""
     pairs = zip(weights.shape, values.shape, strict=False)
     fits = weights.ndim == values.ndim and all(w in (1, v) for w, v in pairs)
     if weights.ndim and not fits:

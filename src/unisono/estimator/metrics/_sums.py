@@ -139,11 +139,7 @@ def pair_of_sums(
     updates_collections: object = None,
     name: str | None = None,
 ) -> MetricPair:
-    """Return a metric of sums.
-
-    Args:
-        name: of the metric; a second one of the same name gets a number.
-    """
+    """Return a metric of sums."""
     arrays = {key: jnp.asarray(part) for key, part in parts.items()}
     own = unique_name(name or default_name)
     metric = SumsMetric({key: a.shape for key, a in arrays.items()}, compute, own)
@@ -186,9 +182,6 @@ def aligned(
     """Return predictions, labels and weights of equal shapes.
 
     A last axis of size 1 that one of the first two lacks is dropped; weights get or lose one.
-
-    Args:
-        weights: a number or an array; None for ones.
     """
     given, wanted = keras.ops.convert_to_tensor(predictions), keras.ops.convert_to_tensor(labels)
     if given.ndim == wanted.ndim + 1 and given.shape[-1] == 1:
@@ -205,9 +198,6 @@ def aligned(
 
 def broadcast_weights(weights: ArrayLike, values: jax.Array) -> jax.Array:
     """Return weights in the shape of values.
-
-    Args:
-        weights: a number or an array; None for ones.
 
     Raises:
         InvalidArgumentError: the weights do not fit.

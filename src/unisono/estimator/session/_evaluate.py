@@ -68,11 +68,7 @@ class DataPass:
             )
 
     def begin(self, hooks: Sequence[SessionRunHook], session: HookSession | None = None) -> HookRunner:
-        """Restore the variables, and begin with the hooks.
-
-        Args:
-            session: what the hooks of a training see; its variables are restored by their own names.
-        """
+        """Restore the variables, and begin with the hooks."""
         task, step, names = self.task, self.step, None
         if session is None:
             names = getattr(getattr(step.spec.scaffold, "saver", None), "names", None)
@@ -94,9 +90,6 @@ class DataPass:
 
 def evaluate(task: PassTask, data: InputFunction, steps: int | None, log_dir: str | None) -> dict[str, Any]:
     """Return the metrics of a checkpoint by name, with `loss` and `global_step`.
-
-    Args:
-        log_dir: directory of the event file; None for none.
 
     Raises:
         InvalidArgumentError: without data.
@@ -166,9 +159,6 @@ def predictions(
     single: bool,
 ) -> Iterator[Any]:
     """Yield the predictions of a checkpoint.
-
-    Args:
-        data: makes pairs of features and labels, which are left out.
 
     Raises:
         InvalidArgumentError: for keys of no prediction, or predictions of different lengths.

@@ -159,9 +159,6 @@ class InputFunction:
     def __call__(self, context: InputContext, group: ProcessGroup | None = None) -> Iterator[PyTree]:
         """Yield pairs of features and labels.
 
-        Args:
-            group: the workers between which the elements are divided; None to read all of them.
-
         Raises:
             InvalidArgumentError: the input_fn returns nothing that holds data, or that can be divided.
         """

@@ -73,9 +73,6 @@ class ModelFunction:
     def __call__(self, features: PyTree, labels: PyTree, mode: str) -> EstimatorSpec:
         """Call the user's function.
 
-        Args:
-            labels: of the same batch; None for data without.
-
         Raises:
             InvalidArgumentError: it has no argument for the labels, or returns something else than a spec.
         """

@@ -149,12 +149,7 @@ Initializer = Callable[[ModelVariables], None]
 def assign_from(
     path: str | os.PathLike[str], chosen: Mapping[str, Sequence[keras.Variable]], advice: str = ""
 ) -> None:
-    """Assign the values of a checkpoint to variables.
-
-    Args:
-        chosen: variables by the names that their values have there.
-        advice: what to do about an absent value, for the message.
-    """
+    """Assign the values of a checkpoint to variables."""
     reader = load_checkpoint(path)
     for name, variables in chosen.items():
         if not reader.has_tensor(name):

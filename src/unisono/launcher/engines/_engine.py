@@ -72,9 +72,6 @@ class Engine(Protocol[S]):
     def call(self, submission: Submission[S], function: FunctionCall) -> list[Any]:
         """Call a function in the tasks; return the values of the chief and the workers.
 
-        Args:
-            submission: its program has no meaning.
-
         Raises:
             InvalidArgumentError: the engine cannot bring a function to its tasks.
             Exception: from the function in the task that failed first.
@@ -98,9 +95,6 @@ def find_engine(name: str) -> Engine[Any]:
 def check_honoured(options: LaunchOptions, honoured: frozenset[str], name: str) -> None:
     """Refuse what has no meaning on an engine.
 
-    Args:
-        honoured: the fields with a meaning there, besides `ALWAYS_HONOURED`.
-
     >>> check_honoured(LaunchOptions(workers=2, interface="eth0"), frozenset({"interface"}), "slurm")
     """
     for field in dataclasses.fields(options):
@@ -114,14 +108,7 @@ def check_honoured(options: LaunchOptions, honoured: frozenset[str], name: str) 
 
 
 def launch_on(name: str, submission: Submission[Any], print_only: bool) -> tuple[str, int]:
-    """Submit to an engine, and follow until the end.
-
-    Args:
-        print_only: whether to return the file to submit in place of submitting it.
-
-    Returns:
-        The text to print, and the exit code.
-    """
+    """Submit to an engine, and follow until the end."""
     engine = find_engine(name)
     check_honoured(submission.options, engine.HONOURED, name)
     if print_only:
@@ -131,9 +118,6 @@ def launch_on(name: str, submission: Submission[Any], print_only: bool) -> tuple
 
 def call_on(name: str, function: FunctionCall, given: Mapping[str, Any]) -> list[Any]:
     """Call a function in the tasks of an engine; return the values of the chief and the workers.
-
-    Args:
-        given: the flags of `unisono launch --on`, by their names in Python; None is not given.
 
     Raises:
         InvalidTypeError: a name is no flag of this engine.

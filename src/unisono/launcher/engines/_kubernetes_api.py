@@ -98,11 +98,7 @@ class KubernetesApi:
         return pods
 
     def log(self, pod: str, container: str, since: int | None) -> Iterator[bytes]:
-        """Yield what a container prints, until it ends.
-
-        Args:
-            since: only what was printed in the last seconds; None for all.
-        """
+        """Yield what a container prints, until it ends."""
         query = {"container": container, "follow": "true"}
         query |= {} if since is None else {"sinceSeconds": str(since)}
         response = self._send("get", f"{self._pods}/{pod}/log", None, query, _LOG_TIMEOUT)

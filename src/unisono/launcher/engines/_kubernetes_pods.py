@@ -142,10 +142,6 @@ def newest(starts: Iterable[Start]) -> dict[Task, Start]:
 
 
 def cause_of(starts: Iterable[Start]) -> Start | None:
-    """Return the start whose failure ended a launch, None where no failure is known.
-
-    Args:
-        starts: the newest of each task: a task that runs again is no cause.
-    """
+    """Return the start whose failure ended a launch, None where no failure is known."""
     failed = {start.failure: start for start in starts if start.failure and start.code != RESTART_WANTED}
     return failed[root_cause(failed)] if failed else None

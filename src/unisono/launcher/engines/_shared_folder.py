@@ -60,11 +60,7 @@ def has_saved(paths: RunPaths, options: LaunchOptions, generation: int) -> bool:
 
 
 def first_failure(paths: RunPaths, generation: int, engine: Iterable[Failure]) -> Failure | None:
-    """Return the failure that caused the others, None where there is none.
-
-    Args:
-        engine: what the engine says, the first at first; it does not know what was raised.
-    """
+    """Return the failure that caused the others, None where there is none."""
     said = [Failure(f.task, math.inf, f.code, f.detail) for f in engine][:1]
     failures = [*recorded_failures(paths, generation), *said]
     return root_cause(failures) if failures else None

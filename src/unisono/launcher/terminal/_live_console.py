@@ -165,11 +165,7 @@ class LiveTable:
         return f"unisono: {tasks}, {seconds}, {self.steps} steps, {restarts}; logs: {self._paths.root}"
 
     def render(self, columns: int, rows: int) -> list[str]:
-        """Return the lines of the table, none wider than the terminal.
-
-        Args:
-            rows: how many the terminal has; the table takes no more than half of them.
-        """
+        """Return the lines of the table, none wider than the terminal."""
         from rich.console import Console as RichConsole
         from rich.table import Table
 
@@ -240,11 +236,7 @@ class LiveConsole(Console):
         self._paint()
 
     def end(self, report: Sequence[tuple[str, str]]) -> None:
-        """Remove the table, and say how the launch ended, but for what is there already.
-
-        Args:
-            report: texts, and of each the beginning of a line that shows that it is there.
-        """
+        """Remove the table, and say how the launch ended, but for what is there already."""
         table, self._table = self._table, None
         for text, mark in report:
             if not any(said.startswith(mark) for said in self._said):

@@ -118,11 +118,7 @@ def has_room(state: Closures, rules: Rules) -> bool:
 
 
 def schedule(state: Closures) -> tuple[Closures, int]:
-    """Return the state with one more closure, and its number.
-
-    Args:
-        state: one that `has_room`.
-    """
+    """Return the state with one more closure, and its number."""
     return dataclasses.replace(state, scheduled=state.scheduled + 1), state.scheduled
 
 
@@ -267,21 +263,12 @@ class Absence:
 
 
 def to_ask(absent: Sequence[Absence], now: float) -> list[Absence]:
-    """Return the absent workers that are to be asked now whether they are there again.
-
-    Args:
-        absent: the workers that are not there.
-    """
+    """Return the absent workers that are to be asked now whether they are there again."""
     return [a for a in absent if a.next_try <= now]
 
 
 def given_up(absent: Sequence[Absence], num_workers: int, now: float, limit: float) -> list[int]:
-    """Return the workers that are waited for no longer: all, where none was there for `limit` seconds.
-
-    Args:
-        absent: the workers that are not there.
-        limit: in seconds.
-    """
+    """Return the workers that are waited for no longer: all, where none was there for `limit` seconds."""
     if len(absent) < num_workers or any(now - a.since < limit for a in absent):
         return []
     return [a.worker for a in absent]

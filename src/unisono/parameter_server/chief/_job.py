@@ -106,11 +106,7 @@ class Job:
         self.variables.place(pairs, found.step.optimizers, found.step.tables)
 
     def use(self, program: WorkerProgram, of_batches: tuple[BatchFunction, str] | None = None) -> str:
-        """Bring a program to workers and servers, once; return the name of its plan.
-
-        Args:
-            of_batches: the function, and the form of the batches, where workers take them.
-        """
+        """Bring a program to workers and servers, once; return the name of its plan."""
         function, form = (None, None) if of_batches is None else (of_batches[0].name, of_batches[1])
         # Functions, and batches of several forms, may have one program.
         key = (id(program), function, form)
@@ -129,11 +125,7 @@ class Job:
     def run(
         self, program: WorkerProgram, arrays: Sequence[CallArray], tally: StepTally | None = None
     ) -> Future[RunResult]:
-        """Schedule a run of a program; return its result, later.
-
-        Args:
-            arrays: of the call, of which the program may take some alone.
-        """
+        """Schedule a run of a program; return its result, later."""
         name = self.use(program)
         specs = program.specs[len(program.reads) + len(program.streams) :]
         # As the program was traced: JAX turns 64 bits into 32. The call has no number of the worker.
@@ -149,9 +141,6 @@ class Job:
         """Free what the servers hold for programs that will not run any more.
 
         The values come back to the chief, and programs that use them again bring them to the servers.
-
-        Args:
-            programs: made for one training.
         """
         gone = {id(program) for program in programs}
         optimizers = list({id(o): o for program in programs for o in program.optimizers}.values())

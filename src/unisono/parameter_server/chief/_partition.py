@@ -146,9 +146,6 @@ def shard_count(partitioner: Any, shape: Sequence[int], dtype: Any, path: str = 
 
     As in TensorFlow, a scalar stays whole, and there are no more shards than rows.
 
-    Args:
-        partitioner: called with `shape=` and `dtype=`.
-
     >>> shard_count(FixedShardsPartitioner(2), (10, 3), "float32")
     2
     >>> shard_count(lambda shape, dtype: [16, 1], (10, 3), "float32")

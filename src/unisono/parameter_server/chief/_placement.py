@@ -26,20 +26,13 @@ class VariablePart:
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         """Return the part's shape.
 
-        Args:
-            whole: the shape of the variable.
-
         >>> VariablePart(1, (3, 5)).shape((8, 2))
         (2, 2)
         """
         return tuple(whole) if self.rows is None else (self.rows[1] - self.rows[0], *whole[1:])
 
     def of(self, value: Any) -> Any:
-        """Return the rows of this part.
-
-        Args:
-            value: an array of the variable's shape.
-        """
+        """Return the rows of this part."""
         return value if self.rows is None else value[self.rows[0] : self.rows[1]]
 
     def __str__(self) -> str:
@@ -61,11 +54,7 @@ class Division:
 
     @classmethod
     def copies(cls, servers: Sequence[int]) -> Division:
-        """Return the division of a variable that lies whole on each of some servers.
-
-        Args:
-            servers: at least one.
-        """
+        """Return the division of a variable that lies whole on each of some servers."""
         return cls(tuple(map(VariablePart, servers)))
 
     @property
@@ -105,9 +94,6 @@ class Division:
     def located(self, rows: np.ndarray[Any, Any]) -> list[tuple[VariablePart, Any, np.ndarray[Any, Any]]]:
         """Return the parts that have some of these rows: the places in `rows`, and the rows' numbers there.
 
-        Args:
-            rows: whole numbers, in any order.
-
         >>> division = Division((VariablePart(0, (0, 3)), VariablePart(1, (3, 5))))
         >>> [(at.tolist(), own.tolist()) for _, at, own in division.located(np.array([4, 1, 3]))]
         [([1], [1]), ([0, 2], [1, 0])]
@@ -122,9 +108,6 @@ class Division:
 
     def joined(self, values: Sequence[Any]) -> np.ndarray[Any, Any]:
         """Return the whole value.
-
-        Args:
-            values: of the parts in `pulled`.
 
         >>> Division((VariablePart(0, (0, 1)), VariablePart(1, (1, 3)))).joined([np.ones(1), np.zeros(2)])
         array([1., 0., 0.])
@@ -179,20 +162,13 @@ class Placement:
         return server
 
     def remove(self, division: Division, shape: Sequence[int], nbytes: int) -> None:
-        """Count a variable no more that `divide` has placed.
-
-        Args:
-            division: where it lies.
-        """
+        """Count a variable no more that `divide` has placed."""
         for part in division.parts:
             own = nbytes if part.rows is None else (part.rows[1] - part.rows[0]) * (nbytes // shape[0])
             self._nbytes[part.server] -= max(own, 1)
 
     def divide(self, shape: Sequence[int], nbytes: int, shards: int) -> Division:
         """Place a variable, whole or in parts of equal numbers of rows, and return where it lies.
-
-        Args:
-            shards: how many parts; the first ones have one row more where the rows do not divide.
 
         >>> [(part.server, part.rows) for part in Placement(2).divide((5, 1), 20, 2).parts]
         [(0, (0, 3)), (1, (3, 5))]

@@ -75,11 +75,7 @@ class PlanMaker:
         self._updates = {key: update for key, update in self._updates.items() if key[1] not in gone}
 
     def plan(self, program: WorkerProgram, arrays: Sequence[int]) -> tuple[StepPlan, list[bytes]]:
-        """Return how workers run a program, and what they run; the servers have their programs then.
-
-        Args:
-            arrays: which of a call's arrays the program takes.
-        """
+        """Return how workers run a program, and what they run; the servers have their programs then."""
         trained = [v for _, v in program.gradients]
         changed = [*trained, *(None for _ in program.extras), *program.adds, *program.assigns]
         types = self._pulled_types(program, program.reads)
@@ -114,9 +110,6 @@ class PlanMaker:
         """Return the types to which the weights that a step trains are rounded; None for all else.
 
         Exact are metrics and moving averages, to which a step adds, and all that `evaluate` reads.
-
-        Args:
-            variables: those that the program takes; None for what is no variable.
         """
         trained = {id(v) for _, v in program.gradients}
         return [

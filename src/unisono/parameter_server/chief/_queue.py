@@ -102,9 +102,6 @@ class ClosureQueue:
     def schedule(self, payload: Any) -> Future[Any]:
         """Add a closure; wait while too many wait already.
 
-        Returns:
-            Its result, later.
-
         Raises:
             Exception: the error of an earlier closure, once; or one that ended the cluster.
         """
@@ -119,9 +116,6 @@ class ClosureQueue:
 
     def wait_for_room(self, most: int) -> None:
         """Wait until fewer closures wait for a worker than `most`.
-
-        Args:
-            most: at least 1.
 
         Raises:
             Exception: the error of an earlier closure, once.
@@ -240,11 +234,7 @@ class ClosureQueue:
             self._wake()
 
     def abort(self, error: Exception) -> None:
-        """Let every call fail: nothing can run any more.
-
-        Args:
-            error: which is raised by all that wait, and by what is called later.
-        """
+        """Let every call fail: nothing can run any more."""
         with self._changed:
             self._fatal = self._fatal or error
             for closure in self._closures.values():

@@ -53,11 +53,7 @@ class RemoteArray(RowsHandle):
         return self.division.servers
 
     def keys(self, rounded: str | None = None) -> list[Key]:
-        """Return from where it is pulled: the value is these, joined.
-
-        Args:
-            rounded: the type to which it is rounded; None where it is not.
-        """
+        """Return from where it is pulled: the value is these, joined."""
         return [key_of(part.server, self.numbers[part], rounded) for part in self.division.pulled]
 
     def whole(self) -> jax.Array:

@@ -113,9 +113,6 @@ class RemoteVariables:
 
         One of more than `TABLE_BYTES` is; of smaller ones those whose rows stay as they are where they have
         no gradient, as with SGD.
-
-        Args:
-            optimizer: built, which the step gives a gradient of it; None for no gradient.
         """
         placed, nbytes = self._placed.get(id(variable)), _nbytes(variable)
         if (placed is not None and not placed.is_table) or nbytes <= SMALL_TABLE_BYTES:
@@ -126,11 +123,7 @@ class RemoteVariables:
         return update is not None and (update.is_whole or nbytes > TABLE_BYTES)
 
     def row_update(self, optimizer: keras.Optimizer, variable: keras.Variable) -> RowUpdate | None:
-        """Return the update of rows of a variable; None where its rows need each other.
-
-        Args:
-            optimizer: built.
-        """
+        """Return the update of rows of a variable; None where its rows need each other."""
         key = id(optimizer), id(variable)
         if key not in self._row_updates:
             updates = self._updates_of(optimizer)
@@ -159,12 +152,7 @@ class RemoteVariables:
         optimizers: Sequence[keras.Optimizer] = (),
         tables: Sequence[keras.Variable] = (),
     ) -> None:
-        """Put variables on servers that are not there yet.
-
-        Args:
-            variables: of a step, each with its value, which Keras' loop may have taken from it.
-            optimizers: that update some of them; built.
-        """
+        """Put variables on servers that are not there yet."""
         self._tables |= {id(v) for v in tables}
         values = {id(v): value for v, value in variables}
         slots = {id(v) for optimizer in optimizers for v in optimizer.variables}
@@ -238,9 +226,6 @@ class RemoteVariables:
         """Bring variables home, and drop them on servers: a later step places them again.
 
         Very large ones stay, which the chief may have no room for.
-
-        Args:
-            variables: of steps that have ended; those that are not placed are left alone.
         """
         self._before_read()
         placed = [

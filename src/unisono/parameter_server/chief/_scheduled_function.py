@@ -55,11 +55,7 @@ class ScheduledFunction:
     def run(
         self, iterators: Sequence[str], arrays: Sequence[np.ndarray] = (), tally: StepTally | None = None
     ) -> Future[RunResult]:
-        """Schedule a call; return its result, later.
-
-        Args:
-            iterators: the workers' names of the call's iterators.
-        """
+        """Schedule a call; return its result, later."""
         request = RunRequest(None, list(arrays), self._function, tuple(iterators), tally=tally)
         return self._job.pool.queue.schedule(request)
 

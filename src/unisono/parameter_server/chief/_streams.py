@@ -87,11 +87,7 @@ class RandomStreams:
                     store_value(variable, array)
 
     def held(self, variable: keras.Variable) -> jax.Array:
-        """Return the array of a generator's next state.
-
-        Args:
-            variable: one that `take` has advanced.
-        """
+        """Return the array of a generator's next state."""
         return self._next[id(variable)][2]
 
     def take(self, streams: Sequence[RandomStream]) -> list[np.ndarray]:

@@ -47,9 +47,6 @@ _IN_BATCHES = ("y", "sample_weight", "class_weight", "batch_size", "validation_s
 def makes_data(value: object) -> bool:
     """Return whether an argument of `fit` is a function that makes data, and not data.
 
-    Args:
-        value: `x` or `validation_data`.
-
     >>> makes_data(lambda context: []), makes_data(np.ones(3)), makes_data(None)
     (True, False, False)
     """
@@ -94,11 +91,7 @@ class WorkerDatasets:
     def run(
         self, make: Callable[[PyTree], FunctionProgram], tally: StepTally | None = None
     ) -> Future[RunResult]:
-        """Schedule the step with a worker's next batch; return its result, later.
-
-        Args:
-            make: gets shapes and types of a batch, and returns the step's program.
-        """
+        """Schedule the step with a worker's next batch; return its result, later."""
         if self._function is None:
             self._function = ScheduledFunction(self._job, "step", lambda specs: make(specs[0]))
         return self._function.run([self._iterator], tally=tally)
@@ -135,9 +128,6 @@ class RunningCalls:
     def around_fit(self, arguments: dict[str, object]) -> Iterator[tuple[dict[str, object], bool]]:
         """Surround `fit`, inside of `around_method`.
 
-        Yields:
-            The arguments for Keras, and that no steps run ahead of its loop.
-
         Raises:
             InvalidArgumentError: the number of steps is missing, or there are other data beside a function.
         """
@@ -168,9 +158,6 @@ class RunningCalls:
     @contextlib.contextmanager
     def around_test(self, name: str, arguments: dict[str, object]) -> Iterator[dict[str, object]]:
         """Surround `evaluate` or `predict`, inside of `around_method`.
-
-        Yields:
-            The arguments for Keras.
 
         Raises:
             InvalidArgumentError: as `around_fit` does.

@@ -205,11 +205,7 @@ class WorkerPool:
         self._set_up(lambda worker: (Op.PROGRAM, meta, data))
 
     def make_dataset(self, name: str, function: bytes) -> None:
-        """Let every worker make a dataset.
-
-        Args:
-            function: pickled by `cloudpickle`.
-        """
+        """Let every worker make a dataset."""
         data = [blob(function)]
         setup = self._of_data[name] = lambda worker: (Op.DATASET, {"make": name}, data)
         self._set_up(setup)
@@ -256,11 +252,7 @@ class WorkerPool:
     # --- closures ------------------------------------------------------------------------------
 
     def leave(self, first: int, drops: bool) -> None:
-        """Let nothing wait any longer for closures, from a number on; see `ClosureQueue.leave`.
-
-        Args:
-            drops: whether those are dropped that no worker has begun.
-        """
+        """Let nothing wait any longer for closures, from a number on; see `ClosureQueue.leave`."""
         numbers = self.queue.leave(first, drops)
         if not drops or not numbers:
             return

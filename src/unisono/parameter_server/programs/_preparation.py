@@ -62,11 +62,7 @@ def extras_of(optimizer: keras.Optimizer) -> tuple[str, ...]:
 
 
 def extra_spec(name: str) -> jax.ShapeDtypeStruct:
-    """Return shape and type of what a push carries to every server.
-
-    Args:
-        name: one of `extras_of`.
-    """
+    """Return shape and type of what a push carries to every server."""
     dtype = np.bool_ if name == FINITE else jax.dtypes.canonicalize_dtype(np.float64)
     return jax.ShapeDtypeStruct((), dtype)
 
@@ -146,13 +142,7 @@ def _is_prepared(optimizer: keras.Optimizer) -> bool:
 def of_prepared_gradients(
     optimizer: keras.Optimizer, grads: Gradients, extras: Mapping[str, jax.Array]
 ) -> Iterator[None]:
-    """Let an optimizer's update leave out what `prepare_gradients` has done.
-
-    Args:
-        optimizer: built.
-        grads: what `prepare_gradients` returned.
-        extras: likewise.
-    """
+    """Let an optimizer's update leave out what `prepare_gradients` has done."""
     with contextlib.ExitStack() as stack:
         for name, part in _rates(optimizer).items():
             stack.enter_context(_at_rate(part, extras[name]))

@@ -166,10 +166,6 @@ class PushLayout(StateLayout):
         """Return where the gradients of an optimizer are noted, the same in each trace.
 
         Optimizers around the same variables are one: a model_fn makes another object in each run.
-
-        Args:
-            optimizer: built.
-            call: which of its updates in a step it is.
         """
         key = tuple(map(id, _updated(optimizer)))
         notes = self._notes.setdefault(key, [])
@@ -231,9 +227,6 @@ class PushLayout(StateLayout):
 
 def push_layout_of(strategy: Any) -> PushLayout:
     """Return the layout of a strategy whose variables lie on servers.
-
-    Args:
-        strategy: a `ReplicatedStrategy` of one device.
 
     Raises:
         UnsupportedError: for another strategy.

@@ -133,9 +133,6 @@ class OptimizerUpdates:
     def divisions(self, trained: Sequence[Division]) -> list[Division]:
         """Return where each slot lies.
 
-        Args:
-            trained: where each variable lies that the optimizer trains.
-
         Raises:
             UnsupportedError: for a slot that belongs to variables on several servers, or an update that
                 mixes the rows of a divided variable.
@@ -249,9 +246,6 @@ class OptimizerUpdates:
     def row_update(self, number: int) -> RowUpdate:
         """Return the update of one variable for some of its rows.
 
-        Args:
-            number: of the variable, among those that the optimizer trains.
-
         Raises:
             NotByRowsError: when rows cannot be updated by themselves.
         """
@@ -269,11 +263,7 @@ class OptimizerUpdates:
         )
 
     def slots_of(self, number: int) -> list[keras.Variable]:
-        """Return the slots that belong to one variable alone.
-
-        Args:
-            number: of the variable, among those that the optimizer trains.
-        """
+        """Return the slots that belong to one variable alone."""
         return [self.slots[i - len(self.trained)] for i in self._slots_of(number)]
 
     def _slots_of(self, number: int) -> list[int]:
@@ -306,9 +296,6 @@ class OptimizerUpdates:
 
     def _rows_of(self, divided: tuple[bool, ...]) -> list[bool]:
         """Return for each weight and slot whether it is divided.
-
-        Args:
-            divided: for each weight, whether it is.
 
         Raises:
             UnsupportedError: when the update of a row needs other rows, or the number of rows.

@@ -98,11 +98,7 @@ class WorkerProgram:
         return tuple(dict.fromkeys(u for u, _ in self.gradients))
 
     def has_gradient(self, update: UpdateCall) -> tuple[bool, ...]:
-        """Return, for each variable that an optimizer trains, whether the program pushes a gradient.
-
-        Args:
-            update: one of `updates`.
-        """
+        """Return, for each variable that an optimizer trains, whether the program pushes a gradient."""
         given = {id(v) for u, v in self.gradients if u == update}
         return tuple(id(v) in given for v in trained_variables(update.optimizer))
 
@@ -380,11 +376,7 @@ class _TracedProgram:
     def _step(
         self, compute: Callable[[Sequence[Any]], Sequence[Any]], taken: Sequence[int]
     ) -> Callable[..., list[jax.Array]]:
-        """Return the program as a function of what is taken.
-
-        Args:
-            compute: the step, as a function of what is taken and of what comes of tables.
-        """
+        """Return the program as a function of what is taken."""
         of_output = self._place_of_output
         old_of = {number: taken.index(self._argument[id(v)]) for number, v in self.adds}
 

@@ -69,11 +69,7 @@ class ChiefHeartbeats:
 
 
 def leave_end_marker(addresses: Iterable[str], code: int) -> set[str]:
-    """Mark for tasks that their job has ended; return the addresses for which that was possible.
-
-    Args:
-        code: the exit code for them.
-    """
+    """Mark for tasks that their job has ended; return the addresses for which that was possible."""
     left = set()
     for address in addresses:
         with contextlib.suppress(ClusterError, OSError):

@@ -51,11 +51,7 @@ Key: TypeAlias = "tuple[int, int] | tuple[int, int, str]"
 
 
 def key_of(server: int, number: int, dtype: str | None = None) -> Key:
-    """Return the key of a variable.
-
-    Args:
-        dtype: to which it is rounded; None where it is not.
-    """
+    """Return the key of a variable."""
     return (server, number) if dtype is None else (server, number, dtype)
 
 
@@ -132,11 +128,7 @@ class ServerClient:
     def send(
         self, server: int, op: Op, meta: Mapping[str, Any] | None = None, arrays: Sequence[Any] = ()
     ) -> Future[Frame]:
-        """Send a request to a server until it is answered.
-
-        Returns:
-            The answer, later; or the server's error.
-        """
+        """Send a request to a server until it is answered."""
         frame = Frame(op, self._numbers.next(), self._generation, dict(meta or {}), arrays)
         attempts = _Attempts(self._clients[server], frame, self._absence_limit, self._is_closed)
         attempts.answer.add_done_callback(self.traffic.sent(server, op, arrays))
@@ -152,11 +144,7 @@ class ServerClient:
         return sent.result()
 
     def take_until(self, future: Future[Any]) -> None:
-        """Take answers in the present thread until a future is done, where no other thread does.
-
-        Args:
-            future: what another method has returned; who calls this waits for it.
-        """
+        """Take answers in the present thread until a future is done, where no other thread does."""
         # Any client: those of a process share what takes answers.
         if self._clients:
             self._clients[0].take_until(future)
@@ -253,9 +241,6 @@ class ServerClient:
             pushes: one for each server.
             pulls: variables whose values come back in the answers, as they are behind the pushes; a server
                 without a push is asked in a message of its own. None for no pull.
-
-        Returns:
-            The answers to the pushes, later, and the values as of `pull`.
         """
         pulled: Future[list[Any]] = Future()
         answers = self._pull(pulled, pulls or (), pushes)
@@ -271,12 +256,7 @@ class ServerClient:
         self.call(key[0], Op.WRITE, {"ids": [key[1]]}, [np.asarray(value)])
 
     def rows(self, keys: Sequence[Key], indices: Sequence[Any]) -> Future[list[Any]]:
-        """Return rows of variables, later.
-
-        Args:
-            keys: of one server.
-            indices: for each variable, an array of its rows.
-        """
+        """Return rows of variables, later."""
         found: Future[list[Any]] = Future()
 
         def answered(sent: Future[Frame]) -> None:
@@ -295,11 +275,7 @@ class ServerClient:
         return numbers
 
     def end(self, code: int) -> list[str]:
-        """Let all servers end; this ends the connections, too.
-
-        Returns:
-            The addresses of those that did not answer.
-        """
+        """Let all servers end; this ends the connections, too."""
         sent: dict[str, Future[Frame]] = {}
         for client in self._clients:
             frame = Frame(Op.END, self._numbers.next(), self._generation, {"code": code})
@@ -318,11 +294,7 @@ class ServerClient:
             client.close()
 
     def add_program(self, server: int, data: bytes) -> str:
-        """Bring a program to a server; return its digest.
-
-        Args:
-            data: the program as `jax.export` has serialized it.
-        """
+        """Bring a program to a server; return its digest."""
         digest: str = self.call(server, Op.PROGRAM, {}, [blob(data)]).meta["digest"]
         return digest
 

@@ -156,11 +156,7 @@ class DurableStore:
         return number
 
     def close(self, remove: bool = False) -> None:
-        """Stop writing snapshots.
-
-        Args:
-            remove: all files, because the job is over.
-        """
+        """Stop writing snapshots."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.join()

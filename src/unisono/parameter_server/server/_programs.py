@@ -195,9 +195,6 @@ class UnknownProgramError(InvalidArgumentError):
 def to_device(array: Array) -> jax.Array:
     """Return a copy of an array that JAX owns, of the same dtype, on the host's CPU.
 
-    Args:
-        array: may be of 64 bits.
-
     >>> to_device(np.zeros(1, "float64")).dtype
     dtype('float64')
     """

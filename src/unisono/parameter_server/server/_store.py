@@ -120,12 +120,7 @@ class VariableStore:
             ]
 
     def read(self, number: int, begin: int = 0, end: int | None = None) -> Array:
-        """Return the value of a variable, or a part of it.
-
-        Args:
-            begin: the first row, where it has rows.
-            end: one past the last row; None for all.
-        """
+        """Return the value of a variable, or a part of it."""
         with self.lock:
             self._check_state()
             variable: DenseVariable | Table = find(self.variables, number)
@@ -140,12 +135,7 @@ class VariableStore:
             return part if isinstance(variable, DenseVariable) else part.copy()
 
     def rows(self, number: int, indices: Array, dtype: str | None = None) -> Array:
-        """Return a copy of some rows.
-
-        Args:
-            indices: of rows, in any order.
-            dtype: to which they are rounded; None where they are not.
-        """
+        """Return a copy of some rows."""
         with self.lock:
             self._check_state()
             variable: DenseVariable | Table = find(self.variables, number)
@@ -171,12 +161,7 @@ class VariableStore:
                 self.generation = generation
 
     def reset(self, lineage: str | None = None, request: int = 0) -> None:
-        """Drop all variables, as a new job does; programs stay.
-
-        Args:
-            lineage: the new one; None for a random one.
-            request: its number, by which a repetition is recognized; 0 for none.
-        """
+        """Drop all variables, as a new job does; programs stay."""
         with self.lock:
             if request in self._request_dedup:
                 return
@@ -190,9 +175,6 @@ class VariableStore:
         """Create variables, all or none, and return their numbers.
 
         A variable that exists, with the same shape and dtype, keeps its value.
-
-        Args:
-            request: its number, by which a repetition is recognized; 0 for none.
 
         Raises:
             InvalidArgumentError: a variable exists with another shape, dtype, kind or role, or an initial
@@ -280,11 +262,7 @@ class VariableStore:
             return True
 
     def drop(self, numbers: Sequence[int], request: int = 0) -> None:
-        """Drop variables, all or none; their numbers are not given again.
-
-        Args:
-            request: its number, by which a repetition is recognized; 0 for none.
-        """
+        """Drop variables, all or none; their numbers are not given again."""
         with self.lock:
             self._check_state()
             if request in self._request_dedup:
@@ -299,9 +277,6 @@ class VariableStore:
 
     def push(self, push: Push) -> bool:
         """Apply what a closure has pushed: once, and as a whole or not at all.
-
-        Returns:
-            Whether it was applied now; False for one that was applied before.
 
         Raises:
             InvalidArgumentError: something in it does not fit; nothing is applied.
@@ -359,11 +334,7 @@ class VariableStore:
             raise ClusterError(self.damage)
 
     def check_count(self, count: int) -> None:
-        """Raise an error where a client knows of more updates than there are.
-
-        Args:
-            count: of this lineage's pushes, that the client knows of.
-        """
+        """Raise an error where a client knows of more updates than there are."""
         if count > self.applied_count:
             known = LogPosition(updates=count, generation=self.generation)
             found = dataclasses.replace(known, updates=self.applied_count)
@@ -404,11 +375,7 @@ class VariableStore:
             return meta, [v.host() for v in self.variables.values() if isinstance(v, DenseVariable)]
 
     def load(self, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
-        """Take over what `state` has returned; the rows of tables come from the journal.
-
-        Args:
-            arrays: the dense values, which are copied.
-        """
+        """Take over what `state` has returned; the rows of tables come from the journal."""
         with self.lock:
             self.clear()
             left = list(arrays)

@@ -57,9 +57,6 @@ class StepCosts:
     def add(self, others: Iterable[float]) -> None:
         """Add what other steps have cost.
 
-        Args:
-            others: the fields, in order.
-
         >>> costs = StepCosts(pulled=10, most=3)
         >>> costs.add([5, 0, 1, 2, 2, 1, 0.0, 0.5, 0.25, 0.0])
         >>> costs.pulled, costs.missed, costs.most, costs.steps, costs.pull
@@ -102,11 +99,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def spending(self, part: str) -> Iterator[None]:
-        """Count the seconds of a block, also where it raises.
-
-        Args:
-            part: one of `PARTS`.
-        """
+        """Count the seconds of a block, also where it raises."""
         began = time.perf_counter()
         try:
             yield

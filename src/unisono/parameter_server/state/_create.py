@@ -36,11 +36,7 @@ class NewVariable:
     initializer: str | None = None
 
     def make(self, key: str, programs: ProgramStore, journal: Journal) -> DenseVariable | Table:
-        """Return the variable with its initial value.
-
-        Args:
-            key: for the journal, of a table.
-        """
+        """Return the variable with its initial value."""
         spec = self.spec
         if self.value is not None and (self.value.shape != spec.shape or self.value.dtype != spec.dtype):
             raise InvalidArgumentError(
@@ -102,12 +98,7 @@ def encode_news(news: Sequence[NewVariable]) -> tuple[list[dict[str, Json]], lis
 
 
 def decode_news(variables: Sequence[Json], arrays: Sequence[Array]) -> list[NewVariable]:
-    """Return the variables that `encode_news` has written.
-
-    Args:
-        variables: come from outside, and are checked.
-        arrays: their values, in order.
-    """
+    """Return the variables that `encode_news` has written."""
     left, news = list(arrays), []
     for meta in variables:
         spec = StoredSpec.decode(meta)

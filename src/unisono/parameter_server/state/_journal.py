@@ -63,11 +63,7 @@ class Journal:
         """Make room for a change, whose arrays have so many bytes; the state is complete at this moment."""
 
     def stage(self, arrays: Sequence[Array]) -> list[Array]:
-        """Take the next arrays of a change; return them as programs read them without a copy of their own.
-
-        Args:
-            arrays: of a message, whose memory is not aligned.
-        """
+        """Take the next arrays of a change; return them as programs read them without a copy of their own."""
         size = ALIGNMENT + sum(aligned(a.nbytes) for a in arrays if a.nbytes >= _LARGE)
         if size > self._scratch.nbytes:
             self._scratch = np.empty(size, np.uint8)
@@ -186,9 +182,6 @@ class FileJournal(Journal):
     def begin_log(self, size: int = _LEAST) -> None:
         """Write an image of the present state, and begin the log after it.
 
-        Args:
-            size: of the log at least, in bytes.
-
         Raises:
             ClusterError: there is no room; the image and the log that were there remain.
         """
@@ -235,11 +228,7 @@ class FileJournal(Journal):
         return container
 
     def changes(self, after: int) -> tuple[list[Record], str]:
-        """Return the changes of the log that follow one of them, and why there are no more.
-
-        Args:
-            after: the number of the last change that is not wanted.
-        """
+        """Return the changes of the log that follow one of them, and why there are no more."""
         records, why = read_records(self._log)
         following = [record for record in records if record[0] > after]
         if following and following[0][0] > after + 1:

@@ -127,12 +127,7 @@ class Push:
 
     @classmethod
     def decode(cls, meta: Mapping[str, Json], arrays: Sequence[Array]) -> Push:
-        """Return the push that `encode` has written.
-
-        Args:
-            meta: comes from outside, and is checked.
-            arrays: the arrays, which are not copied.
-        """
+        """Return the push that `encode` has written."""
         left = list(arrays)
         updates = tuple(_decode_update(u, left) for u in listed(meta, "updates"))
         adds, assigns = ints(meta, "adds"), ints(meta, "assigns")

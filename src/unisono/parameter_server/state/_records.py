@@ -61,10 +61,6 @@ def boot_id() -> str:
 def map_file(path: Path, size: int) -> Array:
     """Return a file as an array of bytes that all processes share; a shorter one is made longer.
 
-    Args:
-        path: of the file, which is created.
-        size: the smallest size, in bytes.
-
     Raises:
         OSError: the disk is full. A mapping without space behind it would kill the process later.
     """
@@ -95,12 +91,7 @@ class RecordFile:
         self._staged: list[dict[str, Json]] = []
 
     def begin(self, size: int, first: int) -> None:
-        """Drop all records.
-
-        Args:
-            size: of the file at least, in bytes.
-            first: the number of the next record, larger than those of all before.
-        """
+        """Drop all records."""
         # The mapping is kept: 16 MB of pages would be entered again, at 1 ms.
         if size > len(self._bytes):
             self._bytes = map_file(self._path, size)

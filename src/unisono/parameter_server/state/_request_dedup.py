@@ -36,9 +36,6 @@ class RequestDedup:
     def __contains__(self, request: int) -> bool:
         """Return whether a request was carried out.
 
-        Args:
-            request: its number; 0 for one without.
-
         Raises:
             InvalidArgumentError: it is so old that this is not known.
         """
@@ -52,11 +49,7 @@ class RequestDedup:
         return False
 
     def note(self, request: int) -> None:
-        """Keep a number.
-
-        Args:
-            request: of a request that is carried out; 0 for one without.
-        """
+        """Keep a number."""
         if not request:
             return
         self._numbers[request] = None

@@ -83,11 +83,7 @@ def check_push(push: Push, variables: Variables, programs: ProgramStore) -> None
 
 
 def find(variables: Variables, number: int, kind: type[Any] | None = None) -> Any:
-    """Return a variable.
-
-    Args:
-        kind: `DenseVariable` or `Table` where it must be one.
-    """
+    """Return a variable."""
     variable = variables.get(number)
     if variable is None:
         raise InvalidArgumentError(

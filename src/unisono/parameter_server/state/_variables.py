@@ -57,11 +57,7 @@ class StoredSpec:
 
     @classmethod
     def decode(cls, meta: Json) -> StoredSpec:
-        """Return the variable that a client has described.
-
-        Args:
-            meta: comes from outside, and is checked.
-        """
+        """Return the variable that a client has described."""
         if not isinstance(meta, dict):
             raise InvalidArgumentError(f"Each of `variables` must be an object. Received: {meta!r}.")
         name, shape = text(meta, "name"), tuple(listed(meta, "shape"))
@@ -107,11 +103,7 @@ class DenseVariable:
         self._rounded: Array | None = None
 
     def sent(self, dtype: str | None) -> Array:
-        """Return the value as it is pulled, without a copy.
-
-        Args:
-            dtype: to which it is rounded; None where it is not.
-        """
+        """Return the value as it is pulled, without a copy."""
         if dtype is None:
             return self.host()
         if self._rounded is None or self._rounded.dtype.name != dtype:
@@ -134,11 +126,7 @@ class DenseVariable:
         return isinstance(self._array, jax.Array) and self._array.is_deleted()
 
     def write(self, value: Array, indices: Array | None) -> None:
-        """Take a copy of another value, or of some rows.
-
-        Args:
-            indices: the rows; None for all.
-        """
+        """Take a copy of another value, or of some rows."""
         if indices is None:
             self.replace(np.array(value))
         else:
@@ -185,11 +173,7 @@ class Table:
         return self.memory.dtype
 
     def sent(self, dtype: str | None) -> Array:
-        """Return a copy of all rows.
-
-        Args:
-            dtype: to which they are rounded; None where they are not.
-        """
+        """Return a copy of all rows."""
         return self.memory.copy() if dtype is None else rounded(self.memory, dtype)
 
     def host(self) -> Array:
@@ -197,11 +181,7 @@ class Table:
         return self.memory
 
     def write(self, value: Array, indices: Array | None) -> None:
-        """Replace all rows, or some.
-
-        Args:
-            indices: the rows; None for all.
-        """
+        """Replace all rows, or some."""
         which = ... if indices is None else indices
         self.memory[which] = value
         if self._checksums is not None:
@@ -227,11 +207,7 @@ class Table:
         return indices, self.memory[indices]
 
     def rows(self, indices: Array) -> Array:
-        """Return a copy of some rows.
-
-        Args:
-            indices: checked before.
-        """
+        """Return a copy of some rows."""
         return self.memory.take(indices, axis=0)
 
     def check_rows(self, indices: Array) -> Array:
@@ -252,9 +228,6 @@ class Table:
 def rounded(value: Array, dtype: str) -> Array:
     """Return a value of float32 in 16 bits; in float16, what is beyond its largest number is infinite.
 
-    Args:
-        dtype: comes from outside, and is checked.
-
     >>> rounded(np.array([1.001, -1e6], np.float32), "float16").tolist()
     [1.0009765625, -inf]
     """
@@ -269,9 +242,6 @@ def rounded(value: Array, dtype: str) -> Array:
 
 def combine_rows(indices: Array, gradients: list[Array]) -> tuple[Array, list[Array]]:
     """Return each index once, in ascending order, and the sums of the gradients that belong to it.
-
-    Args:
-        indices: of rows, in any order, possibly several times.
 
     >>> indices, (rows,) = combine_rows(np.array([7, 2, 7]), [np.array([[1.0], [2.0], [3.0]])])
     >>> indices.tolist(), rows.tolist()

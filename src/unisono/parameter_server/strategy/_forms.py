@@ -82,11 +82,7 @@ class StrategyForm:
         return ReplicatedStrategy.make_step_runner(strategy, step, source, executables)
 
     def end(self, code: int | None = 0) -> None:
-        """End the job; see `ParameterServerStrategy.end`.
-
-        Args:
-            code: the exit code of workers and servers; None for the one with which this program ends.
-        """
+        """End the job; see `ParameterServerStrategy.end`."""
 
 
 class ClusterForm(StrategyForm):

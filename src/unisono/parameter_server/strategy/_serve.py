@@ -39,8 +39,7 @@ from unisono.rpc._calls import ClientId, Handler, RequestClient, RequestServer
 from unisono.rpc._frames import Frame
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import ClusterKeys, read_keys
-from unisono.rpc._transport._refusal import require_key_or_refuse
-from unisono.rpc._transport._server import RpcServer
+from unisono.rpc._transport._server import RpcServer, require_key_or_refuse
 
 #: The variable with the directory in which parameter servers keep their state; without it, in memory alone.
 DIRECTORY_VARIABLE = "UNISONO_PS_DIRECTORY"

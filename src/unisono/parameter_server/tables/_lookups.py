@@ -121,11 +121,7 @@ class RowStep:
     def runner(
         self, place: Mapping[int, int], count: int
     ) -> Callable[[Sequence[jax.Array]], list[jax.Array]]:
-        """Return the step as a function of its other arguments, and of what `specs` describes.
-
-        Args:
-            place: by number of an argument that is no table: which of the other arguments it is.
-        """
+        """Return the step as a function of its other arguments, and of what `specs` describes."""
 
         def run(values: Sequence[jax.Array]) -> list[jax.Array]:
             arguments = {at: values[i] for at, i in place.items()}
@@ -146,11 +142,7 @@ class RowStep:
         specs: Sequence[jax.ShapeDtypeStruct],
         platforms: Sequence[str] = ("cpu",),
     ) -> TableLookups:
-        """Return what a worker does before the step.
-
-        Args:
-            place: by number of an argument that is no table: which argument of the worker's program it is.
-        """
+        """Return what a worker does before the step."""
         closed, used = self._program.numbers_program()
         takes = [place[i] for i in used]
         sites = self._program.sites

@@ -277,11 +277,7 @@ class RowProgram:
         return jaxpr
 
     def place_of(self, eqn: jex.JaxprEqn) -> int:
-        """Return the number of the site of a lookup, or of an addition to rows.
-
-        Args:
-            eqn: a `gather` or `scatter-add`.
-        """
+        """Return the number of the site of a lookup, or of an addition to rows."""
         return list(self._sites).index(self._key(eqn))
 
 

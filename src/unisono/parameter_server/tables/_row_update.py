@@ -53,9 +53,6 @@ def row_update(
 ) -> RowUpdate:
     """Return the update of rows of one table.
 
-    Args:
-        closed: the update of all variables: from variables, gradients and others to variables.
-
     Raises:
         NotByRowsError: the update of a row needs other rows.
     """

@@ -119,11 +119,7 @@ def literal_of(atom: Operand) -> np.ndarray | None:
 def inlined(
     closed: jex.ClosedJaxpr, is_wanted: Callable[[Sequence[jax.core.ShapedArray]], bool]
 ) -> jex.ClosedJaxpr:
-    """Return a program whose calls are replaced by what they call.
-
-    Args:
-        is_wanted: whether the calls of a program with these shapes and types are replaced.
-    """
+    """Return a program whose calls are replaced by what they call."""
 
     def run(*given: jax.Array) -> list[jax.Array]:
         return _run(closed, given, is_wanted)

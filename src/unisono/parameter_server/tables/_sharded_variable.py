@@ -137,11 +137,7 @@ class VariableShard:
         return np.asarray(self.value)
 
     def assign(self, value: ArrayLike) -> jax.Array:
-        """Replace the rows.
-
-        Args:
-            value: broadcasts to the part's shape.
-        """
+        """Replace the rows."""
         begin, end = self.rows
         new = jnp.broadcast_to(jnp.asarray(value, stored_dtype(self._variable)), self.shape)
         held = rows_handle_of(self._variable)
@@ -153,19 +149,11 @@ class VariableShard:
         return new
 
     def assign_add(self, value: ArrayLike) -> jax.Array:
-        """Add to the rows.
-
-        Args:
-            value: broadcasts to the part's shape.
-        """
+        """Add to the rows."""
         return self.assign(self.value + value)
 
     def assign_sub(self, value: ArrayLike) -> jax.Array:
-        """Subtract from the rows.
-
-        Args:
-            value: broadcasts to the part's shape.
-        """
+        """Subtract from the rows."""
         return self.assign(self.value - value)
 
     def __iter__(self) -> Iterator[jax.Array]:

@@ -22,9 +22,6 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 def describe(batch: Any) -> tuple[str, list[np.ndarray[Any, Any]]]:
     """Return the form of a structure as a text, and its arrays in order.
 
-    Args:
-        batch: tuples, lists and dicts of arrays, numbers and None.
-
     Raises:
         InvalidTypeError: for anything else in it.
 
@@ -57,9 +54,6 @@ def _described(node: Any, leaves: list[np.ndarray[Any, Any]]) -> Any:
 
 def rebuild(text: str, leaf: Callable[[np.dtype[Any], tuple[int, ...]], Any]) -> Any:
     """Return a structure of the form that a text describes.
-
-    Args:
-        leaf: makes what stands for an array; called in the order of the arrays.
 
     >>> rebuild('{"t":[["float32",[2]],null]}', lambda dtype, shape: shape)
     ((2,), None)

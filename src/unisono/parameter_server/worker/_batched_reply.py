@@ -54,9 +54,6 @@ class BatchedReply:
 def taken_apart(answer: Frame) -> list[Frame]:
     """Return the answers that a message holds: its own where it is to one closure.
 
-    Args:
-        answer: to one closure, or to several.
-
     >>> frame = Frame(Op.RESULT, 3, meta={"each": [{"op": int(Op.RESULT), "meta": {}, "arrays": 0}] * 2})
     >>> taken_apart(frame)
     [Frame(RESULT, request 3, 0 arrays of 0 bytes), Frame(RESULT, request 3, 0 arrays of 0 bytes)]

@@ -65,11 +65,7 @@ class WorkerData:
         self._errors: dict[str, Exception] = {}
 
     def change(self, frame: Frame) -> None:
-        """Make a dataset or an iterator, or forget some; see `make`, `iterate` and `forget`.
-
-        Args:
-            frame: a request of the chief, whose functions may be executed.
-        """
+        """Make a dataset or an iterator, or forget some; see `make`, `iterate` and `forget`."""
         meta = frame.meta
         if "forget" in meta:
             self.forget(meta["forget"])
@@ -120,9 +116,6 @@ class WorkerData:
 
     def take(self, names: Sequence[str]) -> TakenBatches:
         """Return the next batch of each iterator; of none, if one of them has ended.
-
-        Args:
-            names: of iterators; one that occurs twice gives two batches.
 
         Raises:
             OutOfRangeError: an iterator has ended.

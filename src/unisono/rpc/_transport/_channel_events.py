@@ -80,9 +80,6 @@ class ChannelEvents:
 
         Not in the main thread: the functions that are called here must not be left half done, as by
         KeyboardInterrupt.
-
-        Args:
-            future: what the present thread waits for. It may be done later than this returns.
         """
         if future.done() or threading.current_thread() is threading.main_thread():
             return

@@ -101,9 +101,6 @@ class RpcClient:
         """Take the answers that arrive for any client in the present thread, until a future is done.
 
         It returns at once where another thread does that already, or the connections are of another kind.
-
-        Args:
-            future: what the present thread waits for; it may be done later than this returns.
         """
         self._thread.take_until(future, timeout)
 

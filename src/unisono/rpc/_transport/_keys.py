@@ -67,9 +67,6 @@ def new_secret() -> str:
 def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
     """Return the keys of a cluster from its secret as text.
 
-    Args:
-        secret: 64 hexadecimal digits.
-
     >>> keys_of("0f" * 32, Task("ps", 0), ClusterSpec({"ps": ["a:1"], "chief": ["b:1"]}))
     ClusterKeys(own=ps:0, 2 tasks)
     """

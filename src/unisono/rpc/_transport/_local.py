@@ -65,9 +65,6 @@ def free_port() -> int:
 def check_port_is_free(address: str) -> None:
     """Do nothing where no process listens at the TCP port of a loopback address.
 
-    Args:
-        address: with `tcp://` before it.
-
     Raises:
         OSError: one does, with the error number `EADDRINUSE`.
     """

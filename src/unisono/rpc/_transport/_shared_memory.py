@@ -149,9 +149,6 @@ class IncomingSegments:
     def adopt(self, slot: int, descriptor: int) -> None:
         """Map a segment that the sender has made, in place of an earlier one of its number.
 
-        Args:
-            descriptor: of the file; stays open.
-
         Raises:
             ValueError: it is too large, or no file in memory that keeps its size.
             OSError: it cannot be mapped.

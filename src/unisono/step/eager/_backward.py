@@ -84,9 +84,6 @@ def differentiate(
         weights: an array, `IndexedSlices` or None for each target, or None for ones.
         each: whether the weights have a further axis in front: there is a derivative for each row.
 
-    Returns:
-        An array for each source; None where no target depends on it.
-
     Raises:
         TapeError: an array that was recorded is not there any more.
     """

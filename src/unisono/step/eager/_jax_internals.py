@@ -117,11 +117,7 @@ def recording_trace(listener: Listener) -> Any:
 
 
 def tracing_by(trace: Any) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a trace gets the operations of this thread.
-
-    Args:
-        trace: what `recording_trace` or `current_trace` has returned.
-    """
+    """Return a context in which a trace gets the operations of this thread."""
     context: contextlib.AbstractContextManager[None] = _core().set_current_trace(trace)
     return context
 

@@ -42,9 +42,6 @@ def operation_key(
 ) -> Hashable:
     """Return what is equal for operations that compute the same, and have the same derivative.
 
-    Args:
-        is_derivative: whether the operation belongs to a derivative, which has applied the rules that matter.
-
     Raises:
         HasFunctionsError: a parameter is a function, or a program with one in it.
     """

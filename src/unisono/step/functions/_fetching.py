@@ -120,12 +120,7 @@ class Sources:
         )
 
     def call_with(self, arguments: PyTree, batches: Sequence[tuple[object, object]]) -> Call:
-        """Return a call with batches, whose signature holds for other iterators too.
-
-        Args:
-            arguments: `(args, kwargs)`.
-            batches: pairs of an iterator and what was fetched from it.
-        """
+        """Return a call with batches, whose signature holds for other iterators too."""
         return Call.parse((*self._abstracted(arguments), [batch for _, batch in batches]), {})
 
     def passed(self, arguments: Tree) -> Tree:
@@ -268,9 +263,6 @@ def closes_over_iterator(fn: Callable[..., object]) -> bool:
     """Return whether a function's own code names an iterator of another library, such as a generator.
 
     Its reads are not seen: a program would hold the batches that the trace has read.
-
-    Args:
-        fn: any callable; only of a Python function the names are known.
 
     >>> numbers = iter([1, 2])
     >>> closes_over_iterator(lambda: next(numbers)), closes_over_iterator(lambda: 1)

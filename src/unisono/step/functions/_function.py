@@ -185,10 +185,6 @@ class Function:
     ) -> PyTree:
         """Fetch the batches that the program takes, and run it.
 
-        Args:
-            arguments: `(args, kwargs)`.
-            batches: filled with pairs of an iterator and a batch.
-
         Raises:
             TraceStop: when the function reads data as no program can.
             DataFailure: when the data raised an error.
@@ -294,11 +290,7 @@ class _Trace:
     def __call__(
         self, plan: StatePlan | None, values: list[jax.Array], arrays: Sequence[CallArray]
     ) -> object:
-        """Return the function's result, or `_DataEnd`; keeps the state at its end.
-
-        Args:
-            plan: the function's variables, or None where they are not known yet.
-        """
+        """Return the function's result, or `_DataEnd`; keeps the state at its end."""
         args, kwargs = self.call.rebuild(arrays, _per_replica)
         batches: list[object] = []
         if self.sources is not None:

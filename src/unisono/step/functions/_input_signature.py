@@ -74,11 +74,7 @@ def _is_spec(leaf: object) -> bool:
 
 
 def _fitted(argument: PyTree, spec: PyTree, name: str) -> PyTree:
-    """An argument that fits its spec.
-
-    Args:
-        argument: structure of arrays, numbers, lists of numbers and `PerReplica`.
-    """
+    """An argument that fits its spec."""
     try:
         # Up to the specs alone: a list of numbers is an array where there is one spec.
         return jax.tree.map(

@@ -1,6 +1,6 @@
 import pytest
 
-from unisono.checkpoint.preemption._step_timing import StepTiming, wants_save
+from unisono.checkpoint.preemption._handler import StepTiming, wants_save
 
 
 class Clock:
