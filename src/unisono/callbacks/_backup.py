@@ -154,8 +154,7 @@ class BackupAndRestore(FitExtension):
             self._run = FitBackup(
                 self, call, self._backups, self._is_due, self._end_if_preempted, self._interval, every
             )
-            with self._sigterm():
-                self._run.prepare()
+            with self._sigterm(), self._run.prepare():
                 yield
                 self._backups.wait()
                 self._backups.finish(delete=self.delete_checkpoint)

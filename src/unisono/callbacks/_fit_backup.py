@@ -61,7 +61,7 @@ from unisono.checkpoint._arrays import read_along
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._rng_state import RandomState
 from unisono.checkpoint._snapshot import Snapshot
-from unisono.step._keras_internals import is_synced
+from unisono.step._keras_internals import epochs_before, is_synced
 from unisono.step._value_handle import ValueHandle
 from unisono.training._binding import phases_of, strategy_of
 from unisono.training._fit_extension import FitCall, WorkersCallback
@@ -139,13 +139,13 @@ class FitBackup:
 
     # --- before fit -------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Find a backup and change the arguments of `fit` so that it resumes from there."""
+    def prepare(self) -> contextlib.AbstractContextManager[None]:
+        """Find a backup and change the arguments of `fit` to resume from there; return the context for it."""
         self._progress.data_facts = self._data.facts()
         with process_events().span("restore"):
             found = self._newest()
         if found is None:
-            return
+            return contextlib.nullcontext()
         path, snapshot = found
         progress = progress_in(snapshot)
         self._match_callbacks(progress)
@@ -157,6 +157,7 @@ class FitBackup:
         arguments = self._call.arguments
         # Keras' loop takes an iteration over the data from its beginning, which may lie in an earlier epoch.
         first = progress.first_epoch if self._data.is_inside(progress) else progress.epoch
+        before = max(0, first - arguments["initial_epoch"])
         # A run that a callback has stopped does not train again.
         arguments["initial_epoch"] = arguments["epochs"] if progress.stopped else first
         if first < progress.epoch:
@@ -166,6 +167,7 @@ class FitBackup:
             "Resuming from %s: epoch %d, %d of its batches are done, %d in all.",
             path, progress.epoch + 1, progress.batch, progress.batches,
         )  # fmt: skip
+        return epochs_before(self._model, before)
 
     def _pass_epochs(self, epoch: int) -> None:
         """Let Keras pass over the epochs before one: without validation, and without a progress bar."""

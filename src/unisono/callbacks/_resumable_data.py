@@ -128,8 +128,14 @@ class ResumableData:
         if self.position is not None:
             check_dataset(self.position.dataset, progress.first_of_run, directory)
         elif not progress.batch and progress.epoch and self.shared_size is None:
+            # As Keras 3.16 counts: from 1 where `fit` begins.
+            epoch = progress.epoch - int(arguments["initial_epoch"])
             check_sequence(
-                arguments["x"], arguments["shuffle"], progress.epoch_random["python"], progress.first_of_epoch
+                arguments["x"],
+                arguments["shuffle"],
+                progress.epoch_random["python"],
+                epoch,
+                progress.first_of_epoch,
             )
 
     def resume(self, progress: Progress) -> None:
@@ -223,12 +229,13 @@ def check_dataset(dataset: Dataset, saved: Sequence[str], directory: object) -> 
     warn_of_other_batch("Dataset")
 
 
-def check_sequence(x: PyTree, shuffle: bool, python_random: State, saved: Sequence[str]) -> None:
+def check_sequence(x: PyTree, shuffle: bool, python_random: State, epoch: int, saved: Sequence[str]) -> None:
     """Warn where the first batch of a finished epoch over a `PyDataset` is not the trained one.
 
     Args:
         shuffle: whether Keras shuffles the order of the batches.
-        python_random: the state of Python's generator when that epoch began.
+        python_random: the state of Python's generator when that epoch began, which gives the order.
+        epoch: the number of that epoch, which gives the order since Keras 3.16.
         saved: the fingerprint of the first batch of that epoch; empty if it is not known.
     """
     if (
@@ -238,13 +245,20 @@ def check_sequence(x: PyTree, shuffle: bool, python_random: State, saved: Sequen
         or not x.num_batches
     ):
         return
-    order = list(range(x.num_batches))
+    first = [0]
     if shuffle:
-        generator = random.Random()
-        generator.setstate(python_random)
-        generator.shuffle(order)
-    if not are_same(saved, fingerprint(x[order[0]])):
+        drawn, counted = random.Random(), random.Random(epoch)
+        drawn.setstate(python_random)
+        first = [_shuffled(x.num_batches, generator)[0] for generator in (drawn, counted)]
+    if not any(are_same(saved, fingerprint(x[i])) for i in first):
         warn_of_other_batch(type(x).__name__)
+
+
+def _shuffled(count: int, generator: random.Random) -> list[int]:
+    """Return the batches in the order in which Keras shuffles them."""
+    order = list(range(count))
+    generator.shuffle(order)
+    return order
 
 
 def warn_of_other_batch(kind: str) -> None:

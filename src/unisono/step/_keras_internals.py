@@ -32,7 +32,7 @@ RELIED_ON = {
         "_purge_model_variables(trainable_variables, non_trainable_variables, optimizer_variables, "
         "metrics_variables)",
         "batch_outputs", "_compile_config", "_compute_loss(x, y, y_pred, sample_weight, training)",
-        "_symbolic_build(data_batch)", "CompileMetrics", "_get_metrics_result_or_logs",
+        "_symbolic_build(iterator, data_batch)", "CompileMetrics", "_get_metrics_result_or_logs",
     ),
     "Operation": ("_inbound_nodes",),
     "Sequential": ("_layers", "_keras_history"),
@@ -204,10 +204,7 @@ def replace_losses(model: keras.Model, losses: list[jax.Array]) -> None:
 
 
 def reduced_axes(layer: keras.layers.BatchNormalization) -> list[int]:
-    """Return the axes over which a built layer computes mean and variance.
-
-    `BatchNormalization._reduction_axes`, 3.0.
-    """
+    """Return the axes over which a built layer averages. `BatchNormalization._reduction_axes`, 3.0."""
     found: list[int] = layer._reduction_axes
     return found
 
@@ -238,10 +235,7 @@ def compile_arguments(model: keras.Model) -> Mapping[str, object]:
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics that were given to `compile`, once Keras has made them.
-
-    Keras keeps them in a metric of the private class `CompileMetrics`, 3.0.
-    """
+    """Return the metrics given to `compile`, once Keras has made them a private `CompileMetrics`, 3.0."""
     own = [m for m in model.metrics if type(m).__name__ == "CompileMetrics"]
     return [metric for m in own if m.built for metric in m.metrics]
 
@@ -378,6 +372,27 @@ def host_batches(iterator: Any) -> Iterator[PyTree]:
     """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0."""
     found: Iterator[PyTree] = iterator.data_adapter.get_jax_iterator()
     return found
+
+
+@contextlib.contextmanager
+def epochs_before(model: keras.Model, count: int) -> Iterator[None]:
+    """Let the data of the `fit` in a block count epochs as if some were done: Keras shuffles by that number.
+
+    `Trainer._symbolic_build`, 3.0, which `fit` calls with its iterator, and `_epoch` of data adapters, 3.16.
+    """
+    build = model._symbolic_build
+
+    def build_and_count(iterator: Any = None, data_batch: PyTree = None) -> None:
+        build(iterator=iterator, data_batch=data_batch)
+        is_first = iterator is not None and vars(model).pop("_symbolic_build", None) is not None
+        if is_first and hasattr(iterator.data_adapter, "_epoch"):
+            iterator.data_adapter._epoch += count
+
+    vars(model)["_symbolic_build"] = build_and_count
+    try:
+        yield
+    finally:
+        vars(model).pop("_symbolic_build", None)
 
 
 def is_synced(model: keras.Model) -> bool:

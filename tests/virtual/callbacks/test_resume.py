@@ -360,3 +360,16 @@ def test_a_run_that_resumes_before_a_ragged_last_batch_has_the_bits_of_another(t
         weights(3)
     for a, b in zip(weights(99), expected, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("save_freq", [7, "epoch"])
+@pytest.mark.parametrize("make", [arrays, sequence])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_batches_come_in_the_order_of_a_run_that_began_late(tmp_path, caplog, make, save_freq, seed):
+    """Since 3.16 Keras takes as seed how many epochs `fit` has done, counted from `initial_epoch`."""
+    data = {**make(ROWS), "initial_epoch": 1}
+    expected = fit(tmp_path / "whole", data, [Stop(99)], save_freq, seed)
+    interrupted(tmp_path, data, 9, save_freq=save_freq, seed=seed)
+    resumed = fit(tmp_path, data, [Stop(99)], save_freq, seed)
+    assert resumed.history == expected.history
+    assert caplog.text == ""
