@@ -307,6 +307,44 @@ def loaded_by(name):
     return modules_in(ast.Module([n for n in imported if isinstance(n, (ast.Import, ast.ImportFrom))], []))
 
 
+#: The folders and modules of optional features, by the table of the document.
+FEATURES = [
+    name
+    for row in re.findall(r"^\| [^|]+ \| ((?:`[\w.]+`(?:, )?)+) \| [^|]+ \|$", ARCHITECTURE, re.MULTILINE)
+    for name in re.findall(r"`([^`]+)`", row)
+]
+
+#: How many core modules import an optional feature: those of `strategy.explain`, of named steps, and of files
+#: that may lie in an object store. It may only shrink.
+NAME_A_FEATURE = 6
+
+
+def is_optional(name):
+    return any(f"{name}.".startswith(f"{feature}.") for feature in FEATURES)
+
+
+def test_the_core_names_no_feature():
+    """But for the table in `_features`, and public maps of names."""
+    assert {"sharding", "training.stateful", "parameter_server"} <= set(FEATURES)
+    maps = ("experimental", "spi", "testing", "tpu", "strategies._tpu", "__main__")
+    core = [n for n in MODULES if not is_optional(n) and n not in maps]
+    naming = {name for name in core if any(map(is_optional, own_imports(name)))}
+    assert len(naming) == NAME_A_FEATURE, f"more: use `_features`; fewer: lower the number. {sorted(naming)}"
+
+
+def test_the_table_of_features_names_what_exists():
+    table = trees()["_features"].body
+    values = next(
+        s.value for s in table if isinstance(s, ast.Assign) and s.targets[0].id == "FEATURES"
+    ).values
+    for path, name in (ast.literal_eval(value).split(":") for value in values):
+        module = path.removeprefix("unisono.")
+        tree = trees()[module]
+        assert name in {getattr(n, "name", "") for n in tree.body} | set(attributes_of(tree)), (
+            f"{path}:{name}"
+        )
+
+
 @pytest.mark.parametrize("door", DOORS)
 def test_doors(door):
     for name, tree in trees().items():
