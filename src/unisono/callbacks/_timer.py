@@ -25,7 +25,7 @@ def split_of(steps: HostTimes, seconds: float, parts: StepParts | None = None) -
 
     >>> split_of(HostTimes(data=0.5, batches=100, rows=3200), 2.0, StepParts(0.5, 0.25, 0.125, steps=10))
     {'data_ms': 5.0, 'host_ms': 12.5, 'compute_ms': 25.0, 'exchange_ms': 12.5, 'step_ms': 20.0, 'examples_per_s': 1600.0}
-    """
+    """  # noqa: E501
     sampled = dict.fromkeys(SAMPLED, math.nan) if parts is None else parts.per_step()
     if not steps.batches or seconds <= 0:
         # An epoch whose batches were all done before, in the run that this one resumes.

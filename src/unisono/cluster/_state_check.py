@@ -156,7 +156,6 @@ def _on(device: jax.Device, array: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _with_sum(sums: jax.Array, number: jax.Array, array: jax.Array) -> jax.Array:
-    """Return the sums with that of an array at its place."""
     return sums.at[number].set(_sum(_real(array)))
 
 
