@@ -51,7 +51,7 @@ CLAUSES = {
     r"\bReturn what\b": 136,
     r'("""|#: )What\b': 191,
     r'("""|#: )Whether\b': 93,
-    r"\b(those|that)\s+of\b|\bone\s+that\b": 273,
+    r"\b(those|that)\s+of\b|\bone\s+that\b": 272,
     r"\bas there\b": 9,
     r"\bfound(: [^=\n]+)? = ": 163,
     r"\bdef take\b|\b_meet\b|\bwish\b|\bclass Turn\b": 43,

@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono._errors import ClusterError
 from unisono._mesh import AXIS, ReplicaMesh
-from unisono.cluster.liveness._in_flight import InFlight
+from unisono.cluster.liveness._status import InFlight
 from unisono.cluster.rendezvous._mismatch import named
 
 _LOG = logging.getLogger("unisono")
