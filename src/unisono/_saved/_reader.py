@@ -193,7 +193,6 @@ class _LoadedFunction:
 
 
 def _function(programs: Sequence[_SavedProgram]) -> Function:
-    """Return the function of programs, which can be saved again."""
     function = Function(_LoadedFunction(programs))
     for program in programs:
         args, kwargs = map_leaves(lambda x: spec_of(x) if isinstance(x, ArraySpec) else x, program.inputs)

@@ -222,7 +222,6 @@ class BackupAndRestore(FitExtension):
             self._run.pause()
 
     def _is_due(self, batches: int, epoch_ended: bool, is_last: bool) -> bool:
-        """Return whether to save."""
         backups = self._backups
         if backups is None:
             return False

@@ -322,7 +322,6 @@ def _bytes_of(arrays: Sequence[np.ndarray]) -> bytes:
 
 
 def _arrays_from(data: bytes, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays of which `data` are the bytes; the inverse of `_bytes_of`."""
     found, at = [], 0
     for array in like:
         found.append(np.frombuffer(data, array.dtype, array.size, at).reshape(array.shape))

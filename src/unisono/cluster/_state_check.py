@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono._errors import ClusterError
 from unisono._mesh import AXIS, ReplicaMesh
-from unisono.cluster.liveness._in_flight import InFlight
+from unisono.cluster.liveness._status import InFlight
 from unisono.cluster.rendezvous._mismatch import named
 
 _LOG = logging.getLogger("unisono")
@@ -156,7 +156,6 @@ def _on(device: jax.Device, array: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _with_sum(sums: jax.Array, number: jax.Array, array: jax.Array) -> jax.Array:
-    """Return the sums with that of an array at its place."""
     return sums.at[number].set(_sum(_real(array)))
 
 

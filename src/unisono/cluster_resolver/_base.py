@@ -179,7 +179,6 @@ class ClusterResolver(abc.ABC):
         return 0 if task is None else process_id(spec, task)
 
     def _checked(self) -> tuple[ClusterSpec, Task | None]:
-        """The cluster and this task in it; no task where there is no cluster."""
         spec, task = self.cluster_spec(), self.task
         validate_collective(spec, task)
         return spec, task if spec else None

@@ -15,6 +15,7 @@ from unisono._mesh import ReplicaMesh
 from unisono._reads import DataSet, note_iteration
 from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
+from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import (
     ENDED,
     as_array,
@@ -32,7 +33,7 @@ from unisono.data._iterator import DistributedIterator
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, split_points
-from unisono.data._workers import WorkerGroup, elements_of_workers, joined_batches, shard_of_worker
+from unisono.data._workers import elements_of_workers, joined_batches, shard_of_worker
 
 
 def split_batch(batch: PyTree, mesh: ReplicaMesh) -> PyTree:
@@ -298,7 +299,7 @@ class FunctionDataset(DistributedDataset):
         mesh: ReplicaMesh,
         options: InputOptions,
         check_iterable_here: Callable[[], None],
-        group: WorkerGroup,
+        group: ProcessGroup,
     ) -> None:
         super().__init__(mesh, options, check_iterable_here)
         self._group = group
@@ -433,7 +434,7 @@ def _check_iterable(dataset: object) -> None:
         )
 
 
-def batches_of(dataset: UserValue, group: WorkerGroup | None = None) -> Iterator[PyTree]:
+def batches_of(dataset: UserValue, group: ProcessGroup | None = None) -> Iterator[PyTree]:
     """Return the host batches of any source.
 
     Args:

@@ -96,7 +96,6 @@ def read(
 
 
 def _records(builder: Any, split: Any, parts: Any, config: Any) -> Dataset:
-    """Return the records of a split, as bytes."""
     from tensorflow_datasets import core, decode
 
     form = core.FileFormat.from_value(config.file_format or builder.info.file_format)

@@ -14,7 +14,6 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -23,6 +22,7 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
 from unisono._values import PerReplica
+from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import ENDED, as_array, check_values
 from unisono.data._dataset import Dataset
 from unisono.data._pipeline._streams import Generator
@@ -37,34 +37,10 @@ from unisono.data._rewrite import (
 from unisono.data._sharding import AutoShardPolicy
 
 
-class WorkerGroup(Protocol):
-    """The members of `ProcessGroup` that input needs."""
-
-    @property
-    def index(self) -> int:
-        """The number of this process."""
-
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-
-    def share_of(self, whole: Dataset, divide: Callable[[Dataset, int, int], Dataset]) -> Dataset:
-        """Return this process' part, which `divide` makes; the whole in a lone process."""
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """Return the bytes of every process."""
-
-    def are_alike(self, data: bytes) -> bool:
-        """Return whether all processes hold the same bytes."""
-
-    def from_chief(self, make: Callable[[], bytes]) -> bytes:
-        """Return on every process what `make` returns on the first."""
-
-
 def elements_of_workers(
     iterator: Iterator[PyTree],
     mesh: ReplicaMesh,
-    group: WorkerGroup,
+    group: ProcessGroup,
 ) -> Iterator[PyTree]:
     """Yield per-replica batches until no worker has an element left."""
     here = len(mesh.local_replicas)
@@ -95,7 +71,7 @@ def _shapes(element: PyTree) -> list[tuple[tuple[int, ...], str]] | None:
     return None if element is ENDED else [(x.shape, str(x.dtype)) for x in jax.tree.leaves(element)]
 
 
-def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: WorkerGroup) -> PyTree:
+def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: ProcessGroup) -> PyTree:
     """Return a per-replica value of what each worker has for its own replicas.
 
     Raises:
@@ -137,7 +113,7 @@ def _sendable(value: object) -> np.ndarray:
     return array
 
 
-def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
+def pipeline_of_worker(dataset: Dataset, group: ProcessGroup) -> Dataset:
     """Return the pipeline with which this worker makes the global batches.
 
     Returns:
@@ -149,7 +125,7 @@ def pipeline_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
     return group.share_of(dataset, lambda _, count, i: _global_batches(dataset, count, i, group))
 
 
-def _global_batches(dataset: Dataset, count: int, index: int, group: WorkerGroup) -> Dataset:
+def _global_batches(dataset: Dataset, count: int, index: int, group: ProcessGroup) -> Dataset:
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA):
         return _shuffled_alike(dataset, group)
@@ -162,7 +138,7 @@ def _global_batches(dataset: Dataset, count: int, index: int, group: WorkerGroup
     return own.derived(_JoinedBatches(lambda: joined_batches(own, group), own_spec=spec))
 
 
-def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
+def shard_of_worker(dataset: Dataset, group: ProcessGroup) -> Dataset:
     """Return the pipeline of this worker's elements, where an element is a batch for one replica.
 
     Returns:
@@ -181,7 +157,7 @@ def shard_of_worker(dataset: Dataset, group: WorkerGroup) -> Dataset:
     )
 
 
-def _shuffled_alike(dataset: Dataset, group: WorkerGroup) -> Dataset:
+def _shuffled_alike(dataset: Dataset, group: ProcessGroup) -> Dataset:
     """Return the pipeline with the chief's seeds: each worker's own would give rows twice or never."""
     seeds = shuffle_seeds(dataset, drawn=True)
     seed = group.from_chief(lambda: str(seeds[0] if seeds else 0).encode())
@@ -202,7 +178,7 @@ def _any_rows(spec: TensorSpec) -> TensorSpec:
     return spec if not spec.shape else TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
-def joined_batches(batches: Iterable[PyTree], group: WorkerGroup) -> Iterator[PyTree]:
+def joined_batches(batches: Iterable[PyTree], group: ProcessGroup) -> Iterator[PyTree]:
     """Yield the rows of all workers' next batches, until none has one."""
     if group.size == 1:
         yield from batches
@@ -271,7 +247,7 @@ def _packed(elements: Sequence[Sequence[np.ndarray] | None]) -> bytes:
     return buffer.getvalue()
 
 
-def gathered(own: Sequence[Sequence[np.ndarray]], group: WorkerGroup) -> list[list[np.ndarray]]:
+def gathered(own: Sequence[Sequence[np.ndarray]], group: ProcessGroup) -> list[list[np.ndarray]]:
     """Return the elements of all workers, without those that are missing."""
     return [leaves for data in group.gather(_packed(own)) for leaves in _unpacked(data) if leaves is not None]
 

@@ -205,7 +205,6 @@ class HParams:
 
 
 def _read(name: str, kind: type, text: str) -> Any:
-    """Return the value that a text means for a type."""
     if kind is bool:
         value = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
         if value is None:

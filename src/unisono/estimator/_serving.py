@@ -182,7 +182,6 @@ class _ServingModel(keras.Model):
 
 
 def _features_of(receiver: ServingInputReceiver) -> Callable[[PyTree], PyTree]:
-    """Return a function from received arrays to features."""
     if not isinstance(receiver, ServingInputReceiver):
         raise InvalidTypeError(
             "A serving_input_receiver_fn must return a ServingInputReceiver. Received: "

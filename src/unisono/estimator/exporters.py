@@ -113,7 +113,6 @@ class _SavedModelExporter(Exporter):
         return os.fsdecode(path)
 
     def _is_due(self, estimator: Estimator, eval_result: Results, is_the_final_export: bool) -> bool:
-        """Return whether a model is exported."""
         return True
 
 

@@ -385,7 +385,6 @@ class ServerLink:
 
 
 def _accepted(answer: Frame) -> Frame:
-    """Return an answer that is no error."""
     if answer.op is Op.ERROR:
         raise RequestRefusedError(str(answer.meta.get("text")), str(answer.meta.get("kind")))
     return answer

@@ -11,23 +11,16 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from unisono._system._files import replace_file
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._run_files import error_record
 
+if TYPE_CHECKING:
+    from unisono.standalone._link import ServerLink
+
 _KILLED = 128 + signal.SIGKILL
-
-
-class ProcessHost(Protocol):
-    """The server of a process, as the process needs it."""
-
-    def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
-        """Start it; return why that was not possible, empty where it was."""
-
-    def signal_process(self, key: str, number: int) -> None:
-        """Send it a signal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +37,7 @@ class RemoteProcess:
     """A process of a task on a server."""
 
     def __init__(
-        self, key: str, task: Task, host: ProcessHost, copies: LocalCopies, wake: Callable[[], None]
+        self, key: str, task: Task, host: ServerLink, copies: LocalCopies, wake: Callable[[], None]
     ) -> None:
         self.pid, self.warm, self.loss, self.kept = 0, False, "", None
         self.ended_at: float | None = None

@@ -149,7 +149,6 @@ def _nested_checkpoints(tree: ast.AST, path_of: PathOf) -> set[str]:
 
 
 def _saves_an_estimator(node: ast.Call, path_of: PathOf) -> bool:
-    """Return whether a call gives an Estimator a checkpoint to save."""
     is_scaffold = (path_of(node.func) or "").endswith("train.Scaffold")
     return is_scaffold and any(keyword.arg == "saver" for keyword in node.keywords)
 

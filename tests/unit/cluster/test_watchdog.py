@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from unisono.cluster.liveness import _watchdog
-from unisono.cluster.liveness._in_flight import InFlight
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
-from unisono.cluster.liveness._status import WorkerStatus
+from unisono.cluster.liveness._status import InFlight, WorkerStatus
 from unisono.cluster.liveness._status_server import (
     AbsentError,
     EndedError,

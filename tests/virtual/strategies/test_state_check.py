@@ -9,7 +9,7 @@ from unisono import ClusterError
 from unisono._mesh import ReplicaMesh, resolve_devices
 from unisono.cluster import _state_check
 from unisono.cluster._state_check import StateCheck
-from unisono.cluster.liveness._in_flight import InFlight
+from unisono.cluster.liveness._status import InFlight
 
 REPLICAS = 3
 

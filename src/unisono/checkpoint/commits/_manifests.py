@@ -105,7 +105,6 @@ def parse_manifest(path: Place, text: str | bytes) -> Manifest:
 
 
 def _problem_of(manifest: dict[str, Json]) -> str | None:
-    """Return the problem of a manifest of this format, or None."""
     files, folder = manifest.get("files"), manifest.get("folder")
     if not isinstance(files, dict):
         return "`files` is no object"

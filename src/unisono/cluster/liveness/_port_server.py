@@ -131,7 +131,6 @@ def receive(sock: socket.socket, inbox: bytearray) -> None:
 
 
 def _connections(selector: selectors.BaseSelector) -> list[_Connection]:
-    """The open connections."""
     return [key.data for key in selector.get_map().values() if key.data]
 
 

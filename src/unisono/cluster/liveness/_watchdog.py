@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from unisono.cluster.liveness._in_flight import InFlight
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
+from unisono.cluster.liveness._status import InFlight
 from unisono.cluster.liveness._status_server import AbsentError, EndedError, UnreachableError
 
 _LOG = logging.getLogger("unisono")

@@ -142,7 +142,6 @@ def _serve(state: RendezvousState) -> RendezvousResult:
 
 
 def _listen(host: str, port: int, state: RendezvousState) -> socket.socket:
-    """Return the socket on which process 0 listens."""
     hosts = [split_address(address)[0] for address in state.address_of]
     unknown = [""] * (state.num_processes - len(hosts))
     try:
@@ -305,7 +304,6 @@ class RendezvousClient:
 
 
 def _read_result(message: Message, peer: str) -> RendezvousResult:
-    """Read what was agreed on."""
     hosts = _protocol.read_lines(message, "hosts")
     coordinator, secret, reached = (message.get(key) for key in ("coordinator", "secret", "reached"))
     if not isinstance(coordinator, str) or not isinstance(secret, str):

@@ -120,7 +120,6 @@ class MultiHead(Head):
         return labels
 
     def _split(self, logits: Any) -> Mapping[str, Any]:
-        """Return the logits of each head."""
         if isinstance(logits, Mapping):
             if set(self._heads) <= set(logits):
                 return logits

@@ -140,7 +140,6 @@ def variable_scope(
 
 
 def _name_below(outer: VariableScope, given: str | VariableScope | None) -> str | None:
-    """Return the name of a scope below another one."""
     if not isinstance(given, VariableScope):
         return given
     if outer.name and not given.name.startswith(f"{outer.name}/"):

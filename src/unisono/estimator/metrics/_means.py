@@ -45,7 +45,6 @@ def _mean(
     options: Naming,
     after: Callable[[jax.Array], jax.Array] = lambda mean: mean,
 ) -> MetricPair:
-    """Return the pair of a weighted mean."""
     parts = {"total": jnp.sum(floats(values) * weights), "count": jnp.sum(weights)}
     return pair_of_sums(name, parts, lambda sums: after(quotient(sums["total"], sums["count"])), **options)
 

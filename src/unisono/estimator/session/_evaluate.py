@@ -118,7 +118,6 @@ def evaluate(task: PassTask, data: InputFunction, steps: int | None, log_dir: st
 
 
 def _mean_loss(run: DataPass, hooks: HookRunner, steps: int | None) -> np.float32:
-    """Run the steps, and return the mean of their losses."""
     # On the devices until the end: reading each would wait for its step.
     losses: list[tuple[int, Any]] = []
     taken = 0

@@ -82,7 +82,6 @@ def _root(submission: Submission[SlurmSettings]) -> Path:
 
 
 def _arguments(submission: Submission[SlurmSettings]) -> list[str]:
-    """Return the arguments of sbatch."""
     options, settings, program = submission.options, submission.settings, submission.program
     job = "%A_%a" if settings.array else "%j"
     given = {

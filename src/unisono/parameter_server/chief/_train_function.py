@@ -209,6 +209,5 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
         return self._lazy(found.step.result, future), state
 
     def _of_batches(self, batch: PyTree) -> FunctionProgram:
-        """Return the program for batches like this one."""
         given = (as_tensorflow(self._model, self._task, batch),)
         return dataclasses.replace(self._functions.program(self._step, given), reads=(0,))

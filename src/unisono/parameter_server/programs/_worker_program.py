@@ -353,7 +353,6 @@ class _TracedProgram:
         )
 
     def _by_rows(self, tables: MayBeTable) -> RowStep | None:
-        """Return the step with the tables that it uses by rows."""
         closed, used = self._needed
         every = self._trace.variables
         variables = {at: every[i] for at, i in enumerate(used) if i < len(every)}
@@ -376,7 +375,6 @@ class _TracedProgram:
     def _step(
         self, compute: Callable[[Sequence[Any]], Sequence[Any]], taken: Sequence[int]
     ) -> Callable[..., list[jax.Array]]:
-        """Return the program as a function of what is taken."""
         of_output = self._place_of_output
         old_of = {number: taken.index(self._argument[id(v)]) for number, v in self.adds}
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from unisono.rpc._calls import CLOSE_SECONDS
 from unisono.rpc._transport import _shared_memory as shared
@@ -22,17 +22,10 @@ from unisono.rpc._transport._channel_events import ChannelEvents
 from unisono.rpc._transport._sockets import ZmqSocket
 from unisono.rpc._transport._zmq import zmq
 
+if TYPE_CHECKING:
+    from unisono.rpc._transport._client import _Link
+
 _LOG = logging.getLogger("unisono")
-
-
-class ThreadLink(Protocol):
-    """A connection that the thread serves."""
-
-    def tick(self, now: float) -> float:
-        """Do what is due; return when the next thing will be."""
-
-    def close(self) -> None:
-        """End the connection, or the attempts."""
 
 
 class ClientThread(threading.Thread):
@@ -45,7 +38,7 @@ class ClientThread(threading.Thread):
         # ZeroMQ's default is 1,023, and a link needs three: a chief could have no more than 341 tasks.
         self.context.set(zmq.MAX_SOCKETS, int(self.context.get(zmq.SOCKET_LIMIT)))
         self.mailbox = sockets.Mailbox()
-        self.links: set[ThreadLink] = set()
+        self.links: set[_Link] = set()
         self._poller = zmq.Poller()
         #: By socket, or by its number in the kernel.
         self._actions: dict[ZmqSocket | int, Callable[[], None]] = {}

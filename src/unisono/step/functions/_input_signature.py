@@ -74,7 +74,6 @@ def _is_spec(leaf: object) -> bool:
 
 
 def _fitted(argument: PyTree, spec: PyTree, name: str) -> PyTree:
-    """An argument that fits its spec."""
     try:
         # Up to the specs alone: a list of numbers is an array where there is one spec.
         return jax.tree.map(

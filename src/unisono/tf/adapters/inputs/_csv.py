@@ -225,7 +225,6 @@ _OF_PYTHON = {"f": "float32", "i": "int32", "b": "bool"}
 def _values(
     fields: list[str], columns: Sequence[tuple[np.dtype, Any]], na_value: str, where: str
 ) -> tuple[Any, ...]:
-    """Return the values of the fields of a row."""
     if len(fields) != len(columns):
         raise InvalidArgumentError(
             f"Each row must have {len(columns)} fields, one for each of `record_defaults`. Received: "
