@@ -1,7 +1,7 @@
 """What a variable holds between steps, or before it is made, that is no array on a device of this process.
 
 Tests: tests/virtual/parameter_server/chief/test_remote_array.py,
-tests/virtual/strategies/test_sharded_state.py.
+tests/virtual/strategies/test_sharded_state.py, tests/virtual/strategies/test_first_parts.py.
 """
 
 from __future__ import annotations

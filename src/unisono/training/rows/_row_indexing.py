@@ -1,5 +1,7 @@
 """The use of rows by operations on parts of arrays, and by largest values: rules of `_row_analysis`. Pure.
 
+A layer's state is often the largest value seen so far, or a count of rows.
+
 Tests: tests/unit/training/test_row_analysis.py.
 """
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
+# Keras empties the variables while its loop runs, and each step donates the state that it was given. At
+# any moment the newest state is where Keras looks for it when the loop ends.
 def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequence[jax.Array]]) -> None:
     """Note the newest state where Keras looks for it."""
     set_training_state(model, dict(zip(names, state, strict=True)))
