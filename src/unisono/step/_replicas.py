@@ -41,13 +41,11 @@ class Replicas:
     cross_device_ops: CrossDeviceOps
     owner: Any = None
     joins_rows: bool = False
+    # The steps that have begun with values that all processes hold.
+    _begun: set[str] = dataclasses.field(default_factory=set, init=False)
 
     #: No context of these replicas is that of code outside of every scope.
     is_default = False
-
-    def __post_init__(self) -> None:
-        # The steps that have begun with values that all processes hold.
-        self._begun: set[str] = set()
 
     @property
     def num_replicas_in_sync(self) -> int:
