@@ -18,6 +18,11 @@ class RunAhead:
     def __init__(self) -> None:
         self._tokens: collections.deque[ProgramToken] = collections.deque()
 
+    @property
+    def newest(self) -> ProgramToken | None:
+        """The token of the step that was started last: ready when all devices of this process are done."""
+        return self._tokens[-1] if self._tokens else None
+
     def wait_for_capacity(self, token: ProgramToken) -> None:
         """Note a step that was started; wait for the one `RUN_AHEAD` steps before it.
 

@@ -5,6 +5,7 @@
 
 import os
 import signal
+import time
 import weakref
 
 import jax
@@ -296,6 +297,39 @@ def test_spread_local_phase(tmp_path):
     with pytest.raises(SystemExit):
         trained(backup(), keras.callbacks.LambdaCallback(on_train_batch_end=_preempt))
     for ours, theirs in zip(values(trained(backup())), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+class Slow(keras.layers.Layer):
+    """Gives what it gets; on the last replica of each worker, later."""
+
+    def late(self, number):
+        time.sleep(0.05 if int(number) % jax.local_device_count() else 0)
+        return np.float32(0)
+
+    def call(self, x):
+        if (context := unisono.get_replica_context()) is None:
+            return x
+        number = context.replica_id_in_sync_group
+        zero = jax.pure_callback(self.late, jax.ShapeDtypeStruct((), "float32"), number)
+        return x + jax.lax.stop_gradient(zero)
+
+
+def test_spread_batches_stay_until_each_replica_has_read_them():
+    """No replica waits for another in a step of `LocalUpdates`, and the host waits for all of them."""
+    replicas = 4 * jax.device_count()
+    x, y = data(16 * replicas)
+
+    def trained(*layers):
+        keras.utils.set_random_seed(3)
+        strategy = unisono.MultiWorkerMirroredStrategy(sync=unisono.LocalUpdates(16))
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Input(x.shape[1:]), *layers, keras.layers.Dense(3)])
+            model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(True))
+        model.fit(x, y, batch_size=replicas, verbose=0, shuffle=False)
+        return values(model)
+
+    for ours, theirs in zip(trained(Slow()), trained(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -22,6 +22,7 @@ import keras
 
 from unisono._system._task_reports import process_events
 from unisono._types import PyTree
+from unisono.step._run_ahead import run_ahead_of
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager, StagerCache
 from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult
@@ -98,6 +99,7 @@ class StepLoop:
         #: Gives how many steps the next program may have.
         self.limit: Callable[[], int] = lambda: sys.maxsize
         self._stagers = StagerCache(replicas.mesh)
+        self._run_ahead = run_ahead_of(replicas.mesh)
         platform = replicas.mesh.platform
         self.group_size = AdaptiveGroupSize(replicas.process_group.size, platform)
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
@@ -130,7 +132,10 @@ class StepLoop:
             value, agreed = start_steps(self.timer, group.form, group.count, start)
             is_stacked = group.stager is not None
             if is_stacked:
-                self.group_size.wait_for_capacity(jax.tree.leaves(value), group.count, group.seconds, agreed)
+                # Not the logs, of which another process' devices have copies: that of one device here may be
+                # there long before the others have read their batches, where replicas train apart.
+                token = self._run_ahead.newest
+                self.group_size.wait_for_capacity(token, group.count, group.seconds, agreed)
             results.append(GroupResult(value, group.count, is_stacked))
             left -= group.count
         if not results:

@@ -16,6 +16,7 @@ import numpy as np
 from unisono._lowering._compiler_options import Executables
 from unisono._types import PyTree
 from unisono.step._call_signature import Call, LazyArray
+from unisono.step._run_ahead import run_ahead_of
 from unisono.training._bind import wrap_keras
 from unisono.training.groups._batch_placement import BatchStager, StagerCache
 from unisono.training.groups._group_size import AdaptiveGroupSize
@@ -120,7 +121,8 @@ class ReplicaStepRunner:
                 self._programs.remove(program)
                 program, call = self._program(rows, extra, 1)
         found: Mapping[str, jax.Array] = program(call)
-        self._pace.wait_for_capacity(list(found.values()), len(rows), perf_counter() - began)
+        newest = run_ahead_of(self._strategy.mesh).newest
+        self._pace.wait_for_capacity(newest, len(rows), perf_counter() - began)
         return len(rows), found
 
     def _program(self, rows: Sequence[Row], extra: frozenset[str], slots: int) -> tuple[GroupEntry, Call]:
