@@ -132,8 +132,8 @@ class StepLoop:
             value, agreed = start_steps(self.timer, group.form, group.count, start)
             is_stacked = group.stager is not None
             if is_stacked:
-                # Not the logs, of which another process' devices have copies: that of one device here may be
-                # there long before the others have read their batches, where replicas train apart.
+                # Not the logs: with several processes they are the first device's here, which may be ready long
+                # before the other devices have read their batches, where replicas train apart.
                 token = self._run_ahead.newest
                 self.group_size.wait_for_capacity(token, group.count, group.seconds, agreed)
             results.append(GroupResult(value, group.count, is_stacked))
