@@ -26,6 +26,7 @@ FEATURES = {
     "recording of eager code": "unisono.step.eager._recording:TapeRecording",
     "recorder of eager code": "unisono.step.eager._recording:recorder_here",
     "derivative of eager code": "unisono.step.eager._backward:differentiate",
+    "groups of constant length": "unisono.training.groups._constant_groups:ConstantGroups",
     "strings on the host": "unisono.training._host_layers:encoded_arguments",
     "class CompressedAllReduce": "unisono.compression._compressed_all_reduce:CompressedAllReduce",
     "class LocalUpdates": "unisono.local_updates._local_updates:LocalUpdates",

@@ -186,6 +186,7 @@ class BatchGroup:
         stager: collects the batches; None for one that runs alone. A group whose program cannot have a
             loop gives it up before it runs.
         keeps_state: whether the state that the program is given can be used again.
+        holds: whether its batches may be given back before it runs.
     """
 
     def __init__(
@@ -195,7 +196,9 @@ class BatchGroup:
         rows: int,
         stager: BatchStager | None = None,
         keeps_state: bool = False,
+        holds: bool = False,
     ) -> None:
+        self._holds = keeps_state or holds
         self.first, self.mode, self.rows, self.stager = first, mode, rows, stager
         self.keeps_state = keeps_state
         #: How many batches there are. The stager's own count is that of its last group.
@@ -228,7 +231,7 @@ class BatchGroup:
             self.stager.append(batch)
             timer.placing += perf_counter() - taken
             self.count += 1
-            if self.keeps_state:
+            if self._holds:
                 self.batches.append(batch)
         self.seconds = perf_counter() - began
 

@@ -11,6 +11,7 @@ Tests: tests/unit/training/test_lookahead.py, tests/virtual/training/test_counts
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import sys
@@ -114,11 +115,16 @@ class BatchSource:
     is_ahead = False
     #: Whether the last batch had been taken before, and was given back.
     is_again = False
-    #: How many steps the whole call has; None where that is unknown.
+    #: How many steps the whole call has, and each of its epochs; None where that is unknown.
     planned: int | None = None
+    epoch_steps: int | None = None
+    #: Is another object in each epoch.
+    epoch: object = None
 
     def __init__(self) -> None:
+        #: Batches that were taken and not used, and further ones that were noted, too.
         self._held: list[PyTree] = []
+        self._again: collections.deque[PyTree] = collections.deque()
         self._raised: Exception | None = None
 
     @property
@@ -132,6 +138,9 @@ class BatchSource:
         Raises:
             Exception: what the data raised when they were asked ahead of time.
         """
+        self.is_again = bool(self._again)
+        if self._again:
+            return self._again.popleft()
         if self._held:
             return self._held.pop()
         if self._raised is not None:
@@ -147,6 +156,13 @@ class BatchSource:
         Args:
             fits: whether a batch may go with the first. One that does not is the next first one.
         """
+        while most > 0 and self._again and fits(self._again[0]):
+            self.is_again = True
+            most -= 1
+            yield self._again.popleft()
+        if self._again or self._held or self._raised is not None:
+            return
+        self.is_again = False
         began = perf_counter()
         for _ in range(most):
             if not waits and perf_counter() - began > _PATIENCE:
@@ -161,6 +177,19 @@ class BatchSource:
                 self._held.append(batch)
                 return
             yield batch
+
+    def has_next(self, iterator: Iterator[PyTree]) -> bool:
+        """Return whether there is another batch, or an error in its place."""
+        if not (self._again or self._held or self._raised):
+            try:
+                self._held.append(next(iterator))
+            except Exception as error:
+                self._raised = error
+        return not isinstance(self._raised, StopIteration)
+
+    def give_back(self, batches: Iterable[PyTree]) -> None:
+        """Let batches that were noted come again, before all others."""
+        self._again.extendleft(reversed([*batches]))
 
     def hand_out(self, results: Sequence[GroupResult], is_predict: bool) -> PyTree:
         """Return what Keras gets for a call: the last logs, or all predictions."""

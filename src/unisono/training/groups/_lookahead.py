@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import jax
+import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
@@ -35,12 +36,18 @@ class AheadFunction(Protocol):
 
 
 class StepLookahead(BatchSource):
-    """What a call of `fit`, `evaluate` or `predict` has taken and computed ahead of Keras' loop."""
+    """What a call of `fit`, `evaluate` or `predict` has taken and computed ahead of Keras' loop.
+
+    Args:
+        per_call: how many steps Keras asks for at a time: `steps_per_execution`.
+        is_predict: whether Keras gets predictions, of all of these steps, instead of the last one's logs.
+    """
 
     is_ahead = True
 
-    def __init__(self) -> None:
+    def __init__(self, per_call: int = 1, is_predict: bool = False) -> None:
         super().__init__()
+        self._per_call, self._is_predict = per_call, is_predict
         #: Steps that Keras will still ask for in this epoch; None where the length of the data is unknown.
         self.left: int | None = None
         #: Gives how many steps may run before one whose state a callback reads; None without such a callback.
@@ -62,21 +69,44 @@ class StepLookahead(BatchSource):
     @property
     def num_held(self) -> int:
         """How many batches were taken from the data, and not used yet."""
-        return len(self._held)
+        return len(self._held) + len(self._again)
 
     def begin_epoch(self, steps: int | None) -> None:
         """Note that an epoch begins; discard what is left of one that was interrupted."""
         self.left = steps
+        self.epoch_steps, self.epoch = steps, object()
         self._held.clear()
+        self._again.clear()
         self._logs.clear()
         self._raised = None
 
     def step(self, function: AheadFunction, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
-        """Hand out a step that was run ahead, or run the next group."""
+        """Hand out the steps of a call: run ahead, or with the next groups."""
         logs = self.next_logs()
-        if logs is not None:
-            return logs, function.state_after(state)
-        return function.run(self, state, iterator)
+        if logs is None:
+            logs, state = function.run(self, state, iterator)
+        else:
+            state = function.state_after(state)
+        return (logs, state) if self._per_call == 1 else self._further(function, logs, state, iterator)
+
+    def _further(
+        self, function: AheadFunction, first: PyTree, state: State, iterator: Iterator[PyTree]
+    ) -> tuple[PyTree, State]:
+        """Hand out the steps of a call behind the first one."""
+        results = [first]
+        for _ in range(self._per_call - 1):
+            logs = None
+            if self._logs:
+                logs = self.next_logs()
+            elif self.left == 0 or not self.has_next(iterator):
+                break
+            else:
+                self.skip(1)
+                logs, state = function.run(self, state, iterator)
+            results.append(logs)
+        if not self._is_predict:
+            return results[-1], state
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *results), state
 
     def next_logs(self) -> PyTree | None:
         """Note that Keras asks for a step; return its logs where it was run ahead, else None."""

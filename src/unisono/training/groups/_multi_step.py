@@ -28,11 +28,9 @@ _EXCHANGES = frozenset(
 
 
 def may_loop(platform: str) -> bool | None:
-    """Return whether steps may run together in a loop: None where it depends on the steps.
+    """Return whether steps may run together in a loop whose length is data: None where the steps decide.
 
-    How many there are is data of the program. On GPUs XLA reads the condition of such a loop on the host, and
-    waits for the device in each iteration (`WhileThunk` in XLA's sources, November 2026): the host, which is
-    many steps ahead where each is a program of its own, would not be ahead at all.
+    On GPUs a loop needs a constant length; see `_constant_groups`.
 
     Args:
         platform: of the devices: `"cpu"`, `"gpu"` or `"tpu"`.
@@ -120,9 +118,7 @@ def multi_step_program(step: Program, slots: int) -> Program:
             logs = jax.tree.map(jnp.asarray, logs)
             return logs, jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), state, new)
 
-        shapes, _ = jax.eval_shape(
-            lambda state, batches: one(state, entry_at(count, batches)), state, batches
-        )
+        shapes, _ = jax.eval_shape(lambda state, batches: one(state, entry_at(0, batches)), state, batches)
         return repeated(count, slots, shapes, lambda i, state: one(state, entry_at(i, batches)), state)
 
     return program
@@ -159,6 +155,11 @@ def entry_at(i: int | jax.Array, stacked: Tree) -> Tree:
     return entry
 
 
+def of_constant_count(program: Program, count: int) -> Program:
+    """Return a program of several steps that always runs as many, in a loop whose length XLA knows."""
+    return lambda state, several: program(state, (count, several[1]))
+
+
 def with_agreed_size(program: Program, axis_name: str) -> Program:
     """Return a program that also returns the smallest group size that the processes propose.
 
@@ -177,13 +178,14 @@ def with_agreed_size(program: Program, axis_name: str) -> Program:
     return with_wish
 
 
-def slots_for(batch: PyTree, wanted: int | None = None) -> int:
+def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1) -> int:
     """Return how many batches like this one may share a program; 1 where it must run alone.
 
     Depends on shapes alone, so that the same training is always the same program.
 
     Args:
         wanted: the number that the user asks for; None for as many as pay.
+        least: the fewest, where the user asks for some, and more may run ahead.
 
     >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
     32
@@ -194,13 +196,13 @@ def slots_for(batch: PyTree, wanted: int | None = None) -> int:
         return 1
     leaves = jax.tree.leaves(batch)
     # Arrays of a device would be read back, which holds the host up: only where the user asks for groups.
-    kinds = np.ndarray if wanted is None else (np.ndarray, jax.Array)
+    kinds = np.ndarray if wanted is None and least == 1 else (np.ndarray, jax.Array)
     numbers = (isinstance(x, kinds) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)
     if not leaves or not all(numbers):
         return 1
     if wanted is not None:
         return wanted
-    return slots_of_size(sum(x.nbytes for x in leaves))
+    return max(least, slots_of_size(sum(x.nbytes for x in leaves)))
 
 
 def slots_of_size(size: int) -> int:

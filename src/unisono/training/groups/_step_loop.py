@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.extend.core as jex
 import keras
 
+from unisono._features import load
 from unisono._system._task_reports import process_events
 from unisono._types import PyTree
 from unisono.step._run_ahead import run_ahead_of
@@ -38,6 +39,7 @@ from unisono.training.groups._step_profile import HostTimer, start_steps
 
 if TYPE_CHECKING:
     from unisono.step._replicas import Replicas
+    from unisono.training.groups._constant_groups import ConstantGroups
 
 
 #: A state of so many arrays makes the program of a loop long to compile, and fewer steps than these do not
@@ -53,11 +55,15 @@ class GroupTrace(NamedTuple):
     Args:
         result_bytes: what the results of one of its steps take in the devices' memory; 0 for logs.
         discard: called where the program is not used.
+        compilation: compiles it, in any thread.
+        use: lets groups run what was compiled.
     """
 
     jaxpr: jex.ClosedJaxpr
     result_bytes: int
     discard: Callable[[], object]
+    compilation: Callable[[], Any]
+    use: Callable[[Any], None]
 
 
 class GroupRunner(Protocol):
@@ -111,6 +117,15 @@ class StepLoop:
         #: Where the host's time goes.
         self.timer = HostTimer(process_events() if kind == "train" else None)
         self._notes = BatchNotes(replicas.process_group, kind, self.timer)
+        self._constant: ConstantGroups | None = None
+        if self._can_loop is False:
+            make = load("groups of constant length")
+            self._constant = make(model, replicas, runner, self._stagers, self._notes, self.timer)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether a group always has as many batches as its program has room for."""
+        return self._constant is not None
 
     @property
     def is_eager(self) -> bool:
@@ -132,10 +147,12 @@ class StepLoop:
             value, agreed = start_steps(self.timer, group.form, group.count, start)
             is_stacked = group.stager is not None
             if is_stacked:
-                # Not the logs: with several processes they are the first device's here, which may be ready long
-                # before the other devices have read their batches, where replicas train apart.
+                # Not the logs: with several processes they are the first device's here, which may be ready
+                # long before the other devices have read their batches, where replicas train apart.
                 token = self._run_ahead.newest
                 self.group_size.wait_for_capacity(token, group.count, group.seconds, agreed)
+            if self._constant is not None:
+                self._constant.note_started(group.count)
             results.append(GroupResult(value, group.count, is_stacked))
             left -= group.count
         if not results:
@@ -169,11 +186,16 @@ class StepLoop:
         if is_ahead and source is not self._source:
             self._begin(source)
         mode, rows = self._runner.mode_of(first)
-        slots = slots_for(first, None if is_ahead else self._model.steps_per_execution)
-        if is_ahead:
-            slots = 1 if self._is_short else min(slots, self._most_slots)
-        if slots < 2 or self._can_loop is False or mode in (Mode.WHOLE, Mode.JOINED):
-            return BatchGroup(first, mode, rows)
+        slots = self._slots(first, is_ahead)
+        alone = BatchGroup(first, mode, rows)
+        if slots < 2 or mode in (Mode.WHOLE, Mode.JOINED):
+            return alone
+        if self._constant is not None and not keeps_state:
+            stops = self._kind == "train" and self._model.stop_training
+            room = min(1 if stops else source.room + 1 if is_ahead else left, self.limit())
+            return self._constant.take(source, iterator, alone, slots, room)
+        if self._can_loop is False:
+            return alone
         stager = self._stagers.get(first, slots)
         group = BatchGroup(first, mode, rows, stager, keeps_state)
         if self._can_loop is None:
@@ -186,13 +208,22 @@ class StepLoop:
         if is_ahead:
             # A callback stopped the training before the first batch: Keras looks after it.
             stops = self._kind == "train" and self._model.stop_training
-            room = 0 if stops else min(self.group_size.size - 1, slots - 1, source.room)
+            size = max(self.group_size.size, self._model.steps_per_execution)
+            room = 0 if stops else min(size - 1, slots - 1, source.room)
         room = min(room, self.limit() - 1)
         if room > 0:
             waits = not is_ahead or self.group_size.is_agreed
             more = source.take_more(iterator, room, stager.fits, waits)
             group.fill(self._notes.each(source, more), self.timer)
         return group
+
+    def _slots(self, batch: PyTree, is_ahead: bool) -> int:
+        """Return how many batches like one may be in a program."""
+        wanted: int = self._model.steps_per_execution
+        if not is_ahead or (self._is_short and wanted == 1):
+            return slots_for(batch, wanted)
+        # Who asks for groups gets them also where they are expected not to pay.
+        return min(slots_for(batch, least=wanted), max(wanted, self._most_slots))
 
     def _begin(self, source: BatchSource) -> None:
         """Note a new call, and decide whether its steps are too few to make up for the compilation of a loop.

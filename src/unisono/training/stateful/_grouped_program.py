@@ -36,6 +36,7 @@ class GroupedProgram:
         is_whole: whether every replica computes the whole batch.
         splits_rows: whether a batch is split along its rows; otherwise its first axis is that of replicas.
         agrees: whether all processes agree on the size of the next group.
+        is_constant: whether there are always as many batches as slots.
     """
 
     one: ReplicatedStep
@@ -43,6 +44,7 @@ class GroupedProgram:
     is_whole: bool = False
     splits_rows: bool = False
     agrees: bool = False
+    is_constant: bool = False
 
     def __call__(self, values: list[jax.Array], arrays: list[jax.Array]) -> tuple[PyTree, list[jax.Array]]:
         """Return the results of all steps, stacked, and the new values of the written variables.
@@ -67,7 +69,8 @@ class GroupedProgram:
                 last, new = step(state, [x[0] for x in batches])
                 results = [x[None] for x in last]
             else:
-                results, new = multi_step_program(step, self.slots)(state, (count, batches))
+                number = self.slots if self.is_constant else count
+                results, new = multi_step_program(step, self.slots)(state, (number, batches))
             return results, [jax.lax.pmin(x[0], AXIS) for x in proposed], new
 
         if self._is_split:
@@ -133,11 +136,13 @@ class GroupEntry(Entry):
 class RepeatedEntry(GroupEntry):
     """A compiled program that repeats a step in TensorFlow's form over several batches."""
 
-    def __init__(self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int) -> None:
+    def __init__(
+        self, one: Entry, fn: Callable[[PyTree], PyTree], call: Call, slots: int, is_constant: bool
+    ) -> None:
         replicas = one.replicas
-        self._agrees = replicas.process_group.size > 1
+        self._agrees = replicas.process_group.size > 1 and not is_constant
         step = ReplicatedStep(replicas, fn, call, one.plan)
-        program = GroupedProgram(step, slots, splits_rows=True, agrees=self._agrees)
+        program = GroupedProgram(step, slots, splits_rows=True, agrees=self._agrees, is_constant=is_constant)
         super().__init__(program, one.plan, replicas)
         #: Whether it has run.
         self.is_used = False

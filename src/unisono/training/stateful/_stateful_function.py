@@ -167,7 +167,8 @@ class StatefulFunction:
         if self._task is TrainerTask.PREDICT:
             outputs = jaxpr.out_avals[: len(jaxpr.out_avals) - program.num_other_outputs]
             size = int(sum(x.size * x.dtype.itemsize for x in outputs) // stager.slots)
-        return GroupTrace(jaxpr, size, lambda: None)
+        compile_ = program.step.compilation(*program.arguments(call))
+        return GroupTrace(jaxpr, size, lambda: None, compile_, program.step.use)
 
     def _repeated(self, group: BatchGroup) -> RepeatedEntry:
         """Return the program for several batches like the first one."""
@@ -175,7 +176,7 @@ class StatefulFunction:
         one = self._entry(fn, call)
         key = one, group.slots
         if key not in self._repeating:
-            self._repeating[key] = RepeatedEntry(one, fn, call, group.slots)
+            self._repeating[key] = RepeatedEntry(one, fn, call, group.slots, self._loop.is_constant)
         return self._repeating[key]
 
     def _call_of(self, batch: PyTree) -> tuple[Callable[[PyTree], PyTree], Call]:

@@ -109,8 +109,8 @@ def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
 
 
 def _has_compiled_steps(model: keras.Model, callbacks: object, name: str) -> bool:
-    """Return whether a call runs compiled steps one by one, and all of its callbacks are known."""
-    if model.run_eagerly or not model.jit_compile or model.steps_per_execution != 1:
+    """Return whether a call runs compiled steps, and all of its callbacks are known."""
+    if model.run_eagerly or not model.jit_compile:
         return False
     if any(getattr(jax.config, option) for option in ("jax_debug_nans", "jax_debug_infs")):
         return False
@@ -129,7 +129,11 @@ def can_run_ahead(model: keras.Model, callbacks: object, name: str = "fit") -> b
     """
     if not _has_compiled_steps(model, callbacks, name):
         return False
-    return not any(_sees_batches(c, name) for c in flat_callbacks(callbacks))
+    listed = flat_callbacks(callbacks)
+    # Those that follow each batch count calls of the function.
+    if model.steps_per_execution > 1 and any(isinstance(c, FitExtension) for c in listed):
+        return False
+    return not any(_sees_batches(c, name) for c in listed)
 
 
 def can_speculate(
@@ -142,7 +146,7 @@ def can_speculate(
         data: the method's arguments by name. A generator may depend on what a callback does: then nothing
             runs ahead.
     """
-    if name == "predict" or not _has_compiled_steps(model, callbacks, name):
+    if name == "predict" or model.steps_per_execution > 1 or not _has_compiled_steps(model, callbacks, name):
         return False
     if name == "fit" and any(_needs_each_state(c) for c in flat_callbacks(callbacks)):
         return False
@@ -184,7 +188,7 @@ def lookahead_for(
 ) -> StepLookahead | None:
     """Return what a call runs ahead with; None where its steps run one by one."""
     if is_free:
-        return StepLookahead()
+        return StepLookahead(model.steps_per_execution, name == "predict")
     replicated = strategy.replicated
     # Of several workers, one may use the state alone: no program that all run can then be repeated.
     if not strategy.runs_ahead or replicated is None or replicated.process_group.size > 1:

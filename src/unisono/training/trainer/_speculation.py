@@ -85,7 +85,6 @@ class Speculation(StepLookahead):
         #: Programs that are known to have no effects besides their results.
         self._repeatable: set[StepProgram] = set()
         self._started: collections.deque[StartedGroup] = collections.deque()
-        self._again: collections.deque[PyTree] = collections.deque()
         self._is_first = True
         #: Steps that still run one by one, and how many do after the next use of the state.
         self._alone, self._patience = 0, _PATIENCE
@@ -120,7 +119,7 @@ class Speculation(StepLookahead):
                 started = self._start(function, group, is_first=newest is None)
                 if started is None:
                     # It comes again.
-                    self._again.appendleft(group.first)
+                    self.give_back([group.first])
                     return
                 self._started.append(started)
         except Exception as error:
@@ -178,7 +177,6 @@ class Speculation(StepLookahead):
         super().begin_epoch(steps)
         self._is_first = True
         self._started.clear()
-        self._again.clear()
 
     def next_step(self) -> tuple[PyTree, Callable[[], State]]:
         """Hand out the next step: its logs, and what computes the state after it where that is read."""
@@ -215,7 +213,7 @@ class Speculation(StepLookahead):
         # Also where the state was read only: it may be read again at each of the next steps.
         if not is_unchanged or self._alone:
             unused = [b for started in self._started for b in started.group.batches[started.used :]]
-            self._again.extendleft(reversed(unused))
+            self.give_back(unused)
             self._started.clear()
 
     def run_alone(self, is_used: bool) -> None:
@@ -233,27 +231,10 @@ class Speculation(StepLookahead):
 
     # --- the batches ---------------------------------------------------------------------------
 
-    def take_first(self, iterator: Iterator[PyTree]) -> PyTree:
-        """Return the next batch."""
-        self.is_again = bool(self._again)
-        return self._again.popleft() if self._again else super().take_first(iterator)
-
     @property
     def room(self) -> int:
         """How many batches may follow, up to the end of the epoch; Keras' loop is at the step it asks for."""
         return sys.maxsize if self.left is None else self.left - self.pending
-
-    def take_more(
-        self, iterator: Iterator[PyTree], most: int, fits: Callable[[PyTree], bool], waits: bool
-    ) -> Iterator[PyTree]:
-        """Give further batches: those that come again, then others."""
-        while most > 0 and self._again and fits(self._again[0]):
-            self.is_again = True
-            most -= 1
-            yield self._again.popleft()
-        if not self._again and not self._held and self._raised is None:
-            self.is_again = False
-            yield from super().take_more(iterator, most, fits, waits)
 
 
 def batches_come_from_memory(data: Sequence[PyTree]) -> bool:

@@ -19,7 +19,7 @@ from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import Mode
-from unisono.training.groups._multi_step import multi_step_program, with_agreed_size
+from unisono.training.groups._multi_step import multi_step_program, of_constant_count, with_agreed_size
 from unisono.training.replica._losses import check_labels
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._merge_once import merge_once
@@ -53,13 +53,17 @@ class ProgramKey(NamedTuple):
 
 
 class StepPrograms(dict[ProgramKey, StepProgram]):
-    """The programs of a step, each made when it is first asked for."""
+    """The programs of a step, each made when it is first asked for.
 
-    def __init__(self, step: TrainerStep, state: FitState) -> None:
+    Args:
+        is_constant: whether a group always has as many batches as its program has room for.
+    """
+
+    def __init__(self, step: TrainerStep, state: FitState, is_constant: bool = False) -> None:
         super().__init__()
-        self._step, self._state = step, state
+        self._step, self._state, self._is_constant = step, state, is_constant
         #: Whether the processes agree in each program of several steps how many the next ones have.
-        self.agree = step.replicas.process_group.size > 1
+        self.agree = step.replicas.process_group.size > 1 and not is_constant
         #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
         self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
@@ -93,6 +97,8 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         elif key.slots > 1:
             whole = multi_step_program(whole, slots=key.slots)
         if key.slots > 1:
+            if self._is_constant:
+                whole = of_constant_count(whole, key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
             if self.agree:
                 whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)

@@ -55,12 +55,12 @@ class TrainerFunction:
         self._step = self.step_type(model, replicas, task, reader)
         #: The state between calls.
         self.carried = self.state_type(model, replicas, task)
-        self._programs = StepPrograms(self._step, self.carried)
         self.batch_policy = self.policy_type(
             model, replicas.num_replicas_in_sync, reader, replicas.joins_rows
         )
         self.mode_of = self.batch_policy.mode_of
         self.loop = StepLoop(model, replicas, task.name.lower(), self)
+        self._programs = StepPrograms(self._step, self.carried, self.loop.is_constant)
         #: Where the host's time goes.
         self.timer = self.loop.timer
         self._place = GroupPlacer(replicas.mesh)
@@ -157,4 +157,5 @@ class TrainerFunction:
         elif self._task is TrainerTask.PREDICT:
             outputs = jaxpr.out_avals[: -1 - len(jax.tree.leaves(state))]
             size = int(sum(x.size * x.dtype.itemsize for x in outputs) // stager.slots)
-        return GroupTrace(jaxpr, size, lambda: self._programs.remove(program))
+        remove = lambda: self._programs.remove(program)  # noqa: E731
+        return GroupTrace(jaxpr, size, remove, program.compilation(state, data), program.use)

@@ -1,0 +1,288 @@
+"""Groups of a constant number of steps, for devices on which the length of a loop may not be data.
+
+On GPUs XLA reads the condition of a loop on the host, and waits for the device in each iteration
+(`WhileThunk` in XLA's sources, November 2026), unless it knows at compilation how often the loop runs. So a
+full group runs in a program of constantly many steps, and the steps that are left over run one by one: two
+programs for a kind of batch.
+
+Whether the loop is faster is measured. Steps run one by one first. Where the devices wait for the host
+before most of them, the loop's program is compiled in a thread, beside the steps that follow. When it is
+ready, a few groups run alone, and the form with the shorter time for a step is kept. Where the host is ahead
+of the devices a loop could gain nothing, and is never compiled.
+
+Tests: tests/unit/training/test_constant_groups.py, tests/virtual/training/test_constant_groups.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import statistics
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import jax
+import keras
+
+from unisono._types import PyTree
+from unisono.collectives._process_group import ProcessGroup
+from unisono.data._batches import owned
+from unisono.step._run_ahead import run_ahead_of
+from unisono.training.groups._batch_placement import BatchGroup, StagerCache, form_of
+from unisono.training.groups._batch_source import BatchNotes, BatchSource
+from unisono.training.groups._multi_step import slots_of_size
+from unisono.training.groups._step_profile import HostTimer
+
+if TYPE_CHECKING:
+    from unisono.step._replicas import Replicas
+    from unisono.training.groups._step_loop import GroupRunner
+
+_Answer = TypeVar("_Answer")
+
+_LOG = logging.getLogger("unisono")
+
+#: Steps of a kind of batch before any is measured: the first ones are compiled, and fill what runs ahead.
+_WARM_UP = 32
+#: Steps, one by one, whose time is measured.
+_MEASURED = 32
+#: The share of steps before which the devices waited for the host, from which on a loop may pay.
+_IDLE = 0.5
+#: Groups that run alone to be measured; their shortest time counts, as the first one loads the program.
+_TRIALS = 3
+#: Steps after which processes ask each other again whether the program is compiled.
+_ASK_EVERY = 64
+
+
+class _Phase(enum.Enum):
+    """What is known of a kind of batch."""
+
+    WARM_UP = enum.auto()
+    MEASURE = enum.auto()
+    COMPILE = enum.auto()
+    TRY = enum.auto()
+    TOGETHER = enum.auto()
+    ALONE = enum.auto()
+
+
+#: Compiles a program, in another thread, and lets groups run what was compiled.
+Preparation: TypeAlias = tuple[Callable[[], object], Callable[[object], None]]
+#: Makes the program of a group of some length; returns None where steps must run one by one.
+Prepare: TypeAlias = Callable[[int], Preparation | None]
+
+
+def best_length(most: int, steps: int | None, multiple: int = 1) -> int:
+    """Return how many steps a group should have, so that an epoch is the fewest dispatches.
+
+    Args:
+        most: the most steps that may be in a program.
+        steps: of an epoch, the last of which may have fewer rows and run alone; None where it is unknown.
+        multiple: the length is one of its multiples, and `multiple` itself where that is more than `most`.
+
+    >>> best_length(32, 1000), best_length(32, 31), best_length(32, None), best_length(32, 1000, multiple=10)
+    (27, 30, 32, 30)
+    """
+    lengths: list[int] = [*range(multiple, max(most, multiple) + 1, multiple)]
+    if steps is None:
+        return lengths[-1]
+    lengths = [n for n in lengths if n <= steps] or lengths[:1]
+    return min(lengths, key=lambda n: (max(s // n + s % n for s in (steps, steps - 1)), -n))
+
+
+class _Trial:
+    """Finds out of one kind of batch whether its steps run together.
+
+    Args:
+        processes: of which all must decide alike.
+        length: how many steps a group has.
+    """
+
+    def __init__(self, processes: ProcessGroup, length: int) -> None:
+        self._processes, self.length = processes, length
+        self.phase = _Phase.WARM_UP
+        self._steps = self._idle = 0
+        self._epoch: object = None
+        self._last = 0.0
+        self._alone: list[float] = []
+        self._together: list[float] = []
+        self._compiled: Future[object] | None = None
+        self._use: Callable[[object], None] | None = None
+
+    def note_step(self, epoch: object, is_idle: bool, now: float) -> None:
+        """Note that a step of this kind is about to run by itself.
+
+        Args:
+            epoch: in another one than before, the time between the two steps is no step's.
+            is_idle: whether the devices have nothing to do.
+            now: by the clock.
+        """
+        self._steps += 1
+        if self.phase is _Phase.MEASURE:
+            self._idle += is_idle
+            if epoch == self._epoch:
+                self._alone.append(now - self._last)
+        self._epoch, self._last = epoch, now
+
+    def advance(self, prepare: Prepare) -> None:
+        """Go on to the next phase where it is time to; all processes do so at the same step."""
+        if self.phase is _Phase.WARM_UP and self._steps >= _WARM_UP:
+            self._begin(_Phase.MEASURE)
+        elif self.phase is _Phase.MEASURE and self._steps >= _MEASURED and self._alone:
+            is_idle = all(self._of_all(self._idle >= _IDLE * self._steps))
+            prepared = prepare(self.length) if is_idle else None
+            if prepared is None:
+                self._begin(_Phase.ALONE)
+                return
+            compile_, self._use = prepared
+            self._compiled = _threads().submit(compile_)
+            self._begin(_Phase.COMPILE)
+        elif self.phase is _Phase.COMPILE and self._is_time_to_ask() and self._compiled is not None:
+            answers = self._of_all([self._compiled.done(), self._compiled.done() and self._has_failed()])
+            if any(failed for _, failed in answers):
+                self._begin(_Phase.ALONE)
+            elif all(done for done, _ in answers):
+                self.put_to_use()
+                self._begin(_Phase.TRY)
+
+    def put_to_use(self) -> None:
+        """Let groups run in the program that was compiled."""
+        if self._use is not None and self._compiled is not None:
+            self._use(self._compiled.result())
+
+    def note_group(self, seconds: float) -> None:
+        """Note how long a group took that ran alone, from taking its first batch on."""
+        self._together.append(seconds / self.length)
+        if len(self._together) < _TRIALS:
+            return
+        times = self._of_all([statistics.median(self._alone), min(self._together)])
+        alone, together = (max(each) for each in zip(*times, strict=True))
+        self._begin(_Phase.TOGETHER if together < alone else _Phase.ALONE)
+        _LOG.debug("A step takes %.3f ms by itself, %.3f in a group of %d.",
+                   1000 * alone, 1000 * together, self.length)  # fmt: skip
+
+    def _begin(self, phase: _Phase) -> None:
+        self.phase, self._steps = phase, 0
+
+    def _is_time_to_ask(self) -> bool:
+        return self._processes.size == 1 or self._steps % _ASK_EVERY == 0
+
+    def _has_failed(self) -> bool:
+        """Return whether the compilation failed, for which steps by themselves need no error."""
+        error = self._compiled and self._compiled.exception()
+        if error:
+            _LOG.warning(
+                "Steps run one by one, as the program of %d was not compiled: %s", self.length, error
+            )
+        return bool(error)
+
+    def _of_all(self, value: _Answer) -> list[_Answer]:
+        if self._processes.size == 1:
+            return [value]
+        return [json.loads(data) for data in self._processes.gather(json.dumps(value).encode())]
+
+
+class ConstantGroups:
+    """Takes groups of constant length, or single batches, as it pays.
+
+    Args:
+        runner: makes the programs.
+        stagers: collect the batches of a group.
+        notes: of the batches that are taken.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        runner: GroupRunner,
+        stagers: StagerCache,
+        notes: BatchNotes,
+        timer: HostTimer,
+    ) -> None:
+        self._model, self._processes, self._runner = model, replicas.process_group, runner
+        self._stagers, self._notes, self._timer = stagers, notes, timer
+        self._run_ahead = run_ahead_of(replicas.mesh)
+        self._trials: dict[Hashable, _Trial] = {}
+        self._began = 0.0
+        #: The kind of batch whose group is being measured.
+        self._tried: _Trial | None = None
+
+    def take(
+        self, source: BatchSource, iterator: Iterator[PyTree], alone: BatchGroup, most: int, room: int
+    ) -> BatchGroup:
+        """Return a group of constant length, or else the one of its first batch alone.
+
+        Args:
+            alone: the batch that was taken.
+            most: how many batches may be in a program.
+            room: how many may run before something must happen in between.
+        """
+        self._began, self._tried = perf_counter(), None
+        trial = self._trial_of(alone, source, most)
+        if trial.phase is _Phase.ALONE:
+            return alone
+        if trial.phase is not _Phase.TOGETHER:
+            newest = self._run_ahead.newest
+            trial.note_step(source.epoch, newest is None or newest.is_ready(), self._began)
+            trial.advance(partial(self._prepare, alone))
+        if trial.phase not in (_Phase.TRY, _Phase.TOGETHER) or trial.length > room:
+            return alone
+        group = self._group(alone, source, iterator, trial.length)
+        if group.count == trial.length:
+            self._tried = trial if trial.phase is _Phase.TRY else None
+            return group
+        # The end of the data, or a batch of another shape: there is no program for so many.
+        source.give_back(group.batches[1:])
+        return BatchGroup(group.first, alone.mode, alone.rows)
+
+    def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int) -> _Trial:
+        """Return what is known of a kind of batch, of which the programs differ from all others."""
+        kind = alone.mode, alone.rows, form_of(alone.first)
+        if kind not in self._trials:
+            # More than one step is not tried out where the user asks for it.
+            wanted: int = self._model.steps_per_execution
+            length = best_length(most, source.epoch_steps, wanted) if source.is_ahead else wanted
+            trial = self._trials[kind] = _Trial(self._processes, length)
+            if length < 2 or wanted > 1:
+                trial.phase = _Phase.ALONE if length < 2 else _Phase.TOGETHER
+        return self._trials[kind]
+
+    def _prepare(self, alone: BatchGroup, length: int) -> Preparation | None:
+        """Trace the program of a group; return None where its steps must run one by one."""
+        stager = self._stagers.get(alone.first, length)
+        trace = self._runner.trace(BatchGroup(alone.first, alone.mode, alone.rows, stager), stager)
+        if trace.jaxpr.effects or slots_of_size(trace.result_bytes) < length:
+            trace.discard()
+            return None
+        return trace.compilation, trace.use
+
+    def _group(
+        self, alone: BatchGroup, source: BatchSource, iterator: Iterator[PyTree], length: int
+    ) -> BatchGroup:
+        """Return a group of as many batches as there are, up to a length; it holds them all."""
+        stager = self._stagers.get(alone.first, length)
+        group = BatchGroup(_own(alone.first), alone.mode, alone.rows, stager, holds=True)
+        more = source.take_more(iterator, length - 1, stager.fits, waits=True)
+        group.fill(self._notes.each(source, map(_own, more)), self._timer)
+        return group
+
+    def note_started(self, steps: int) -> None:
+        """Note that a program was started; wait for it where it is measured."""
+        tried, self._tried = self._tried, None
+        if tried is not None and tried.length == steps and (newest := self._run_ahead.newest) is not None:
+            newest.block_until_ready()
+            tried.note_group(perf_counter() - self._began)
+
+
+def _own(batch: PyTree) -> PyTree:
+    """Return a batch whose source does not write into it when it makes the next one."""
+    return jax.tree.map(owned, batch)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    """Return the thread that compiles. At its end Python waits for it, as nothing can interrupt XLA."""
+    return ThreadPoolExecutor(1, "unisono-compilation")
