@@ -17,11 +17,8 @@ class RunAhead:
 
     def __init__(self) -> None:
         self._tokens: collections.deque[ProgramToken] = collections.deque()
-
-    @property
-    def newest(self) -> ProgramToken | None:
-        """The token of the step that was started last: ready when all devices of this process are done."""
-        return self._tokens[-1] if self._tokens else None
+        #: The token of the last step that was started: ready when all devices of this process are done.
+        self.newest: ProgramToken | None = None
 
     def wait_for_capacity(self, token: ProgramToken) -> None:
         """Note a step that was started; wait for the one `RUN_AHEAD` steps before it.
@@ -29,6 +26,7 @@ class RunAhead:
         Args:
             token: an output of the step that nothing donates.
         """
+        self.newest = token
         self._tokens.append(token)
         if len(self._tokens) > RUN_AHEAD:
             # Also where it is ready: a step that failed is, and raises its error here.

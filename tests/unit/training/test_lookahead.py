@@ -81,7 +81,7 @@ def test_who_looks():
     assert can_run_ahead(Model(), [keras.callbacks.History(), [keras.callbacks.EarlyStopping()]])
     assert not can_run_ahead(Model(), keras.callbacks.TerminateOnNaN())
     assert not can_run_ahead(Model(), keras.callbacks.CallbackList())
-    for name, value in (("run_eagerly", True), ("jit_compile", False), ("steps_per_execution", 2)):
+    for name, value in (("run_eagerly", True), ("jit_compile", False)):
         model = Model()
         setattr(model, name, value)
         assert not can_run_ahead(model, None)

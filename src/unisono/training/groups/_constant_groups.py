@@ -8,7 +8,7 @@ programs for a kind of batch.
 Whether the loop is faster is measured. Steps run one by one first. Where the devices wait for the host
 before most of them, the loop's program is compiled in a thread, beside the steps that follow. When it is
 ready, a few groups run alone, and the form with the shorter time for a step is kept. Where the host is ahead
-of the devices a loop could gain nothing, and is never compiled.
+of the devices a loop could gain nothing, and is never compiled. The environment may decide it instead.
 
 Tests: tests/unit/training/test_constant_groups.py, tests/virtual/training/test_constant_groups.py.
 """
@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import jax
 import keras
 
+from unisono._errors import InvalidArgumentError
+from unisono._system._environ import process_environ
 from unisono._types import PyTree
 from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import owned
@@ -68,6 +70,10 @@ class _Phase(enum.Enum):
     ALONE = enum.auto()
 
 
+#: Decides in place of the measurement: `always` or `never`.
+SWITCH = "UNISONO_STEPS_TOGETHER"
+_CHOICES = {"": _Phase.WARM_UP, "always": _Phase.TOGETHER, "never": _Phase.ALONE}
+
 #: Compiles a program, in another thread, and lets groups run what was compiled.
 Preparation: TypeAlias = tuple[Callable[[], object], Callable[[object], None]]
 #: Makes the program of a group of some length; returns None where steps must run one by one.
@@ -90,6 +96,22 @@ def best_length(most: int, steps: int | None, multiple: int = 1) -> int:
         return lengths[-1]
     lengths = [n for n in lengths if n <= steps] or lengths[:1]
     return min(lengths, key=lambda n: (max(s // n + s % n for s in (steps, steps - 1)), -n))
+
+
+def _first_phase() -> _Phase:
+    """Return what is known by the environment."""
+    chosen = process_environ().get(SWITCH, "")
+    if chosen not in _CHOICES:
+        raise InvalidArgumentError(
+            f"The variable {SWITCH} of the environment must be `always` or `never`, or not be set. "
+            f"Received: {chosen}."
+        )
+    return _CHOICES[chosen]
+
+
+def pays(alone: float, together: float) -> bool:
+    """Return whether steps should run together, by the seconds that one of them takes."""
+    return together < alone
 
 
 class _Trial:
@@ -159,7 +181,7 @@ class _Trial:
             return
         times = self._of_all([statistics.median(self._alone), min(self._together)])
         alone, together = (max(each) for each in zip(*times, strict=True))
-        self._begin(_Phase.TOGETHER if together < alone else _Phase.ALONE)
+        self._begin(_Phase.TOGETHER if pays(alone, together) else _Phase.ALONE)
         _LOG.debug("A step takes %.3f ms by itself, %.3f in a group of %d.",
                    1000 * alone, 1000 * together, self.length)  # fmt: skip
 
@@ -248,6 +270,8 @@ class ConstantGroups:
             trial = self._trials[kind] = _Trial(self._processes, length)
             if length < 2 or wanted > 1:
                 trial.phase = _Phase.ALONE if length < 2 else _Phase.TOGETHER
+            else:
+                trial.phase = _first_phase()
         return self._trials[kind]
 
     def _prepare(self, alone: BatchGroup, length: int) -> Preparation | None:

@@ -178,7 +178,7 @@ def with_agreed_size(program: Program, axis_name: str) -> Program:
     return with_wish
 
 
-def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1) -> int:
+def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1, most: int = MOST_STEPS) -> int:
     """Return how many batches like this one may share a program; 1 where it must run alone.
 
     Depends on shapes alone, so that the same training is always the same program.
@@ -186,6 +186,7 @@ def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1) -> int:
     Args:
         wanted: the number that the user asks for; None for as many as pay.
         least: the fewest, where the user asks for some, and more may run ahead.
+        most: the most, unless the user asks for more.
 
     >>> slots_for((np.zeros((64, 784), "float32"), np.zeros(64)))
     32
@@ -202,7 +203,7 @@ def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1) -> int:
         return 1
     if wanted is not None:
         return wanted
-    return max(least, slots_of_size(sum(x.nbytes for x in leaves)))
+    return max(least, min(most, slots_of_size(sum(x.nbytes for x in leaves))))
 
 
 def slots_of_size(size: int) -> int:

@@ -186,7 +186,9 @@ class StepLoop:
         if is_ahead and source is not self._source:
             self._begin(source)
         mode, rows = self._runner.mode_of(first)
-        slots = self._slots(first, is_ahead)
+        wanted: int = self._model.steps_per_execution
+        is_exact = not is_ahead or (self._is_short and wanted == 1)
+        slots = slots_for(first, wanted if is_exact else None, wanted, self._most_slots)
         alone = BatchGroup(first, mode, rows)
         if slots < 2 or mode in (Mode.WHOLE, Mode.JOINED):
             return alone
@@ -208,22 +210,13 @@ class StepLoop:
         if is_ahead:
             # A callback stopped the training before the first batch: Keras looks after it.
             stops = self._kind == "train" and self._model.stop_training
-            size = max(self.group_size.size, self._model.steps_per_execution)
-            room = 0 if stops else min(size - 1, slots - 1, source.room)
+            room = 0 if stops else min(max(self.group_size.size, wanted) - 1, slots - 1, source.room)
         room = min(room, self.limit() - 1)
         if room > 0:
             waits = not is_ahead or self.group_size.is_agreed
             more = source.take_more(iterator, room, stager.fits, waits)
             group.fill(self._notes.each(source, more), self.timer)
         return group
-
-    def _slots(self, batch: PyTree, is_ahead: bool) -> int:
-        """Return how many batches like one may be in a program."""
-        wanted: int = self._model.steps_per_execution
-        if not is_ahead or (self._is_short and wanted == 1):
-            return slots_for(batch, wanted)
-        # Who asks for groups gets them also where they are expected not to pay.
-        return min(slots_for(batch, least=wanted), max(wanted, self._most_slots))
 
     def _begin(self, source: BatchSource) -> None:
         """Note a new call, and decide whether its steps are too few to make up for the compilation of a loop.

@@ -1,0 +1,228 @@
+"""Steps in groups of constant length, as on GPUs: the same numbers, and two programs for a kind of batch.
+
+Here virtual CPU devices stand for GPUs: the platform decides alone whether a loop has a constant length.
+"""
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import numpy as np
+import pytest
+
+from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
+from unisono.step._dispatch import CompiledStep
+from unisono.training.groups import _constant_groups, _step_loop
+
+#: A step alone and one in a loop are two programs, which XLA:CPU rounds in two ways.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture(autouse=True)
+def as_on_gpus(monkeypatch):
+    """Loops of constant length alone, tried soon, and with an answer that does not depend on the clock."""
+    monkeypatch.setattr(_step_loop, "may_loop", lambda platform: False)
+    monkeypatch.setattr(_constant_groups, "_IDLE", 0.0)
+    monkeypatch.setattr(_constant_groups, "_WARM_UP", 2)
+    monkeypatch.setattr(_constant_groups, "_MEASURED", 2)
+    monkeypatch.setattr(_constant_groups, "pays", lambda alone, together: True)
+
+
+@pytest.fixture
+def compiled_at_once(monkeypatch):
+    """Compile before the next step, so that it is known when the first group runs."""
+
+    class AtOnce(ThreadPoolExecutor):
+        def submit(self, *args):
+            future = super().submit(*args)
+            future.exception()
+            return future
+
+    monkeypatch.setattr(_constant_groups, "_threads", lambda: AtOnce(1))
+
+
+@pytest.fixture
+def dispatches(monkeypatch):
+    """The number of programs that were started."""
+    started = []
+    original = CompiledStep.__call__
+
+    def call(self, *args, **kwargs):
+        started.append(self)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(CompiledStep, "__call__", call)
+    return started
+
+
+def model_of(replicas, seed=3, **options):
+    keras.utils.set_random_seed(seed)
+    with mirrored(replicas).scope():
+        model = mlp()
+        model.compile("adam", crossentropy(), metrics=["accuracy"], **options)
+    return model
+
+
+def plain_model(**options):
+    keras.utils.set_random_seed(3)
+    model = mlp()
+    model.compile("adam", crossentropy(), metrics=["accuracy"], **options)
+    return model
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_numbers_are_those_of_one_device(replicas, compiled_at_once, dispatches):
+    """40 steps of 24 rows and one of 13: 4 alone, three groups that are measured, then as many as fit."""
+    x, y = (values[: 40 * 24 + 13] for values in digits())
+    ours, theirs = model_of(replicas), plain_model()
+    for model in (ours, theirs):
+        keras.utils.set_random_seed(4)
+        model.history = model.fit(x, y, batch_size=24, epochs=3, verbose=0)
+    assert_same(ours, theirs)
+    for name, values in theirs.history.history.items():
+        np.testing.assert_allclose(ours.history.history[name], values, rtol=1e-5)
+    assert len(dispatches) < 40
+    # One step, several, and the rows that are left over.
+    assert ours.train_function.num_programs == 3 if replicas > 1 else 2
+    np.testing.assert_allclose(ours.evaluate(x, y, 24, 0), theirs.evaluate(x, y, 24, 0), rtol=1e-5)
+    np.testing.assert_allclose(ours.predict(x, 24, 0), theirs.predict(x, 24, 0), rtol=1e-4, atol=1e-5)
+
+
+def test_an_epoch_is_few_dispatches(compiled_at_once, dispatches, monkeypatch):
+    """60 steps, of which the last may be ragged: groups of 29 or 30, and what is left over alone."""
+    x, y = (values[: 60 * 16] for values in digits())
+    model = model_of(2)
+    model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+    (trial,) = model.train_function.loop._constant._trials.values()
+    dispatches.clear()
+    model.fit(x, y, batch_size=16, verbose=0)
+    assert len(dispatches) == 60 // trial.length + 60 % trial.length <= 4
+    assert model.train_function.num_programs == 2
+
+
+def test_the_loop_has_a_constant_length_and_reads_nothing_back():
+    x, y = (values[:320] for values in digits())
+    model = model_of(2, steps_per_execution=10)
+    lowered = []
+    original = CompiledStep.__call__
+
+    def call(self, donated, kept, done=None):
+        if len(kept) == 2 and isinstance(kept, tuple) and not lowered:
+            lowered.append(self.lower(donated, kept))
+        return original(self, donated, kept, done)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledStep, "__call__", call)
+        model.fit(x, y, batch_size=32, verbose=0)
+    text = lowered[0].compile().as_text()
+    assert re.findall(r'known_trip_count[^0-9]*"?(\d+)', text) == ["10"]
+    assert not re.search(r"outfeed|infeed|custom-call.*callback", text)
+
+
+def test_a_training_that_ends_first_does_not_wait(monkeypatch, dispatches):
+    gate, began = threading.Event(), threading.Event()
+
+    class Slow(ThreadPoolExecutor):
+        def submit(self, compile_):
+            return super().submit(lambda: (began.set(), gate.wait(60), compile_())[-1])
+
+    thread = Slow(1)
+    monkeypatch.setattr(_constant_groups, "_threads", lambda: thread)
+    x, y = (values[:960] for values in digits())
+    model = model_of(1)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    assert began.is_set()
+    assert not gate.is_set()
+    assert len(dispatches) == 120
+    gate.set()
+    thread.shutdown()
+    # Those who train on get it.
+    dispatches.clear()
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    assert len(dispatches) < 40
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("wanted", [3, 10])
+def test_steps_per_execution_is_one_dispatch(wanted, dispatches):
+    x, y = (values[: 30 * 32 + 5] for values in digits())
+    ours, theirs = model_of(2, steps_per_execution=wanted), plain_model(steps_per_execution=wanted)
+    for model in (ours, theirs):
+        model.fit(x, y, batch_size=32, epochs=2, verbose=0, shuffle=False)
+    assert_same(ours, theirs)
+    length = 30
+    # 30 steps and one of 5 rows, in each epoch.
+    assert len(dispatches) == 2 * (30 // length + 1)
+    np.testing.assert_allclose(ours.evaluate(x, y, 32, 0), theirs.evaluate(x, y, 32, 0), rtol=1e-5)
+    np.testing.assert_allclose(ours.predict(x, 32, 0), theirs.predict(x, 32, 0), rtol=1e-4, atol=1e-5)
+
+
+class Looks(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append((batch, logs["loss"]))
+
+
+def test_callbacks_see_every_so_many_steps(dispatches):
+    x, y = (values[: 22 * 32] for values in digits())
+    seen = []
+    for model in (model_of(1, steps_per_execution=10), plain_model(steps_per_execution=10)):
+        looks = Looks()
+        model.fit(x, y, batch_size=32, verbose=0, shuffle=False, callbacks=[looks])
+        seen.append(looks.batches)
+    assert [batch for batch, _ in seen[0]] == [batch for batch, _ in seen[1]]
+    np.testing.assert_allclose(*([loss for _, loss in one] for one in seen), rtol=1e-5)
+    # Two groups of ten, and two steps.
+    assert len(dispatches) == 4
+
+
+@pytest.mark.numbers
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_data_of_unknown_length_that_write_into_their_last_batch(compiled_at_once, dispatches):
+    """What was taken for a group that does not get full runs one by one, with the rows it was given."""
+    x, y = digits()
+
+    def batches():
+        rows, labels = np.empty((16, 64), "float32"), np.empty(16, "int64")
+        for i in range(75):
+            rows[:], labels[:] = x[16 * i : 16 * i + 16], y[16 * i : 16 * i + 16]
+            yield rows, labels
+
+    def copies():
+        for rows, labels in batches():
+            yield rows.copy(), labels.copy()
+
+    ours, theirs = model_of(2), plain_model()
+    ours.fit(batches(), verbose=0, shuffle=False)
+    theirs.fit(copies(), verbose=0, shuffle=False)
+    assert_same(ours, theirs)
+    assert len(dispatches) < 75
+
+
+def test_a_training_that_is_stopped_takes_no_further_group(compiled_at_once, dispatches):
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    x, y = (values[:960] for values in digits())
+    history = model_of(1).fit(x, y, batch_size=16, epochs=9, verbose=0, callbacks=[Stops()])
+    assert history.epoch == [0, 1]
+
+
+def test_switched_off_and_on(monkeypatch, dispatches):
+    x, y = (values[:960] for values in digits())
+    for chosen, fewest, most in (("never", 60, 60), ("always", 2, 4)):
+        monkeypatch.setenv(_constant_groups.SWITCH, chosen)
+        dispatches.clear()
+        model_of(1).fit(x, y, batch_size=16, verbose=0)
+        assert fewest <= len(dispatches) <= most
