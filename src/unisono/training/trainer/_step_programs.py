@@ -13,6 +13,7 @@ import jax
 import keras
 from jax.sharding import PartitionSpec
 
+from unisono._features import load
 from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
@@ -50,6 +51,8 @@ class ProgramKey(NamedTuple):
     slots: int
     sizes: tuple[int, ...]
     keeps_state: bool = False
+    #: Whether batches are numbers of rows of arrays on the devices.
+    chooses: bool = False
 
 
 class StepPrograms(dict[ProgramKey, StepProgram]):
@@ -70,7 +73,8 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
     def of_group(self, group: BatchGroup) -> StepProgram:
         """Return the program of a group."""
         true_rows = group.rows if group.mode is Mode.PADDED else 0
-        key = ProgramKey(group.mode, true_rows, group.slots, self._state.sizes, group.keeps_state)
+        sizes, chooses = self._state.sizes, group.choice is not None
+        key = ProgramKey(group.mode, true_rows, group.slots, sizes, group.keeps_state, chooses)
         if key not in self:
             if self._step.task is TrainerTask.TRAIN:
                 # Here it costs nothing beside the compilation, and the first batch has come.
@@ -102,6 +106,9 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
             if self.agree:
                 whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
+        if key.chooses:
+            rows = replicas.mesh.sharded if key.mode is Mode.JOINED else None
+            whole, batch = load("choice of rows on the devices")(whole, batch, key.slots, rows)
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
