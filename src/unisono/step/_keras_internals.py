@@ -365,7 +365,7 @@ def array_batches(iterator: Any, arrays: PyTree = None, whole: bool = False) -> 
     """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0.
 
     Args:
-        arrays: in place of those of `arrays_of`, with as many rows.
+        arrays: with as many rows as the data have; None for the data.
         whole: whether all rows are one batch, in their order: `_size`, `_batch_size`, `_shuffle`, 3.0.
     """
     adapter = iterator.data_adapter

@@ -174,7 +174,7 @@ class StagerCache:
         Args:
             batch: pytree of arrays with the rows of all replicas, of which only the form counts.
         """
-        choice = choice_of(batch)
+        choice: RowChoice | None = getattr(jax.tree.leaves(batch)[0], "choice", None)
         key = slots, choice is None, form_of(batch)
         if key not in self._stagers:
             make = self._kind if choice is None else choice.stager
@@ -205,7 +205,9 @@ class BatchGroup:
     ) -> None:
         self._holds = keeps_state or holds
         self.first, self.mode, self.rows, self.stager = first, mode, rows, stager
-        self.keeps_state, self.choice = keeps_state, choice_of(first)
+        self.keeps_state = keeps_state
+        #: The numbers of its rows; None where the batch holds these itself.
+        self.choice: RowChoice | None = getattr(next(iter(jax.tree.leaves(first)), None), "choice", None)
         #: How many batches there are. The stager's own count is that of its last group.
         self.count = 1
         #: The batches, as long as the steps may have to run again.
@@ -263,11 +265,6 @@ class GroupPlacer:
             batch = jax.tree.map(lambda x: pad_rows(x, self._num_replicas), batch)
         placed = self._placers[group.mode](batch)
         return placed if group.choice is None else group.choice.with_arrays(placed)
-
-
-def choice_of(batch: PyTree) -> RowChoice | None:
-    """Return which rows of arrays on the devices a batch has; None for one that holds its rows."""
-    return getattr(next(iter(jax.tree.leaves(batch)), None), "choice", None)
 
 
 def form_of(batch: PyTree) -> Hashable:

@@ -17,7 +17,7 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
 from unisono.data._batches import check_values
-from unisono.training.groups._batch_placement import BatchStager, choice_of, form_of
+from unisono.training.groups._batch_placement import BatchStager, form_of
 from unisono.training.resident._bound import bytes_here, rows_on_device
 
 _LOG = logging.getLogger("unisono")
@@ -40,7 +40,7 @@ class ResidentArrays:
 
     @property
     def fits(self) -> bool:
-        """Whether the arrays take so little of the devices' memory that they may stay there."""
+        """True if the arrays take so little of the devices' memory that they may stay there."""
         different = {id(x): x for x in self._leaves}.values()
         size = sum(x.size * jax.dtypes.canonicalize_dtype(x.dtype).itemsize for x in different)
         return bool(size <= bytes_here(self._mesh.local_devices))
@@ -89,12 +89,12 @@ class RowChoice(NamedTuple):
     arrays: ResidentArrays
 
     def with_arrays(self, numbers: PyTree) -> tuple[PyTree, PyTree]:
-        """Return what a program gets: the arrays, and numbers that were placed."""
+        """Return the data of a program: the arrays, and numbers that were placed."""
         return self.arrays.placed, numbers
 
-    def stager(self, mesh: ReplicaMesh, batch: PyTree, slots: int) -> RowStager:
+    def stager(self, mesh: ReplicaMesh, batch: PyTree, slots: int) -> RowNumberStager:
         """Return a stager for such batches."""
-        return RowStager(mesh, batch, slots)
+        return RowNumberStager(mesh, batch, slots)
 
 
 class ChosenRows:
@@ -118,7 +118,7 @@ class ChosenRows:
         return rows if dtype is None else rows.astype(dtype)
 
 
-class RowStager(BatchStager):
+class RowNumberStager(BatchStager):
     """Places the numbers of the rows of several batches as one array, split along its second dimension."""
 
     def __init__(self, mesh: ReplicaMesh, batch: PyTree, slots: int) -> None:
@@ -129,7 +129,7 @@ class RowStager(BatchStager):
 
     def fits(self, batch: PyTree) -> bool:
         """Return whether a batch has rows of the same arrays, and as many."""
-        choice = choice_of(batch)
+        choice = getattr(jax.tree.leaves(batch)[0], "choice", None)
         return choice is not None and choice.arrays is self._arrays() and form_of(batch) == self._form
 
     def append(self, batch: PyTree) -> None:

@@ -22,7 +22,7 @@ _SHARE, _BYTES = 4, 256 << 20
 #: Rows up to these many bytes are filled up, so that arrays of similar sizes share a program.
 _COPIED = 256 << 20
 
-#: What a device says of its memory; None where it says nothing, as CPUs do.
+#: The numbers that a device gives for its memory; CPUs give None.
 MemoryStats = Mapping[str, int] | None
 
 

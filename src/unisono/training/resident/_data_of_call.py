@@ -24,7 +24,7 @@ BatchesOf: TypeAlias = Callable[[Any], Iterator[PyTree] | None]
 
 
 class DataOfCall:
-    """What the loops of a call read: the training data and, in `fit`, those of the validation."""
+    """The arrays that the loops of a call read: for training and, in `fit`, for the validation."""
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         self._mesh = mesh

@@ -51,7 +51,7 @@ class ProgramKey(NamedTuple):
     slots: int
     sizes: tuple[int, ...]
     keeps_state: bool = False
-    #: Whether batches are numbers of rows of arrays on the devices.
+    #: True if batches are numbers of rows of arrays on the devices.
     chooses: bool = False
 
 
