@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -38,10 +38,13 @@ class ResidentArrays:
         self.placed: PyTree = None
         self._can_be_placed = True
 
+    def _different(self) -> dict[Hashable, np.ndarray]:
+        return {_key(x): x for x in self._leaves}
+
     @property
     def fits(self) -> bool:
         """True if the arrays take so little of the devices' memory that they may stay there."""
-        different = {id(x): x for x in self._leaves}.values()
+        different = self._different().values()
         size = sum(x.size * jax.dtypes.canonicalize_dtype(x.dtype).itemsize for x in different)
         return bool(size <= bytes_here(self._mesh.local_devices))
 
@@ -59,8 +62,11 @@ class ResidentArrays:
 
     def _on_devices(self) -> PyTree:
         # An array that is given twice, as an autoencoder's, is placed once.
-        once = {id(x): self._mesh.put(_filled(x), self._mesh.replicated) for x in self._leaves}
-        return jax.block_until_ready(jax.tree.unflatten(self._structure, [once[id(x)] for x in self._leaves]))
+        once = {
+            key: self._mesh.put(_filled(x), self._mesh.replicated) for key, x in self._different().items()
+        }
+        leaves = jax.block_until_ready([once[_key(x)] for x in self._leaves])
+        return jax.tree.unflatten(self._structure, leaves)
 
     def release(self) -> None:
         """Free the memory of the devices."""
@@ -70,6 +76,11 @@ class ResidentArrays:
         """Return the batch with these rows, as the loop of steps takes it."""
         choice = RowChoice(numbers, self)
         return jax.tree.unflatten(self._structure, [ChosenRows(x, choice) for x in self._leaves])
+
+
+def _key(array: np.ndarray) -> Hashable:
+    """Return a key that is the same for views of the same memory."""
+    return array.ctypes.data, array.shape, array.strides, array.dtype
 
 
 def _filled(array: np.ndarray) -> np.ndarray:
