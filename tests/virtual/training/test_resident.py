@@ -105,7 +105,7 @@ def test_a_call_gives_the_same_bits(resident, call):
 
 @pytest.mark.parametrize(
     ("replicas", "batch_size", "modes"),
-    [(1, 10, {Mode.SPLIT}), (2, 10, {Mode.SPLIT, Mode.WHOLE}), (3, 10, {Mode.PADDED, Mode.WHOLE})],
+    [(1, 10, {Mode.SPLIT}), (2, 10, {Mode.SPLIT, Mode.WHOLE}), (3, 10, {Mode.PADDED, Mode.SPLIT})],
 )
 def test_ragged_ends_give_the_same_bits(resident, replicas, batch_size, modes):
     fit = {"data": data(), "batch_size": batch_size, "shuffle": True}
@@ -114,9 +114,7 @@ def test_ragged_ends_give_the_same_bits(resident, replicas, batch_size, modes):
 
 def test_rows_that_are_computed_together_give_the_same_bits(resident):
     def mixing():
-        return keras.Sequential(
-            [keras.Input((64,)), L.BatchNormalization(synchronized=False), Mixing(), L.Dense(10)]
-        )
+        return keras.Sequential([keras.Input((64,)), Mixing(), L.Dense(10)])
 
     assert_same_with_and_without(
         resident, 2, mixing, compile_with(), data=data(100), batch_size=10, modes={Mode.JOINED}
@@ -326,11 +324,16 @@ def test_the_bound_is_kept(resident):
 def test_other_data_are_placed_batch_by_batch(resident, kind):
     model, (x, y) = trained(), data(100)
     if kind == "generator":
-        model.fit(((x[i : i + 10], y[i : i + 10]) for i in range(0, 100, 10)), verbose=0)
+        model.fit(
+            ((x[i : i + 10], y[i : i + 10]) for i in range(0, 100, 10)),
+            steps_per_epoch=10,
+            shuffle=False,
+            verbose=0,
+        )
     elif kind == "dataset":
         model.fit(unisono.data.Dataset.from_tensor_slices((x, y)).batch(10), verbose=0)
     else:
-        with pytest.raises(unisono.InvalidTypeError):
+        with pytest.raises(ValueError, match="Invalid dtype"):
             model.fit(x, y, sample_weight=np.array(["a"] * 100), batch_size=10, verbose=0)
         return
     assert not chosen(model)
