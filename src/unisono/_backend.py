@@ -80,15 +80,6 @@ def wants_own_lowering(switch: str) -> bool:
     return os.environ.get(switch, "").lower() != "xla"
 
 
-def keeps_data(platform: str) -> bool:
-    """Return whether arrays may stay on the devices: by default where these have memory of their own.
-
-    >>> keeps_data("gpu"), keeps_data("cpu")
-    (True, False)
-    """
-    return (os.environ.get("UNISONO_RESIDENT_DATA") or ("0" if platform == "cpu" else "1")) != "0"
-
-
 def devices_forced_by(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many virtual CPU devices XLA's flags ask for; 1 by default.
 

@@ -28,7 +28,6 @@ FEATURES = {
     "derivative of eager code": "unisono.step.eager._backward:differentiate",
     "groups of constant length": "unisono.training.groups._constant_groups:ConstantGroups",
     "data on the devices": "unisono.training.resident._data_of_call:data_of_call",
-    "choice of rows on the devices": "unisono.training.resident._program:choosing_program",
     "strings on the host": "unisono.training._host_layers:encoded_arguments",
     "class CompressedAllReduce": "unisono.compression._compressed_all_reduce:CompressedAllReduce",
     "class LocalUpdates": "unisono.local_updates._local_updates:LocalUpdates",

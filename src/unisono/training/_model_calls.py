@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import jax
 import keras
 
-from unisono._backend import keeps_data
 from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._features import load
 from unisono._system._blocks import set_for_block
+from unisono._system._environ import process_environ
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.step._keras_internals import array_batches, epoch_iterator, stacks_batches, training_state
@@ -331,14 +331,17 @@ def _nothing_kept(iterator: UserValue) -> Iterator[PyTree] | None:
 _RESIDENT: ContextVar[Callable[[Any], Iterator[PyTree] | None]] = ContextVar("batches", default=_nothing_kept)
 
 
+def keeps_data(platform: str) -> bool:
+    """Return whether arrays may stay on devices: by default on all that have memory of their own."""
+    return (process_environ().get("UNISONO_RESIDENT_DATA") or str(int(platform != "cpu"))) != "0"
+
+
 def _data_kept(call: MethodCall) -> contextlib.AbstractContextManager[object]:
-    mesh = getattr(_known(call).replicated, "mesh", None)
-    if mesh is None or not keeps_data(mesh.platform):
+    replicated = _known(call).replicated
+    if replicated is None or not keeps_data(replicated.mesh.platform):
         return set_for_block(_RESIDENT, _nothing_kept)
-    kept: contextlib.AbstractContextManager[object] = load("data on the devices")(
-        mesh, call.arguments, _RESIDENT
-    )
-    return kept
+    keep: Callable[..., contextlib.AbstractContextManager[object]] = load("data on the devices")
+    return keep(replicated.mesh, call.arguments, _RESIDENT)
 
 
 _APART = Surrounding(

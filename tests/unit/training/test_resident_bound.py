@@ -3,7 +3,7 @@
 import pytest
 
 from unisono import InvalidArgumentError
-from unisono._backend import keeps_data
+from unisono.training._model_calls import keeps_data
 from unisono.training.resident._bound import SWITCH, most_bytes, rows_on_device
 
 

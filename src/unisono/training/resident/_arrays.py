@@ -12,13 +12,16 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
 from unisono.data._batches import check_values
 from unisono.training.groups._batch_placement import BatchStager, form_of
+from unisono.training.groups._multi_step import Program
 from unisono.training.resident._bound import bytes_here, rows_on_device
+from unisono.training.resident._program import choosing_program
 
 _LOG = logging.getLogger("unisono")
 
@@ -106,6 +109,12 @@ class RowChoice(NamedTuple):
     def stager(self, mesh: ReplicaMesh, batch: PyTree, slots: int) -> RowNumberStager:
         """Return a stager for such batches."""
         return RowNumberStager(mesh, batch, slots)
+
+    def program(
+        self, program: Program, spec: PyTree, slots: int, sharding: NamedSharding | None
+    ) -> tuple[Program, PyTree]:
+        """Return a program of such batches; see `choosing_program`."""
+        return choosing_program(program, spec, slots, sharding)
 
 
 class ChosenRows:

@@ -13,7 +13,6 @@ import jax
 import keras
 from jax.sharding import PartitionSpec
 
-from unisono._features import load
 from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono.step._dispatch import CompiledStep
@@ -80,14 +79,14 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
                 # Here it costs nothing beside the compilation, and the first batch has come.
                 _, *labelled = keras.utils.unpack_x_y_sample_weight(group.first)
                 check_labels(self._step.model, *labelled)
-            self[key] = self.compile(key)
+            self[key] = self.compile(key, group)
         return self[key]
 
     def remove(self, program: StepProgram) -> None:
         """Forget a program that was traced, and will not run."""
         del self[next(key for key, found in self.items() if found is program)]
 
-    def compile(self, key: ProgramKey) -> StepProgram:
+    def compile(self, key: ProgramKey, group: BatchGroup) -> StepProgram:
         """Return a new program; JAX compiles it at its first call."""
         replicas = self._step.replicas
         step, batch, outputs = self._single_step(key)
@@ -106,9 +105,9 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
             if self.agree:
                 whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
-        if key.chooses:
+        if group.choice is not None:
             rows = replicas.mesh.sharded if key.mode is Mode.JOINED else None
-            whole, batch = load("choice of rows on the devices")(whole, batch, key.slots, rows)
+            whole, batch = group.choice.program(whole, batch, key.slots, rows)
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
