@@ -34,6 +34,7 @@ USES = {
     "unisono.parameter_server": "unisono.ParameterServerStrategy()",
     "unisono.cluster": "unisono.MultiWorkerMirroredStrategy()",
     "unisono.training.stateful": "stateful_step()",
+    "unisono.training.resident": "data_on_devices()",
     "unisono.step.eager": "eager_tape()",
     "unisono.step.functions": "unisono.function(len)",
     "unisono.preprocessing": "unisono.preprocessing.StringLookup(vocabulary=['a'])",
@@ -84,6 +85,7 @@ def main():
         custom_loop(strategy, model(), x.astype("float32"), y.astype("float32"))
 
     names = {"unisono": unisono, "DEVICES": devices, "stateful_step": stateful_step, "eager_tape": eager_tape}
+    names["data_on_devices"] = data_on_devices
     errors = {}
     for folder in sys.argv[1:]:
         try:
@@ -138,6 +140,23 @@ def stateful_step():
         model = Own()
         model.compile("sgd", "mse")
     model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
+def data_on_devices():
+    """`fit` with arrays that stay on the devices, as they do by default on GPUs."""
+    import keras
+    import numpy as np
+
+    import unisono
+
+    os.environ["UNISONO_RESIDENT_DATA"] = "1"
+    with unisono.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), batch_size=2, verbose=0)
+    finally:
+        del os.environ["UNISONO_RESIDENT_DATA"]
 
 
 def eager_tape():

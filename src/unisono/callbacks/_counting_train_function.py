@@ -39,6 +39,12 @@ class CountedBatches:
         self.count += 1
         return item
 
+    @property
+    def rows(self) -> Iterator[PyTree]:
+        """The same batches, as rows of arrays on the devices where these lie there."""
+        self._iterator = getattr(self._iterator, "rows", self._iterator)
+        return self
+
 
 class CountingTrainFunction:
     """A `train_function` whose last state can be seen, and which can pass over batches.

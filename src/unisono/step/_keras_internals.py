@@ -279,11 +279,7 @@ def applies_as_keras(optimizer: keras.Optimizer) -> bool:
 
 
 def clip_gradients(optimizer: keras.Optimizer, grads: list[jax.Array]) -> list[jax.Array]:
-    """Return gradients clipped as an optimizer clips them. `Optimizer._clip_gradients`, 3.0.
-
-    Args:
-        grads: of all variables that have one.
-    """
+    """Return gradients, of all variables, clipped as an optimizer does. `Optimizer._clip_gradients`, 3.0."""
     return list(optimizer._clip_gradients(grads))
 
 
@@ -302,20 +298,12 @@ def _replaced(
 def clipped_by(
     optimizer: keras.Optimizer, clip: Callable[[Callable[..., T]], Callable[..., T]]
 ) -> contextlib.AbstractContextManager[None]:
-    """Let an optimizer clip gradients in another way in a block. `Optimizer._clip_gradients`, 3.0.
-
-    Args:
-        optimizer: whose `clips_as_keras`.
-    """
+    """Let an optimizer whose `clips_as_keras` clip in another way. `Optimizer._clip_gradients`, 3.0."""
     return _replaced(optimizer, "_clip_gradients", clip)
 
 
 def are_finite(optimizer: keras.optimizers.LossScaleOptimizer, grads: list[jax.Array]) -> jax.Array:
-    """Return whether all gradients are finite. `LossScaleOptimizer.check_finite`, 3.0.
-
-    Args:
-        grads: of all variables that have one.
-    """
+    """Return whether all gradients are finite. `LossScaleOptimizer.check_finite`, 3.0."""
     found: jax.Array = optimizer.check_finite(grads)
     return found
 
@@ -368,9 +356,24 @@ def stacks_batches(iterator: Any) -> bool:
     return "super_batch" in parameters_of(iterator.data_adapter.get_jax_iterator)
 
 
-def host_batches(iterator: Any) -> Iterator[PyTree]:
-    """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0."""
-    found: Iterator[PyTree] = iterator.data_adapter.get_jax_iterator()
+def arrays_of(iterator: Any) -> PyTree:
+    """Return the arrays of which Keras' loop takes batches; None for other data. `_inputs`, 3.0."""
+    return getattr(iterator.data_adapter, "_inputs", None)
+
+
+def array_batches(iterator: Any, arrays: PyTree = None, whole: bool = False) -> Iterator[PyTree]:
+    """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0.
+
+    Args:
+        arrays: with as many rows as the data have; None for the data.
+        whole: whether all rows are one batch, in their order: `_size`, `_batch_size`, `_shuffle`, 3.0.
+    """
+    adapter = iterator.data_adapter
+    if arrays is not None:
+        adapter, given = object.__new__(type(adapter)), vars(adapter)
+        one_batch = {"_size": 1, "_batch_size": given["_num_samples"], "_shuffle": False} if whole else {}
+        vars(adapter).update(given, _inputs=arrays, **one_batch)
+    found: Iterator[PyTree] = adapter.get_jax_iterator()
     return found
 
 
@@ -412,12 +415,9 @@ def mark_synced(model: keras.Model, is_synced: bool) -> None:
 
 
 def empty_variables(model: keras.Model, lists: Mapping[str, bool]) -> None:
-    """Take the arrays from a model's variables, so that a step may reuse their memory.
+    """Take the arrays from a model's variables of some lists, so that a step may reuse their memory.
 
     `Trainer._purge_model_variables`, 3.0.
-
-    Args:
-        lists: names of lists of variables, and whether they are emptied.
     """
     model._purge_model_variables(**lists)
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
@@ -21,9 +22,11 @@ import keras
 from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
 from unisono._features import load
+from unisono._system._blocks import set_for_block
+from unisono._system._environ import process_environ
 from unisono._system._interrupts import INTERRUPTS
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
-from unisono.step._keras_internals import epoch_iterator, host_batches, stacks_batches, training_state
+from unisono.step._keras_internals import array_batches, epoch_iterator, stacks_batches, training_state
 from unisono.step._program import current_frame
 from unisono.training._binding import (
     bind,
@@ -320,6 +323,27 @@ def _known(call: MethodCall) -> Strategy:
     return cast("Strategy", call.strategy)
 
 
+def _nothing_kept(iterator: UserValue) -> Iterator[PyTree] | None:
+    """Return None: batches are placed one by one."""
+
+
+#: Gives the batches of a loop whose arrays stay on the devices.
+_RESIDENT: ContextVar[Callable[[Any], Iterator[PyTree] | None]] = ContextVar("batches", default=_nothing_kept)
+
+
+def keeps_data(platform: str) -> bool:
+    """Return whether arrays may stay on devices: by default on all that have memory of their own."""
+    return (process_environ().get("UNISONO_RESIDENT_DATA") or str(int(platform != "cpu"))) != "0"
+
+
+def _data_kept(call: MethodCall) -> contextlib.AbstractContextManager[object]:
+    replicated = _known(call).replicated
+    if replicated is None or not keeps_data(replicated.mesh.platform):
+        return set_for_block(_RESIDENT, _nothing_kept)
+    keep: Callable[..., contextlib.AbstractContextManager[object]] = load("data on the devices")
+    return keep(replicated.mesh, call.arguments, _RESIDENT)
+
+
 _APART = Surrounding(
     "apart from an outer call",
     "a call may come from a callback of another one, whose function and steps ahead it must not use",
@@ -354,11 +378,12 @@ _AROUND_ALL = (
 _PROCESSES = Surrounding("processes", "they compare their calls and share decisions", _on_all_processes)
 _AHEAD = Surrounding("lookahead", "several steps run in one program", _ahead_of_loop)
 _OWN_CALLBACKS = Surrounding("own callbacks", "a strategy adds to the logs", _with_own_callbacks)
-_AROUND_TEST = (*_AROUND_ALL, _PROCESSES, _AHEAD)
+_DATA_KEPT = Surrounding("data kept", "on devices with their own memory arrays are placed once", _data_kept)
+_AROUND_TEST = (*_AROUND_ALL, _PROCESSES, _AHEAD, _DATA_KEPT)
 
 #: What surrounds the calls on a strategy, by method.
 _AROUND = dict.fromkeys(TASKS, _AROUND_ALL) | {
-    "fit": (*_AROUND_ALL, _CHECKED, _PROCESSES, _EXTENDED, _AHEAD, _OWN_CALLBACKS),
+    "fit": (*_AROUND_ALL, _CHECKED, _PROCESSES, _EXTENDED, _AHEAD, _DATA_KEPT, _OWN_CALLBACKS),
     "evaluate": _AROUND_TEST,
     "predict": _AROUND_TEST,
 }
@@ -389,8 +414,9 @@ def _single_batches(original: Callable[[UserValue], Iterator[PyTree]], self: Use
     https://github.com/keras-team/keras/pull/23527 stacks those of `steps_per_execution` on one device.
     """
     context = current()
-    is_plain = context is None or context.strategy.is_default
-    return original(self) if is_plain or not stacks_batches(self) else host_batches(self)
+    if context is None or context.strategy.is_default:
+        return original(self)
+    return _RESIDENT.get()(self) or (array_batches(self) if stacks_batches(self) else original(self))
 
 
 def _take_state(original: Callable[..., State], self: keras.Model, **wanted: bool) -> State:

@@ -151,8 +151,8 @@ def test_one_message_in_a_program():
     programs = function._programs
     lowered, jaxprs, original = [], [], type(programs).compile
 
-    def noting(self, key):
-        program = original(self, key)
+    def noting(self, key, group):
+        program = original(self, key, group)
         call = type(program).__call__
 
         class Noting(type(program)):

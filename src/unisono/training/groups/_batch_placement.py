@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable
 from time import perf_counter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
@@ -20,6 +20,9 @@ from unisono._types import PyTree
 from unisono.step._run_ahead import RUN_AHEAD
 from unisono.training.groups._batch_policy import Mode, pad_rows
 from unisono.training.groups._step_profile import HostTimer
+
+if TYPE_CHECKING:
+    from unisono.training.resident._arrays import RowChoice
 
 #: XLA's CPU client uses a NumPy buffer without a copy when it is aligned to this many bytes.
 _ALIGNMENT = 64
@@ -171,9 +174,11 @@ class StagerCache:
         Args:
             batch: pytree of arrays with the rows of all replicas, of which only the form counts.
         """
-        key = slots, form_of(batch)
+        choice: RowChoice | None = getattr(jax.tree.leaves(batch)[0], "choice", None)
+        key = slots, choice is None, form_of(batch)
         if key not in self._stagers:
-            self._stagers[key] = self._kind(self._mesh, batch, slots)
+            make = self._kind if choice is None else choice.stager
+            self._stagers[key] = make(self._mesh, batch, slots)
         return self._stagers[key]
 
 
@@ -201,6 +206,8 @@ class BatchGroup:
         self._holds = keeps_state or holds
         self.first, self.mode, self.rows, self.stager = first, mode, rows, stager
         self.keeps_state = keeps_state
+        #: The numbers of its rows; None where the batch holds these itself.
+        self.choice: RowChoice | None = getattr(next(iter(jax.tree.leaves(first)), None), "choice", None)
         #: How many batches there are. The stager's own count is that of its last group.
         self.count = 1
         #: The batches, as long as the steps may have to run again.
@@ -253,10 +260,11 @@ class GroupPlacer:
         """Return the batch of a group; the number of batches and the batches where it is staged."""
         if group.stager is not None:
             return group.stager.place()
-        batch = group.first
+        batch = group.first if group.choice is None else group.choice.numbers
         if group.mode is Mode.PADDED:
             batch = jax.tree.map(lambda x: pad_rows(x, self._num_replicas), batch)
-        return self._placers[group.mode](batch)
+        placed = self._placers[group.mode](batch)
+        return placed if group.choice is None else group.choice.with_arrays(placed)
 
 
 def form_of(batch: PyTree) -> Hashable:

@@ -118,7 +118,7 @@ def multi_step_program(step: Program, slots: int) -> Program:
             logs = jax.tree.map(jnp.asarray, logs)
             return logs, jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), state, new)
 
-        shapes, _ = jax.eval_shape(lambda state, batches: one(state, entry_at(0, batches)), state, batches)
+        shapes, _ = jax.eval_shape(lambda state: one(state, entry_at(0, batches)), state)
         return repeated(count, slots, shapes, lambda i, state: one(state, entry_at(i, batches)), state)
 
     return program
@@ -150,7 +150,9 @@ def repeated(
 
 
 def entry_at(i: int | jax.Array, stacked: Tree) -> Tree:
-    """Return one entry of arrays along their first dimensions."""
+    """Return one entry of arrays along their first dimensions, or of a function of its number."""
+    if callable(stacked):
+        return stacked(i)  # type: ignore[no-any-return]
     entry: Tree = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), stacked)
     return entry
 
@@ -195,7 +197,8 @@ def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1, most: in
     """
     if wanted == 1:
         return 1
-    leaves = jax.tree.leaves(batch)
+    # Of rows that are on the devices, their numbers alone are staged.
+    leaves: list[Any] = [getattr(getattr(x, "choice", None), "numbers", x) for x in jax.tree.leaves(batch)]
     # Arrays of a device would be read back, which holds the host up: only where the user asks for groups.
     kinds = np.ndarray if wanted is None and least == 1 else (np.ndarray, jax.Array)
     numbers = (isinstance(x, kinds) and x.ndim and x.dtype.kind not in "OSUMm" for x in leaves)

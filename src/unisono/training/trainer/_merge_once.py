@@ -64,7 +64,7 @@ def merge_once(step: TrainerStep, slots: int, otherwise: Program) -> Program:
         kept, metrics = (state[:-1], list(state[-1])) if step.task is TrainerTask.TEST else (state, [])
         rules = [rule for part in step.rules()[: len(kept)] for rule in part]
         local = localized(step.rules()[: len(kept)], kept, engine)
-        first = data if slots == 1 else jax.tree.map(lambda x: x[0], data[1])
+        first = data if slots == 1 else entry_at(0, data[1])
         apart = _apart(step, engine, local, [jnp.zeros_like(m) for m in metrics], first)
         if apart is None:
             return otherwise(state, data)

@@ -177,6 +177,8 @@ def with_lookahead(
             yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead)]}
     finally:
         set_lookahead(model.train_function, None)
+        if lookahead is not None:
+            lookahead.begin_epoch(None)
 
 
 def lookahead_for(

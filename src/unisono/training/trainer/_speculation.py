@@ -186,7 +186,13 @@ class Speculation(StepLookahead):
         index = started.used
         logs = jax.tree.map(lambda every: LazyArray.of_step(every, index), started.logs)
         started.used += 1
-        return logs, cache(partial(self._state_after, started, started.used))
+        return logs, cache(partial(self._state_once, [started], started.used))
+
+    def _state_once(self, group: list[StartedGroup], steps: int) -> State:
+        """Return the state after some of a group's steps, and let the group go: its arrays may be large."""
+        state = self._state_after(group[0], steps)
+        group.clear()
+        return state
 
     def _state_after(self, started: StartedGroup, steps: int) -> State:
         """Return the state after some of a group's steps, which are run again."""

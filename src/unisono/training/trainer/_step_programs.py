@@ -50,6 +50,8 @@ class ProgramKey(NamedTuple):
     slots: int
     sizes: tuple[int, ...]
     keeps_state: bool = False
+    #: True if batches are numbers of rows of arrays on the devices.
+    chooses: bool = False
 
 
 class StepPrograms(dict[ProgramKey, StepProgram]):
@@ -70,20 +72,21 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
     def of_group(self, group: BatchGroup) -> StepProgram:
         """Return the program of a group."""
         true_rows = group.rows if group.mode is Mode.PADDED else 0
-        key = ProgramKey(group.mode, true_rows, group.slots, self._state.sizes, group.keeps_state)
+        sizes, chooses = self._state.sizes, group.choice is not None
+        key = ProgramKey(group.mode, true_rows, group.slots, sizes, group.keeps_state, chooses)
         if key not in self:
             if self._step.task is TrainerTask.TRAIN:
                 # Here it costs nothing beside the compilation, and the first batch has come.
                 _, *labelled = keras.utils.unpack_x_y_sample_weight(group.first)
                 check_labels(self._step.model, *labelled)
-            self[key] = self.compile(key)
+            self[key] = self.compile(key, group)
         return self[key]
 
     def remove(self, program: StepProgram) -> None:
         """Forget a program that was traced, and will not run."""
         del self[next(key for key, found in self.items() if found is program)]
 
-    def compile(self, key: ProgramKey) -> StepProgram:
+    def compile(self, key: ProgramKey, group: BatchGroup) -> StepProgram:
         """Return a new program; JAX compiles it at its first call."""
         replicas = self._step.replicas
         step, batch, outputs = self._single_step(key)
@@ -102,6 +105,9 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
             if self.agree:
                 whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
+        if group.choice is not None:
+            rows = replicas.mesh.sharded if key.mode is Mode.JOINED else None
+            whole, batch = group.choice.program(whole, batch, key.slots, rows)
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.

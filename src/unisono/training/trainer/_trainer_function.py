@@ -85,6 +85,9 @@ class TrainerFunction:
         """Run as many batches as the model executes at once; Keras' convention."""
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
+        if not self.loop.is_eager:
+            # Of arrays that stay on the devices, a step takes the numbers of its rows.
+            iterator = getattr(iterator, "rows", iterator)
         if self.lookahead is None:
             return self.run(BatchSource(), state, iterator)
         return self.lookahead.step(self, state, iterator)
