@@ -261,8 +261,8 @@ def test_an_interrupt_while_jax_starts_a_program_for_the_first_time_is_put_off()
     programs = model.train_function._programs
     compile_step = programs.compile
 
-    def compile_and_watch(key):
-        program = compile_step(key)
+    def compile_and_watch(key, group):
+        program = compile_step(key, group)
 
         class Watched:
             trace = program._compiled.trace
