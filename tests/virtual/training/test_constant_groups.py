@@ -14,6 +14,7 @@ import pytest
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups import _constant_groups, _step_loop
+from unisono.training.groups._batch_placement import BatchStager
 
 #: A step alone and one in a loop are two programs, which XLA:CPU rounds in two ways.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -77,9 +78,14 @@ def assert_same(ours, theirs):
 
 
 @pytest.mark.numbers
+@pytest.mark.parametrize("stays", ["0", "1"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_numbers_are_those_of_one_device(replicas, compiled_at_once, dispatches):
-    """40 steps of 24 rows and one of 13: 4 alone, three groups that are measured, then as many as fit."""
+def test_numbers_are_those_of_one_device(replicas, stays, compiled_at_once, dispatches, monkeypatch):
+    """Also where the data stay on the devices.
+
+    40 steps of 24 rows and one of 13: 4 alone, three groups that are measured, then as many as fit.
+    """
+    monkeypatch.setenv("UNISONO_RESIDENT_DATA", stays)
     x, y = (values[: 40 * 24 + 13] for values in digits())
     ours, theirs = model_of(replicas), plain_model()
     for model in (ours, theirs):
@@ -207,6 +213,30 @@ def test_data_of_unknown_length_that_write_into_their_last_batch(compiled_at_onc
     theirs.fit(copies(), verbose=0, shuffle=False)
     assert_same(ours, theirs)
     assert len(dispatches) < 75
+
+
+def test_batches_that_are_too_few_for_a_group_are_staged_once(monkeypatch):
+    """No buffer is written again while a program reads it, however often a group is begun."""
+    staged, turned = [], []
+    append, begin = BatchStager.append, BatchStager.begin
+
+    def counted_begin(self):
+        turned.append(id(self._buffers))
+        begin(self)
+        turned[-1] = turned[-1] != id(self._buffers)
+
+    monkeypatch.setattr(BatchStager, "append", lambda self, batch: (staged.append(1), append(self, batch))[1])
+    monkeypatch.setattr(BatchStager, "begin", counted_begin)
+    monkeypatch.setenv(_constant_groups.SWITCH, "always")
+    x, y = (values[: 90 * 16] for values in digits())
+    model = model_of(1)
+    model.evaluate(x, y, 16, 0)
+    staged.clear(), turned.clear()
+    for _ in range(2):
+        model.evaluate(x, y, 16, 0)
+    # Two groups of 32, and 26 batches that are tried as a third one; its buffers serve the next group.
+    assert len(staged) == 2 * 90
+    assert turned == [False, True, True, False, True, True]
 
 
 def test_a_training_that_is_stopped_takes_no_further_group(compiled_at_once, dispatches):

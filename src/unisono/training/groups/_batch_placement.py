@@ -113,11 +113,14 @@ class BatchStager:
         self._buffers = rings[0]
         self._counts: dict[int, jax.Array] = {}
         self.count = 0
+        #: True if no program reads the buffers of the last group.
+        self.is_unread = False
 
     def begin(self) -> None:
-        """Turn to the next buffers."""
-        self._buffers = next(self._rings)
-        self.count = 0
+        """Turn to the next buffers, unless no program reads the last ones."""
+        if not self.is_unread:
+            self._buffers = next(self._rings)
+        self.count, self.is_unread = 0, False
 
     def fits(self, batch: PyTree) -> bool:
         """Return whether a batch has the structure, shapes and types of the first one."""

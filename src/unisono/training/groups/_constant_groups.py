@@ -229,6 +229,8 @@ class ConstantGroups:
         self._run_ahead = run_ahead_of(replicas.mesh)
         self._trials: dict[Hashable, _Trial] = {}
         self._began = 0.0
+        #: Batches that were too few for a group, and follow alone.
+        self._num_given_back = 0
         #: The kind of batch whose group is being measured.
         self._tried: _Trial | None = None
 
@@ -243,6 +245,9 @@ class ConstantGroups:
             room: how many may run before something must happen in between.
         """
         self._began, self._tried = perf_counter(), None
+        if source.is_again and self._num_given_back:
+            self._num_given_back -= 1
+            return alone
         trial = self._trial_of(alone, source, most)
         if trial.phase is _Phase.ALONE:
             return alone
@@ -258,11 +263,12 @@ class ConstantGroups:
             return group
         # The end of the data, or a batch of another shape: there is no program for so many.
         source.give_back(group.batches[1:])
+        self._num_given_back = group.count - 1
         return BatchGroup(group.first, alone.mode, alone.rows)
 
     def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int) -> _Trial:
         """Return what is known of a kind of batch, of which the programs differ from all others."""
-        kind = alone.mode, alone.rows, form_of(alone.first)
+        kind = alone.mode, alone.rows, alone.choice is None, form_of(alone.first)
         if kind not in self._trials:
             # More than one step is not tried out where the user asks for it.
             wanted: int = self._model.steps_per_execution
@@ -278,6 +284,7 @@ class ConstantGroups:
         """Trace the program of a group; return None where its steps must run one by one."""
         stager = self._stagers.get(alone.first, length)
         trace = self._runner.trace(BatchGroup(alone.first, alone.mode, alone.rows, stager), stager)
+        stager.is_unread = True
         if trace.jaxpr.effects or slots_of_size(trace.result_bytes) < length:
             trace.discard()
             return None
@@ -291,6 +298,7 @@ class ConstantGroups:
         group = BatchGroup(_own(alone.first), alone.mode, alone.rows, stager, holds=True)
         more = source.take_more(iterator, length - 1, stager.fits, waits=True)
         group.fill(self._notes.each(source, map(_own, more)), self._timer)
+        stager.is_unread = group.count < length
         return group
 
     def note_started(self, steps: int) -> None:
