@@ -145,7 +145,9 @@ def test_the_exit_code_that_wants_a_restart_is_that_of_the_library():
 
 def test_a_spare_follows_the_jax_variables_of_its_job(tmp_path):
     """JAX has been imported before the job and its variables are there."""
-    (tmp_path / "train.py").write_text("import jax; print(jax.config.jax_platforms, jax.config.jax_enable_x64)")
+    (tmp_path / "train.py").write_text(
+        "import jax; print(jax.config.jax_platforms, jax.config.jax_enable_x64)"
+    )
     job = {"log": str(tmp_path / "log"), "sys_path": None, "kind": "script", "args": [], "target": "train.py"}
     job |= {"environ": {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}, "error": str(tmp_path / "error")}
     code = f"import jax\nfrom unisono.launcher import _task\njob = {job!r}\n_task.take_over(job, warm=True)\n"
