@@ -36,7 +36,18 @@ _BITS = re.compile(r"(?:bf|f|s|u|c)(\d+)")
 _SHAPE = re.compile(r"\b(pred|(?:bf|f|s|u|c)\d+)\w*\[([\d,]*)\]")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?[\])}]) ([a-z][a-z\d-]*)\((.*)")
 #: Operations that compute; the others name, order or copy values.
-_WORK = ("fusion", "custom-call", "dot", "convolution", "while", "conditional", "call", "reduce", "sort", "scatter")
+_WORK = (
+    "fusion",
+    "custom-call",
+    "dot",
+    "convolution",
+    "while",
+    "conditional",
+    "call",
+    "reduce",
+    "sort",
+    "scatter",
+)
 #: Seconds for the programs of one number of GPUs.
 LIMIT = 1800
 
