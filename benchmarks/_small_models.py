@@ -1,7 +1,7 @@
 """Rows of `gpu.py` for models whose step a GPU computes in less time than Python needs to start it.
 
-Each claim holds on GPUs alone: at most so many milliseconds for a step of `fit` of 64 rows, and so many times the
-speed of plain Keras and torch. On CPU devices the same rows have no claims.
+Each claim is for GPUs alone: at most so many milliseconds for a step of `fit` of 64 rows, and so many times
+the speed of plain Keras and torch. On CPU devices the same rows have no claims.
 """
 
 import statistics
@@ -19,7 +19,7 @@ MODELS = {
 }
 #: Plain Keras trains with these `steps_per_execution` besides its default of 1.
 TOGETHER = (10, 32)
-#: The least ratios of the speeds of `fit`: to plain Keras as it is, with the best number of steps, to torch eager.
+#: The least ratios of the speeds of `fit`: to plain Keras, to plain Keras with its best steps, to torch eager.
 PLAIN_LIMIT, BEST_LIMIT, EAGER_LIMIT = 5.0, 1.5, 5.0
 EVALUATE = "evaluate, same batch"
 
@@ -100,17 +100,13 @@ def numbers(measured, of):
     medians = [statistics.median(v) if (v := measured.values.get(point)) else None for point in points]
     texts = ["{:.3f}".format, "{:.3f}".format, "{:.1f} s".format, "{:,.0f} MiB".format]
     fit, evaluate, first, peak = medians
-    values = [
-        fit and 1000 * of.rows / fit,
-        evaluate and 1000 * of.rows / evaluate,
-        first,
-        peak and peak / 2**20,
-    ]
+    steps = [speed and 1000 * of.rows / speed for speed in (fit, evaluate)]
+    values = [*steps, first, peak and peak / 2**20]
     return [text(value) if value else "" for text, value in zip(texts, values, strict=True)]
 
 
 def best_of(measured, of):
-    """Plain Keras with the best number of steps in an execution, and its milliseconds; None without values."""
+    """The best number of steps in an execution and its milliseconds, as two cells; None without values."""
     speeds = {
         count: statistics.median(values)
         for count in (1, *TOGETHER)

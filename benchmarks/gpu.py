@@ -1,7 +1,7 @@
-"""ResNet-50, a transformer of GPT-2's size and small models on GPUs: Unisono's `fit`, JAX by hand, Keras, torch.
+"""ResNet-50, a transformer of GPT-2's size and small models on GPUs: Unisono's `fit` and its peers.
 
     python benchmarks/gpu.py --write                   # `make gpu` does this: the table goes into docs/gpu.md
-    python benchmarks/gpu.py --quick --only small      # two rounds, what five minutes allow, the small models alone
+    python benchmarks/gpu.py --quick --only small      # two rounds of the small models, as five minutes allow
     python benchmarks/gpu.py --platform cpu --quick    # the same program with less deep models on CPU devices
 
 With a budget, rows are measured in the order of their importance, and the rest is named.
@@ -97,10 +97,8 @@ def cases_table(measured, rows):
         if why := measured.missing.get(case):
             lines.append([title_of(case), case.peer, why, "", ""])
             continue
-        speed, first, peak = (
-            statistics.median(measured.values.get(Point(case, m), [math.nan]))
-            for m in ("fit", FIRST_COLD, PEAK)
-        )
+        medians = [measured.values.get(Point(case, m), [math.nan]) for m in ("fit", FIRST_COLD, PEAK)]
+        speed, first, peak = map(statistics.median, medians)
         step = f"{1000 * case.rows * case.devices / speed:.2f}"
         lines.append([title_of(case), case.peer, step, f"{first:.1f} s", f"{peak / 2**20:,.0f} MiB"])
     return _report.markdown(lines)
@@ -117,7 +115,7 @@ def of_gpus(cuda):
 
 
 def parts_of(only, platform, places, memory, policy):
-    """The rows of each part of the suite, the places of its GPUs and the writer of its table, by importance."""
+    """For each part, the most important first: the places of its GPUs, its rows, and what writes its table."""
     small = platform == "cpu"
     sizes = QUICK if small else {name: rows_for(name, memory, policy != "float32") for name in SIZES}
     if only != SMALL:

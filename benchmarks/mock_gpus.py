@@ -1,10 +1,10 @@
-"""Training steps compiled for 2, 8 and 64 GPUs on a machine that has one: what XLA makes of each state layout.
+"""Training steps compiled for 2, 8 and 64 GPUs on a machine with one: XLA's program for each state layout.
 
     python benchmarks/mock_gpus.py [--gpus 2 8 64] [--workload transformer]
     python benchmarks/mock_gpus.py --platform cpu --gpus 2 8    # virtual CPU devices, to try this program
 
-JAX' option `jax_mock_gpu_topology` adds GPUs that are not there, one to each process: a collective of these does
-nothing, but programs, schedules and memory are those of the whole cluster. A process for each number of GPUs
+JAX' option `jax_mock_gpu_topology` adds GPUs that are not there, one to each process: a collective of these
+does nothing, but programs, schedules and memory are as in the whole cluster. A process for each number of GPUs
 compiles the step of each layout, and the table counts in its text:
 
 - collectives, and the bytes of their results on a GPU;

@@ -1,8 +1,8 @@
 """Starts programs of tests quickly: a process that has imported Keras, JAX and Unisono forks for each.
 
 Their imports cost 2.7 s of CPU a program (November 2026). JAX has not started when it forks; a program
-has its own arguments, environment, directory and output, and ends as Python ends. JAX reads its variables when it
-is imported: the process that forks has none of them, and a program's own become settings of `jax.config`.
+has its own arguments, environment, directory and output, and ends as Python ends. JAX reads its variables at
+its import: the process that forks has none of them, and a program's own become settings of `jax.config`.
 
 `python -m tests.forked` is that process: it reads one job a line, and writes the exit codes into files.
 """

@@ -495,7 +495,7 @@ def test_rows_that_a_budget_leaves_out_are_a_sentence(on_gpus):
     on_gpus.failing[Case("plain Keras", "small-cnn", 1, 1, "gpu")] = "start"
     budget = _harness.Budget(0)
     report, cases = gpu.run("gpu", True, "13", lambda text: None, budget, only="small")
-    *_, table, summary, last = gpu.paragraphs(report, cases, budget)
+    *_, table, _, last = gpu.paragraphs(report, cases, budget)
     assert last.startswith("Left out by the budget of 0 s: `small-mlp`, `small-mlp-evaluate`, ")
     assert "`small-lstm-step`" in last
     assert len(table.splitlines()) == 2
