@@ -115,7 +115,7 @@ def of_gpus(cuda):
 
 
 def parts_of(only, platform, places, memory, policy):
-    """For each part, the most important first: the places of its GPUs, its rows, and what writes its table."""
+    """For each part, the most important first: the places of its GPUs, its rows, and its table's writer."""
     small = platform == "cpu"
     sizes = QUICK if small else {name: rows_for(name, memory, policy != "float32") for name in SIZES}
     if only != SMALL:

@@ -4,8 +4,8 @@
     python benchmarks/mock_gpus.py --platform cpu --gpus 2 8    # virtual CPU devices, to try this program
 
 JAX' option `jax_mock_gpu_topology` adds GPUs that are not there, one to each process: a collective of these
-does nothing, but programs, schedules and memory are as in the whole cluster. A process for each number of GPUs
-compiles the step of each layout, and the table counts in its text:
+does nothing, but programs, schedules and memory are as in the whole cluster. A process for each number of
+GPUs compiles the step of each layout, and the table counts in its text:
 
 - collectives, and the bytes of their results on a GPU;
 - pairs of a start and an end, and how many of them have computation in between, which hides the exchange;
