@@ -19,7 +19,7 @@ MODELS = {
 }
 #: Plain Keras trains with these `steps_per_execution` besides its default of 1.
 TOGETHER = (10, 32)
-#: The least ratios of the speeds of `fit`: to plain Keras, to plain Keras with its best steps, to torch eager.
+#: The least ratios of speeds of `fit`: to plain Keras, to plain Keras with its best steps, to torch eager.
 PLAIN_LIMIT, BEST_LIMIT, EAGER_LIMIT = 5.0, 1.5, 5.0
 EVALUATE = "evaluate, same batch"
 
