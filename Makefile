@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording lint types check docs bench gpu gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording lint types check docs bench gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -119,14 +119,18 @@ GPU_VENV := .venv-gpu
 GPU_PYTHON := $(GPU_VENV)/bin/python
 GPU_INSTALLED := $(GPU_VENV)/installed-cuda$(CUDA)
 
+WHEELS ?=
+GPU_EXTRAS ?= gpu
+
 # JAX for one version of CUDA, and what the tests of tests/gpu and the benchmarks import.
 $(GPU_INSTALLED): pyproject.toml
-	$(PYTHON) -m venv --clear $(GPU_VENV)
-	$(GPU_PYTHON) -m pip install --quiet --upgrade pip
-	$(GPU_PYTHON) -m pip install --quiet --editable '.[cuda$(CUDA),gpu]'
+	tools/gpu_environment.sh $(PYTHON) $(GPU_VENV) $(CUDA) $(WHEELS)
 	touch $@
 
-gpu:  ## on a machine with NVIDIA GPUs: tests/gpu and the numbers of docs/gpu.md; CUDA=12 for older drivers
+gpu-wheels:  ## WHEELS=folder for `make gpu WHEELS=folder` where JAX for CUDA is, but no index; GPU_EXTRAS=cuda13,gpu: JAX, too
+	$(PYTHON) -m pip wheel --quiet --wheel-dir $(or $(WHEELS),$(error WHEELS must be a folder)) '.[$(GPU_EXTRAS)]' hatchling editables
+
+gpu:  ## on a machine with NVIDIA GPUs: tests/gpu and the numbers of docs/gpu.md; CUDA=12 for older drivers; WHEELS=folder: no index
 	$(PYTHON) -m tests.gpu.machine --cuda $(CUDA)
 	$(MAKE) $(GPU_INSTALLED)
 	$(GPU_PYTHON) -m tests.gpu.machine --cuda $(CUDA) --installed

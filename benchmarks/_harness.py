@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import select
 import signal
@@ -36,6 +37,27 @@ END_LIMIT = 10
 TAIL = 15
 #: What users of XLA on CPUs may have set, which would change what is measured.
 CLEARED = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "TF_CONFIG", "JAX_COMPILATION_CACHE_DIR", "KERAS_BACKEND")
+
+
+class Budget:
+    """The time that a run may take.
+
+    Args:
+        seconds: from now on; None: as long as it takes.
+        clock: tells seconds, for tests.
+    """
+
+    def __init__(self, seconds=None, clock=time.monotonic):
+        self.seconds, self._clock = seconds, clock
+        self._until = math.inf if seconds is None else clock() + seconds
+
+    def left(self):
+        """Seconds until the end; negative after it."""
+        return self._until - self._clock()
+
+    def reason(self):
+        """The text that stands in place of a verdict."""
+        return f"left out by the budget of {self.seconds:g} s"
 
 
 class CaseFailedError(Exception):
@@ -115,17 +137,17 @@ class Running:
                 )
             self._buffers.append(b"")
 
-    def first_step(self):
-        """Wait for the first step; return its seconds since the programs' start."""
-        return self._answers(START_LIMIT)["seconds"]
+    def first_step(self, left=math.inf):
+        """Wait at most `left` seconds for the first step; return its seconds since the programs' start."""
+        return self._answers(min(START_LIMIT, left))["seconds"]
 
-    def turn(self, action):
-        """Do an action once; return what the slowest process measured."""
+    def turn(self, action, left=math.inf):
+        """Do an action once, within `left` seconds; return what the slowest process measured."""
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # its end is reported with its output below
                 process.stdin.write(f"{action}\n".encode())
                 process.stdin.flush()
-        return self._answers(TURN_LIMIT)
+        return self._answers(min(TURN_LIMIT, left))
 
     def close(self):
         """End the processes."""
@@ -206,8 +228,8 @@ def points_of(rows):
     return found
 
 
-def measure(rows, rounds, starts, tell=lambda text: None, running=Running):
-    """Measure all points of some rows.
+def measure(rows, rounds, starts, tell=lambda text: None, running=Running, budget=None):
+    """Measure the points of some rows, in the rows' order until the budget is spent.
 
     Args:
         rows: of `_rows.ROWS`.
@@ -216,16 +238,17 @@ def measure(rows, rounds, starts, tell=lambda text: None, running=Running):
         starts: how often programs are started for the time of their first step.
         tell: is called with lines about the progress.
         running: starts the processes of a case, for tests.
+        budget: a `Budget`; None: there is time for all.
 
     Returns:
         `Measured`.
     """
-    measured = Measured({}, {})
+    measured, budget = Measured({}, {}), budget or Budget()
     if any(claim.ours.measure in (FIRST_COLD, FIRST_WARM) for row in rows for claim in row.claims):
         read_files()
     for workload, cases in points_of(rows).items():
         with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
-            block = _Block(Path(folder), cases, measured, tell, running)
+            block = _Block(Path(folder), cases, measured, tell, running, budget)
             try:
                 began = time.monotonic()
                 tell(f"{workload}: {len(cases)} cases")
@@ -240,11 +263,13 @@ def measure(rows, rounds, starts, tell=lambda text: None, running=Running):
 class _Block:
     """The cases of one workload."""
 
-    def __init__(self, folder, cases, measured, tell, running):
+    def __init__(self, folder, cases, measured, tell, running, budget):
         self._folder, self._cases, self._measured, self._tell = folder, cases, measured, tell
-        self._running_class = running
+        self._running_class, self._budget = running, budget
         self._running = {}
         self._made = 0
+        #: The longest start so far, by which the time of the next one is guessed.
+        self._longest = 0.0
 
     def start(self, starts):
         """Start all cases, one after the other, and measure their first steps."""
@@ -252,12 +277,14 @@ class _Block:
             package = NEEDS.get(case.peer)
             if package and importlib.util.find_spec(package) is None:
                 self._measured.missing[case] = f"not measured: pip install {package}"
+            elif self._budget.left() <= self._longest:
+                self._measured.missing[case] = self._budget.reason()
             elif any(measure not in (FIRST_COLD, FIRST_WARM) for measure in measures):
                 with self._failures(case):
                     self._running[case] = self._first_step(case, FIRST_COLD, self._cache(case, 0))
         for number in range(starts):
             for case, measures in self._cases.items():
-                if case in self._measured.missing:
+                if case in self._measured.missing or self._budget.left() <= self._longest:
                     continue
                 with self._failures(case):
                     cache = self._cache(case, number)
@@ -271,7 +298,7 @@ class _Block:
         for case in list(self._running):
             for action in self._actions(case):
                 with self._failures(case):
-                    peak = self._running[case].turn(action)["peak"]
+                    peak = self._running[case].turn(action, self._budget.left())["peak"]
                     if action == "fit":
                         self._measured.append(case, PEAK, peak)
                 if case in self._measured.missing:
@@ -280,10 +307,12 @@ class _Block:
             for case in list(self._running):
                 for action in self._actions(case):
                     if case in self._running:
-                        with self._failures(case):
-                            told = self._running[case].turn(action)
+                        with self._failures(case, has_values=number > 0):
+                            told = self._running[case].turn(action, self._budget.left())
                             self._measured.append(case, action, told["rows"] / told["seconds"])
             self._tell(f"  round {number + 1} of {rounds}")
+            if self._budget.left() <= 0:
+                return
 
     def close(self):
         """End all processes."""
@@ -308,22 +337,27 @@ class _Block:
         folder = self._folder / str(self._made)
         folder.mkdir()
         running = self._running_class(case, folder, cache)
+        began = time.monotonic()
         try:
-            seconds = running.first_step()
+            seconds = running.first_step(self._budget.left())
         except BaseException:
             running.close()
             raise
+        self._longest = max(self._longest, time.monotonic() - began)
         self._tell(f"  {case}: {measure} {seconds:.1f} s")
         self._measured.append(case, measure, seconds)
         return running
 
     @contextlib.contextmanager
-    def _failures(self, case):
-        """Keep the reason why a case failed, end it, and go on."""
+    def _failures(self, case, has_values=False):
+        """Keep the reason why a case failed, end it, and go on; values of a spent budget count."""
         try:
             yield
         except CaseFailedError as error:
-            self._tell(str(error))
-            self._measured.missing[case] = f"failed: {str(error).splitlines()[0]}"
+            if self._budget.left() > 0:
+                self._tell(str(error))
+                self._measured.missing[case] = f"failed: {str(error).splitlines()[0]}"
+            elif not has_values:
+                self._measured.missing[case] = self._budget.reason()
             if running := self._running.pop(case, None):
                 running.close()

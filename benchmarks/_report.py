@@ -7,7 +7,7 @@ import platform
 import statistics
 import sys
 
-from _rows import FIRST_COLD, FIRST_WARM, PEAK, ROWS
+from _rows import FIRST_COLD, FIRST_WARM, PEAK, ROWS, STEP
 
 PACKAGES = ("jax", "keras", "tensorflow", "torch", "optax", "numpy")
 REACHED, MISSED, NO_CLAIM = "reached", "missed", "no claim"
@@ -86,6 +86,8 @@ def against(claim):
         words += " on 1 device" if theirs.case.devices == 1 else f" on {theirs.case.devices} devices"
     if claim.ours.measure in (FIRST_COLD, FIRST_WARM):
         words += f", {claim.ours.measure.split(', ')[1]}"
+    if theirs.measure.endswith("steps per execution") and ours.measure != theirs.measure:
+        words += f", {theirs.measure.split(', ')[1]}"
     return words
 
 
@@ -98,7 +100,7 @@ def quantity(result, side):
         return f"{value / 2**20:,.0f} MiB"
     if result["measure"] in (FIRST_COLD, FIRST_WARM):
         return f"{value:.1f} s"
-    return f"{value:,.0f} rows/s"
+    return f"{value:.3f} ms" if result["measure"] == STEP else f"{value:,.0f} rows/s"
 
 
 def ratio_text(result):
@@ -114,7 +116,8 @@ def limit_text(result):
     """A claim: `at least 1.7`."""
     if result["limit"] is None:
         return ""
-    return f"{'at most' if result['at_most'] else 'at least'} {result['limit']:g}"
+    unit = " ms" if result.get("measure") == STEP else ""
+    return f"{'at most' if result['at_most'] else 'at least'} {result['limit']:g}{unit}"
 
 
 def table(found):

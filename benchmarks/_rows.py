@@ -7,6 +7,8 @@ from workloads import BATCH
 
 #: Measures of a process that are no action of its peer.
 FIRST_COLD, FIRST_WARM, PEAK = "first step, cold cache", "first step, warm cache", "peak memory"
+#: Of `fit`, in place of its rows per second where a claim is no ratio.
+STEP = "milliseconds of a step"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,9 @@ def peak_memory():
     """The most memory so far, in bytes: that in use on the first device, or resident memory on CPUs."""
     import resource
 
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
     # A peer of another framework has not imported it.
     devices = sys.modules["jax"].local_devices() if "jax" in sys.modules else []
     if devices and devices[0].platform != "cpu":

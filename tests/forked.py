@@ -1,7 +1,8 @@
 """Starts programs of tests quickly: a process that has imported Keras, JAX and Unisono forks for each.
 
 Their imports cost 2.7 s of CPU a program (November 2026). JAX has not started when it forks; a program
-has its own arguments, environment, directory and output, and ends as Python ends.
+has its own arguments, environment, directory and output, and ends as Python ends. JAX reads its variables at
+its import: the process that forks has none of them, and a program's own become settings of `jax.config`.
 
 `python -m tests.forked` is that process: it reads one job a line, and writes the exit codes into files.
 """
@@ -27,6 +28,12 @@ _PAUSE = 0.02
 _LIMIT = 400.0
 
 
+#: The beginning of the names of JAX's variables.
+OF_JAX = "JAX_"
+#: What Keras reads when it is imported, and the only value that forked programs can have.
+OF_KERAS = {"KERAS_BACKEND": "jax", "KERAS_NNX_ENABLED": None, "KERAS_HOME": os.environ.get("KERAS_HOME")}
+
+
 def environment(**more):
     """The environment of the tests without what is for their own process."""
     return {k: v for k, v in os.environ.items() if k not in NOT_FOR_PROGRAMS} | more
@@ -47,10 +54,13 @@ class Program:
     """
 
     def __init__(self, command, folder, out, err=None, env=None, host=None, clock=0.0):
+        env = environment() if env is None else env
+        for name, value in OF_KERAS.items():
+            assert env.get(name, value) == value, f"Keras has read {name} already: start a process of its own"
         server, self._files = _server()
         number = len(list(self._files.glob("*.pid")))
         job = {"number": number, "command": command, "folder": str(folder), "out": str(out)}
-        job |= {"err": str(err or out), "env": environment() if env is None else env}
+        job |= {"err": str(err or out), "env": env}
         job |= {"host": host, "clock": clock}
         (self._files / f"{number}.pid").touch()
         server.stdin.write(json.dumps(job) + "\n")
@@ -104,9 +114,10 @@ def run(command, folder, seconds=500.0, env=None):
 @functools.cache
 def _server():
     files = tempfile.TemporaryDirectory(prefix="unisono-forked-")
+    env = {name: value for name, value in environment().items() if not name.startswith(OF_JAX)}
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.forked", files.name],
-        cwd=REPOSITORY, env=environment(), stdin=subprocess.PIPE, text=True,
+        cwd=REPOSITORY, env=env, stdin=subprocess.PIPE, text=True,
     )  # fmt: skip
 
     def end():
@@ -156,6 +167,8 @@ def _become(job):
     """Run a job's program in this process, which then ends."""
     from soaking import forks
 
+    from unisono.launcher import _task
+
     if job["host"] is not None:
         forks.enter_host(job["host"])
     if job["clock"]:
@@ -163,6 +176,7 @@ def _become(job):
         time.time = lambda: true_time() + job["clock"]
     os.chdir(job["folder"])
     os.environ.clear()
+    _task.follow_late_variables()
     os.environ.update(job["env"])
     nothing = os.open(os.devnull, os.O_RDONLY)
     out, err = (os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for name in ("out", "err"))
@@ -181,8 +195,6 @@ def _become(job):
         sys.path[0] = ""
         forks.command(command[2:])
     else:
-        from unisono.launcher import _task
-
         sys.argv = command
         sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
         _task._run_script(command[0])

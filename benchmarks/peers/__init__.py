@@ -22,6 +22,8 @@ PEERS = {
     "JAX by hand with Keras' model": ("keras_by_hand", {}),
     "torch DDP": ("torch_ddp", {}),
     "torch FSDP2": ("torch_ddp", {"in_parts": True}),
+    "torch eager": ("torch_ddp", {}),
+    "torch.compile": ("torch_ddp", {"compiled": True}),
 }
 
 #: The package that a peer needs besides JAX and Keras.
@@ -31,6 +33,8 @@ NEEDS = {
     "JAX by hand": "optax",
     "torch DDP": "torch",
     "torch FSDP2": "torch",
+    "torch eager": "torch",
+    "torch.compile": "torch",
 }
 
 

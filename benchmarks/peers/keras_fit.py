@@ -1,12 +1,13 @@
 """Keras' `fit`, `evaluate` and `predict`: Unisono, plain Keras, DataParallel, TensorFlow."""
 
 import contextlib
+import functools
 import os
 
 from peers import Peer
 
-#: Steps of the action "40 steps per execution" in one program.
-TOGETHER = 40
+#: `steps_per_execution` of actions such as "fit, 40 steps per execution".
+TOGETHER = (10, 32, 40)
 #: Rows of a batch of `evaluate` and `predict`, whatever the devices.
 TEST_BATCH = 128
 #: Calls of `evaluate` or `predict` in a turn: one is too short to be timed well.
@@ -131,10 +132,10 @@ def peer(place, scope, backup_callback=None, tape=None):
         path = os.path.join(place.folder, "backup" if backup_callback else "backup.weights.h5")
         fit([make(path)])
 
-    def fit_40():
-        if "40" not in others:
-            others["40"] = compiled(steps_per_execution=TOGETHER)
-        fit(net=others["40"])
+    def fit_together(count):
+        if count not in others:
+            others[count] = compiled(steps_per_execution=count)
+        fit(net=others[count])
 
     def fit_own_step():
         if "own step" not in others:
@@ -163,8 +164,12 @@ def peer(place, scope, backup_callback=None, tape=None):
             "fit, callback": (lambda: fit([SeesBatches()]), len(x)),
             "fit, backup": (fit_with_backup, len(x)),
             "fit, odd batch": (lambda: fit(size=odd, rows=steps * odd), steps * odd),
-            "fit, 40 steps per execution": (fit_40, len(x)),
+            **{
+                f"fit, {count} steps per execution": (functools.partial(fit_together, count), len(x))
+                for count in TOGETHER
+            },
             "fit, own step": (fit_own_step, len(x)),
+            "evaluate, same batch": (lambda: model.evaluate(x, y, batch_size=batch, verbose=0), len(x)),
             "evaluate": (evaluate, TESTS * steps * TEST_BATCH),
             "predict": (predict, TESTS * steps * TEST_BATCH),
         },

@@ -1,4 +1,7 @@
-"""torch's DistributedDataParallel or FSDP2 over Gloo, as a user of torch writes the loop; alone without."""
+"""torch's DistributedDataParallel or FSDP2 over Gloo, as a user of torch writes the loop; alone without.
+
+Alone it runs on a GPU, too, and compiled by `torch.compile`.
+"""
 
 import os
 
@@ -33,13 +36,16 @@ def shard(model, processes):
     fully_shard(model, mesh=mesh)
 
 
-def start(place, in_parts=False):
+def start(place, in_parts=False, compiled=False):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1 if place.processes > 1 else os.cpu_count())
     torch.manual_seed(0)
-    model = place.workload.torch_model()
+    device = torch.device("cuda" if place.platform == "gpu" else "cpu")
+    # As JAX multiplies float32 on GPUs.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    model = place.workload.torch_model().to(device)
     if place.processes > 1:
         address = f"tcp://{place.host}:{place.port}"
         dist.init_process_group("gloo", init_method=address, rank=place.rank, world_size=place.processes)
@@ -49,6 +55,8 @@ def start(place, in_parts=False):
             model = torch.nn.parallel.DistributedDataParallel(model)
         if place.compress:
             register(model, place.compress)
+    if compiled:
+        model = torch.compile(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     loss_fn = torch.nn.CrossEntropyLoss()
     x, y = place.data()
@@ -58,22 +66,38 @@ def start(place, in_parts=False):
     own = place.batch // place.processes
     made = [0]
 
+    def batch(chosen):
+        """Rows on the device; a GPU reads them from memory that stays where it is."""
+        if device.type == "cpu":
+            return x[chosen], y[chosen]
+        return [rows[chosen].pin_memory().to(device, non_blocking=True) for rows in (x, y)]
+
     def epoch(rows=None, each=lambda: None):
         model.train()
         order = torch.randperm(len(x), generator=generator)[: rows or len(x)]
-        loss_sum, right = torch.zeros(()), torch.zeros(())
+        loss_sum, right = torch.zeros((), device=device), torch.zeros((), device=device)
         for start in range(0, len(order), place.batch):
             mine = order[start : start + place.batch][place.rank * own : (place.rank + 1) * own]
             optimizer.zero_grad(set_to_none=True)
-            logits = model(x[mine])
-            loss = loss_fn(logits, y[mine])
+            features, labels = batch(mine)
+            logits = model(features)
+            loss = loss_fn(logits, labels)
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-            right += (logits.detach().argmax(-1) == y[mine]).float().mean()
+            right += (logits.detach().argmax(-1) == labels).float().mean()
             made[0] += 1
             each()
         return float(loss_sum), float(right)
+
+    @torch.no_grad()
+    def evaluate():
+        model.eval()
+        right = torch.zeros((), device=device)
+        for start in range(0, len(x), place.batch):
+            features, labels = batch(slice(start, start + place.batch))
+            right += (model(features).argmax(-1) == labels).float().mean()
+        return float(right)
 
     def epoch_and_save():
         epoch()
@@ -87,6 +111,7 @@ def start(place, in_parts=False):
             "fit": (epoch, len(x)),
             "fit, callback": (lambda: epoch(each=lambda: None), len(x)),
             "fit, backup": (epoch_and_save, len(x)),
+            "evaluate, same batch": (evaluate, len(x)),
         },
         steps=lambda: made[0],
         training=dict.fromkeys(["fit", "fit, callback", "fit, backup"], place.workload.steps),

@@ -23,6 +23,19 @@ WORKLOADS = {
     "deep150": ("deep", {"depth": 150}),
     "deep300": ("deep", {"depth": 300}),
 }
+#: Models whose step a GPU computes in less time than its host needs to start it.
+SMALL = {
+    "mlp": ("mlp", {}),
+    "cnn": ("cnn", {"convolutions": 1}),
+    "lstm": ("lstm", {"tokens": 48, "vocabulary": 500, "units": 48, "classes": 10}),
+    "transformer": (
+        "transformer", {"layers": 3, "width": 96, "hidden": 256, "tokens": 48, "vocabulary": 500}
+    ),
+}  # fmt: skip
+# 10 and 32 divide the steps of an epoch; a CPU needs longer for each.
+for _name, (_module, _arguments) in SMALL.items():
+    WORKLOADS[f"small-{_name}"] = _module, _arguments | {"steps": 320}
+    WORKLOADS[f"small-{_name}-short"] = _module, _arguments | {"steps": 32}
 
 #: Rows of a batch on each replica.
 BATCH = 64

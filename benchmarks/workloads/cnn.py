@@ -68,7 +68,7 @@ def jax_model(convolutions, pooling, key):
     return params, apply
 
 
-def workload(convolutions, pooling=True):
+def workload(convolutions, pooling=True, steps=None):
     bound = [functools.partial(f, convolutions, pooling) for f in (keras_model, torch_model, jax_model)]
-    steps, rounds = (32, 5) if convolutions == 1 else (8, 3)
-    return Workload(steps, rounds, random_data((28, 28, 1), 10), *bound, image=True)
+    usual, rounds = (32, 5) if convolutions == 1 else (8, 3)
+    return Workload(steps or usual, rounds, random_data((28, 28, 1), 10), *bound, image=True)

@@ -1,33 +1,33 @@
-"""An LSTM that classifies texts of 80 tokens."""
+"""An LSTM that classifies texts, of 80 tokens by default."""
+
+import functools
 
 from workloads import Workload, random_data
 
-TOKENS, VOCABULARY = 80, 5000
 
-
-def keras_model():
+def keras_model(tokens, vocabulary, units, classes):
     import keras
 
     layers = keras.layers
     return keras.Sequential(
         [
-            keras.Input((TOKENS,), dtype="int32"),
-            layers.Embedding(VOCABULARY, 64),
-            layers.LSTM(64),
-            layers.Dense(2, activation="softmax"),
+            keras.Input((tokens,), dtype="int32"),
+            layers.Embedding(vocabulary, 64),
+            layers.LSTM(units),
+            layers.Dense(classes, activation="softmax"),
         ]
     )
 
 
-def torch_model():
+def torch_model(vocabulary, units, classes):
     from torch import nn
 
     class Classifier(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding = nn.Embedding(VOCABULARY, 64)
-            self.lstm = nn.LSTM(64, 64, batch_first=True)
-            self.last = nn.Linear(64, 2)
+            self.embedding = nn.Embedding(vocabulary, 64)
+            self.lstm = nn.LSTM(64, units, batch_first=True)
+            self.last = nn.Linear(units, classes)
 
         def forward(self, x):
             return self.last(self.lstm(self.embedding(x))[0][:, -1])
@@ -35,5 +35,11 @@ def torch_model():
     return Classifier()
 
 
-def workload():
-    return Workload(24, 5, random_data((TOKENS,), 2, VOCABULARY), keras_model, torch_model)
+def workload(tokens=80, vocabulary=5000, units=64, classes=2, steps=24):
+    return Workload(
+        steps,
+        5,
+        random_data((tokens,), classes, vocabulary),
+        functools.partial(keras_model, tokens, vocabulary, units, classes),
+        functools.partial(torch_model, vocabulary, units, classes),
+    )

@@ -49,5 +49,5 @@ def jax_model(key):
     return params, apply
 
 
-def workload():
-    return Workload(192, 5, random_data((784,), 10), keras_model, torch_model, jax_model)
+def workload(steps=192):
+    return Workload(steps, 5, random_data((784,), 10), keras_model, torch_model, jax_model)

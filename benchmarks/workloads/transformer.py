@@ -1,35 +1,37 @@
-"""A transformer that classifies texts: 4 layers, width 128, 4 heads, sequences of 64 tokens."""
+"""A transformer that classifies texts; by default 4 layers, width 128, 4 heads, sequences of 64 tokens."""
+
+import functools
 
 from workloads import Workload, random_data
 
-LAYERS, WIDTH, HEADS, TOKENS, VOCABULARY = 4, 128, 4, 64, 1000
+HEADS = 4
 
 
-def keras_model():
+def keras_model(layers, width, hidden, tokens, vocabulary):
     import keras
 
-    layers = keras.layers
-    tokens = keras.Input((TOKENS,), dtype="int32")
-    x = layers.Embedding(VOCABULARY, WIDTH)(tokens)
-    for _ in range(LAYERS):
-        h = layers.LayerNormalization()(x)
-        x = x + layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(h, h)
-        h = layers.LayerNormalization()(x)
-        x = x + layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="gelu")(h))
-    x = layers.GlobalAveragePooling1D()(x)
-    return keras.Model(tokens, layers.Dense(10, activation="softmax")(x))
+    made = keras.layers
+    text = keras.Input((tokens,), dtype="int32")
+    x = made.Embedding(vocabulary, width)(text)
+    for _ in range(layers):
+        h = made.LayerNormalization()(x)
+        x = x + made.MultiHeadAttention(HEADS, width // HEADS)(h, h)
+        h = made.LayerNormalization()(x)
+        x = x + made.Dense(width)(made.Dense(hidden, activation="gelu")(h))
+    x = made.GlobalAveragePooling1D()(x)
+    return keras.Model(text, made.Dense(10, activation="softmax")(x))
 
 
-def torch_model():
+def torch_model(layers, width, hidden, vocabulary):
     from torch import nn
 
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
-            self.before_attention = nn.LayerNorm(WIDTH, eps=1e-3)
-            self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-            self.before_dense = nn.LayerNorm(WIDTH, eps=1e-3)
-            self.dense = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            self.before_attention = nn.LayerNorm(width, eps=1e-3)
+            self.attention = nn.MultiheadAttention(width, HEADS, batch_first=True)
+            self.before_dense = nn.LayerNorm(width, eps=1e-3)
+            self.dense = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
         def forward(self, x):
             h = self.before_attention(x)
@@ -39,9 +41,9 @@ def torch_model():
     class Classifier(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-            self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
-            self.last = nn.Linear(WIDTH, 10)
+            self.embedding = nn.Embedding(vocabulary, width)
+            self.blocks = nn.Sequential(*[Block() for _ in range(layers)])
+            self.last = nn.Linear(width, 10)
 
         def forward(self, x):
             return self.last(self.blocks(self.embedding(x)).mean(1))
@@ -49,6 +51,12 @@ def torch_model():
     return Classifier()
 
 
-def workload():
-    # Eight steps: long ones run in groups whose size grows within an epoch.
-    return Workload(8, 3, random_data((TOKENS,), 10, VOCABULARY), keras_model, torch_model)
+# Eight steps: long ones run in groups whose size grows within an epoch.
+def workload(layers=4, width=128, hidden=512, tokens=64, vocabulary=1000, steps=8):
+    return Workload(
+        steps,
+        3,
+        random_data((tokens,), 10, vocabulary),
+        functools.partial(keras_model, layers, width, hidden, tokens, vocabulary),
+        functools.partial(torch_model, layers, width, hidden, vocabulary),
+    )

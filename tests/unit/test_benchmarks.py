@@ -14,6 +14,7 @@ import _harness  # noqa: E402
 import _pages  # noqa: E402
 import _report  # noqa: E402
 import _rows  # noqa: E402
+import _small_models  # noqa: E402
 import peers  # noqa: E402
 import workloads  # noqa: E402
 from _rows import FIRST_COLD, FIRST_WARM, PEAK, Case, Claim, Point, Row  # noqa: E402
@@ -49,12 +50,12 @@ class Pretended:
         self.case, self.cache = case, cache
         self.log.append((str(case), "start", cache and cache.name))
 
-    def first_step(self):
+    def first_step(self, left=None):
         if self.failing.get(self.case) == "start":
             raise _harness.CaseFailedError(f"{self.case}: process 0 ended with 1\n  [0] its last words")
         return 2.0
 
-    def turn(self, action):
+    def turn(self, action, left=None):
         self.log.append((str(self.case), action, None))
         if self.failing.get(self.case) == action:
             raise _harness.CaseFailedError(f"{self.case}: no answer in time\n")
@@ -170,6 +171,45 @@ def test_a_peer_without_its_package_is_not_measured(pretended, monkeypatch):
     (found,) = _report.results([row(claim())], measured, "now")
     assert found["verdict"] == "not measured: pip install a_package_that_is_not_there"
     assert {case for case, _, _ in pretended.log} == {str(OURS)}
+
+
+class Timed(Pretended):
+    """Takes ten seconds for a start and one for a turn, on a clock of its own, and ends at the limit."""
+
+    now = 0.0
+
+    def spend(self, seconds, left):
+        Timed.now += min(seconds, left)
+        if seconds > left:
+            raise _harness.CaseFailedError(f"{self.case}: no answer in time\n")
+
+    def first_step(self, left=None):
+        self.spend(10.0, left)
+        return super().first_step()
+
+    def turn(self, action, left=None):
+        self.spend(1.0, left)
+        return super().turn(action)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "missing"),
+    [
+        (None, [5, 5], []),
+        (25.0, [2, 1], []),  # a round that has begun counts for those that had their turn
+        (22.5, [], [OURS, THEIRS]),
+        (15.0, [4], [THEIRS]),  # no time for another start
+        (0.0, [], [OURS, THEIRS]),
+    ],
+)
+def test_a_budget_is_kept_and_what_it_leaves_out_is_named(pretended, monkeypatch, seconds, rounds, missing):
+    monkeypatch.setattr(Timed, "now", 0.0)
+    monkeypatch.setattr(_harness.time, "monotonic", lambda: Timed.now)
+    budget = _harness.Budget(seconds, lambda: Timed.now)
+    measured = _harness.measure([row(claim())], 5, 1, running=Timed, budget=budget)
+    assert [len(values) for point, values in measured.values.items() if point.measure == "fit"] == rounds
+    assert measured.missing == dict.fromkeys(missing, budget.reason() if seconds is not None else "")
+    assert seconds is None or Timed.now <= seconds
 
 
 SERVES = """
@@ -389,13 +429,13 @@ def on_gpus(pretended, monkeypatch):
     monkeypatch.setattr(OnGpus, "seen", [])
     monkeypatch.setattr(_harness, "read_files", lambda: None)
     measured = _harness.measure
-    monkeypatch.setattr(gpu, "measure", lambda *args: measured(*args, running=OnGpus))
+    monkeypatch.setattr(gpu, "measure", lambda *args, budget: measured(*args, OnGpus, budget))
     return OnGpus
 
 
 def test_gpus_are_measured_alone_and_together(on_gpus, tmp_path):
     on_gpus.failing[Case("DataParallel", "gpt2", 2, 1, "gpu", 8, "mixed_bfloat16")] = "start"
-    report, cases = gpu.run("gpu", True, "13", lambda text: None)
+    report, cases = gpu.run("gpu", True, "13", lambda text: None, only="large")
     share = str(gpu.SHARE)
     assert [seen for seen in on_gpus.seen if seen[0] == "unisono"] == [
         ("unisono", 1, "1", share),
@@ -423,3 +463,39 @@ def test_gpus_are_measured_alone_and_together(on_gpus, tmp_path):
     assert "nvidia-nccl-cu13 not installed" in text
     assert "claims reached" in text
     assert all(name in workloads.WORKLOADS for name in (*gpu.SIZES, "resnet50-small", "gpt2-small"))
+
+
+def test_small_models_have_claims_on_gpus_alone(on_gpus, monkeypatch):
+    monkeypatch.setattr(_harness, "NEEDS", {})
+    report, cases = gpu.run("gpu", True, "13", lambda text: None, only="small")
+    found = report["results"]
+    limits = {(r["against"], r["limit"]) for r in found if r["row"] == "small-mlp"}
+    assert limits == {
+        ("plain Keras", 5.0),
+        ("plain Keras, 10 steps per execution", 1.5),
+        ("plain Keras, 32 steps per execution", 1.5),
+        ("torch eager", 5.0),
+        ("torch.compile", None),
+    }
+    # 64 rows at 100 rows a second; plain Keras has half of its speed, with any number of steps.
+    steps = {r["row"]: (r["ours"], r["limit"], r["verdict"]) for r in found if r["measure"] == _rows.STEP}
+    assert steps["small-transformer-step"] == ([640.0, 640.0], 0.4, "missed")
+    lines = [[c.strip() for c in line.strip("|").split("|")] for line in cases.splitlines()]
+    assert lines[2][:4] == ["MLP", "unisono", "640.000", "640.000"]
+    assert lines[4][1:3] == ["plain Keras, steps_per_execution=1, its best", "1280.000"]
+    assert "| 640.000 ms " in _report.table(found)
+    assert "at most 0.4 ms" in _report.table(found)
+    claims = [c for r in _small_models.rows_of("cpu") for c in r.claims]
+    assert {c.limit for c in claims} == {None}
+    assert {c.ours.case.workload for c in claims} <= set(workloads.WORKLOADS)
+    assert {c.theirs.case.peer for c in claims} <= set(peers.PEERS)
+
+
+def test_rows_that_a_budget_leaves_out_are_a_sentence(on_gpus):
+    on_gpus.failing[Case("plain Keras", "small-cnn", 1, 1, "gpu")] = "start"
+    budget = _harness.Budget(0)
+    report, cases = gpu.run("gpu", True, "13", lambda text: None, budget, only="small")
+    *_, table, _, last = gpu.paragraphs(report, cases, budget)
+    assert last.startswith("Left out by the budget of 0 s: `small-mlp`, `small-mlp-evaluate`, ")
+    assert "`small-lstm-step`" in last
+    assert len(table.splitlines()) == 2

@@ -155,14 +155,14 @@ def take_over(job: dict[str, Any], warm: bool) -> None:
         signal.signal(job["sigterm"], lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     if "title" in job:
         set_title(job["title"])
+    if warm:
+        follow_late_variables()
     os.environ.update(job["environ"])
     sys.argv = [job["target"], *job["args"]]
     sys.path[:] = job["sys_path"] or [_first_path(job), *sys.path[1:]]
     if job.get("program"):
         # What a standalone client has brought comes before the modules of this machine.
         sys.path.insert(0, job["program"])
-    if warm:
-        follow_late_variables()
 
 
 def set_title(title: str) -> None:

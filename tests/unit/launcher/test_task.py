@@ -141,3 +141,21 @@ print(open("/proc/self/stat").read().split()[3] == str(os.getppid()), open("/pro
 
 def test_the_exit_code_that_wants_a_restart_is_that_of_the_library():
     assert _task._RESTART_WANTED == RESTART_WANTED
+
+
+def test_a_spare_follows_the_jax_variables_of_its_job(tmp_path):
+    """JAX has been imported before the job and its variables are there."""
+    (tmp_path / "train.py").write_text(
+        "import jax; print(jax.config.jax_platforms, jax.config.jax_enable_x64)"
+    )
+    job = {"log": str(tmp_path / "log"), "sys_path": None, "kind": "script", "args": [], "target": "train.py"}
+    job |= {"environ": {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}, "error": str(tmp_path / "error")}
+    code = f"import jax\nfrom unisono.launcher import _task\njob = {job!r}\n_task.take_over(job, warm=True)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "_task.run(job)"],
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if not k.startswith("JAX_")},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "log").read_text() == "cpu True\n"
