@@ -60,7 +60,7 @@ _ASK_EVERY = 64
 
 
 class _Phase(enum.Enum):
-    """What is known of a kind of batch."""
+    """How far the trial of a kind of batch is."""
 
     WARM_UP = enum.auto()
     MEASURE = enum.auto()
@@ -99,7 +99,7 @@ def best_length(most: int, steps: int | None, multiple: int = 1) -> int:
 
 
 def _first_phase() -> _Phase:
-    """Return what is known by the environment."""
+    """Return the phase that the environment chooses."""
     chosen = process_environ().get(SWITCH, "")
     if chosen not in _CHOICES:
         raise InvalidArgumentError(
@@ -234,7 +234,7 @@ class ConstantGroups:
         #: The kind of batch whose group is being measured.
         self._tried: _Trial | None = None
 
-    def take(
+    def next_group(
         self, source: BatchSource, iterator: Iterator[PyTree], alone: BatchGroup, most: int, room: int
     ) -> BatchGroup:
         """Return a group of constant length, or else the one of its first batch alone.
@@ -267,7 +267,7 @@ class ConstantGroups:
         return BatchGroup(group.first, alone.mode, alone.rows)
 
     def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int) -> _Trial:
-        """Return what is known of a kind of batch, of which the programs differ from all others."""
+        """Return the trial of a kind of batch, of which the programs differ from all others."""
         kind = alone.mode, alone.rows, alone.choice is None, form_of(alone.first)
         if kind not in self._trials:
             # More than one step is not tried out where the user asks for it.
@@ -293,7 +293,7 @@ class ConstantGroups:
     def _group(
         self, alone: BatchGroup, source: BatchSource, iterator: Iterator[PyTree], length: int
     ) -> BatchGroup:
-        """Return a group of as many batches as there are, up to a length; it holds them all."""
+        """Return a group of the next batches, up to a length; it holds them all."""
         stager = self._stagers.get(alone.first, length)
         group = BatchGroup(_own(alone.first), alone.mode, alone.rows, stager, holds=True)
         more = source.take_more(iterator, length - 1, stager.fits, waits=True)

@@ -124,7 +124,7 @@ class StepLoop:
 
     @property
     def is_constant(self) -> bool:
-        """Whether a group always has as many batches as its program has room for."""
+        """True if a group always has as many batches as its program has room for."""
         return self._constant is not None
 
     @property
@@ -195,7 +195,7 @@ class StepLoop:
         if self._constant is not None and not keeps_state:
             stops = self._kind == "train" and self._model.stop_training
             room = min(1 if stops else source.room + 1 if is_ahead else left, self.limit())
-            return self._constant.take(source, iterator, alone, slots, room)
+            return self._constant.next_group(source, iterator, alone, slots, room)
         if self._can_loop is False:
             return alone
         stager = self._stagers.get(first, slots)
