@@ -12,7 +12,8 @@ import keras
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import Logs
 from unisono.training._binding import strategy_of
-from unisono.training.groups._step_profile import HostTimes, StepParts, StepSampler
+from unisono.training.groups._step_profile import HostTimes
+from unisono.training.groups._step_sample import StepParts, StepSampler
 from unisono.training.trainer._protocol import timer_of
 
 #: The numbers of a sample.
