@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording lint types check docs bench gpu gpu-wheels gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -113,6 +113,11 @@ $(VENV)/bench-installed: $(VENV)/installed
 
 bench: $(VENV)/bench-installed  ## all claims about speed; QUICK=1 for some of them, ROWS='mlp-*' by name
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ROWS)
+
+REV ?= main
+
+bench-against: $(VENV)/installed  ## this checkout against REV=main, in turns; ROWS='ps-*' picks, QUICK=1 for fewer rounds
+	$(BIN)/python benchmarks/against.py $(REV) $(if $(QUICK),--quick) $(ROWS)
 
 CUDA ?= 13
 GPU_VENV := .venv-gpu

@@ -91,6 +91,11 @@ CLUSTERS = {"Unisono": unisono_cluster, "TensorFlow": tensorflow_cluster}
 
 
 def steps_per_second(framework, model):
+    """Run one cluster; return the steps per second that its chief measured."""
+    return measured(framework, model)["steps_per_second"]
+
+
+def measured(framework, model):
     """Run one cluster; return what its chief measured.
 
     Raises:
@@ -114,7 +119,7 @@ def steps_per_second(framework, model):
         text = output.read_text()
     for line in text.splitlines():
         if '{"steps_per_second"' in line:
-            return json.loads(line[line.index("{") :])["steps_per_second"]
+            return json.loads(line[line.index("{") :])
     raise RuntimeError(f"{framework}, {model}: no result\n" + "\n".join(text.splitlines()[-20:]))
 
 
@@ -270,16 +275,16 @@ def main():
     except PackageNotFoundError:
         frameworks.remove("TensorFlow")
         print("TensorFlow is not installed: only Unisono is measured.")
-    measured = {}
+    rates = {}
     for model in options.models:
         for _ in range(options.rounds):
             for framework in frameworks:
-                measured.setdefault((model, framework), []).append(steps_per_second(framework, model))
+                rates.setdefault((model, framework), []).append(steps_per_second(framework, model))
     print("| model | framework | steps/s, median (lowest to highest) | against TensorFlow | claim |")
     print("|---|---|---|---|---|")
-    for (model, framework), values in measured.items():
+    for (model, framework), values in rates.items():
         middle = statistics.median(values)
-        peer = measured.get((model, "TensorFlow"))
+        peer = rates.get((model, "TensorFlow"))
         ratio = f"{middle / statistics.median(peer):.2f}" if peer and framework == "Unisono" else ""
         claim = f"at least {MODELS[model][3]}" if framework == "Unisono" else ""
         spread = f"{middle:.1f} ({min(values):.1f} to {max(values):.1f})"

@@ -1,12 +1,15 @@
 """Unisono's ParameterServerStrategy: one task of a cluster, as TF_CONFIG says; the chief measures.
 
 Run by `parameter_server.py` with the sizes of the hidden layers, the batch, and the numbers of steps to warm
-up and to measure. The chief prints one line of JSON: `{"steps_per_second": …}`.
+up and to measure. The chief prints one line of JSON: `{"steps_per_second": …, "cpu_per_step": …}`, the
+seconds of CPU time of all tasks, where the system says them.
 """
 
 import json
+import os
 import sys
 import time
+from pathlib import Path
 
 import unisono
 
@@ -47,14 +50,30 @@ def step_fn(iterator):
 iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
 
 
+def cpu_of_tasks():
+    """The CPU time of all tasks until now, the children of one launcher; None where it is unknown."""
+    ticks, parent = 0, str(os.getppid())
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name in brackets may hold anything.
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if fields[1] == parent:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
 def run(count):
-    began = time.perf_counter()
+    cpu, began = cpu_of_tasks(), time.perf_counter()
     for _ in range(count):
         loss = coordinator.schedule(step_fn, args=(iterator,))
     coordinator.join()
     assert np.isfinite(float(loss.fetch()))
-    return count / (time.perf_counter() - began)
+    seconds, spent = time.perf_counter() - began, cpu_of_tasks()
+    cpu_per_step = None if cpu is None or spent is None else (spent - cpu) / count
+    return {"steps_per_second": count / seconds, "cpu_per_step": cpu_per_step}
 
 
 run(warm)
-print(json.dumps({"steps_per_second": run(steps)}), flush=True)
+print(json.dumps(run(steps)), flush=True)
