@@ -35,6 +35,7 @@ FEATURES = {
     "tasks of TF_CONFIG": "unisono.cluster._lone_task:warning_alone",
     "atomic writing of a model": "unisono._export._model_files:write_whole",
     "copy of a stored model": "unisono._export._model_files:local_file",
+    "work of steps": "unisono.training.groups._step_work:StepWork",
     "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
     "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",

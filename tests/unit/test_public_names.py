@@ -91,7 +91,7 @@ def test_public_classes_and_functions_have_an_example(module):
         ("unisono.data.Data", {"Dataset", "DatasetCreator", "DatasetSpec"}),
         ("unisono.MirroredStrategy().num_rep", {"num_replicas_in_sync"}),
         ("unisono.get_strategy().redu", {"reduce"}),
-        ("unisono.callbacks.", {"BackupAndRestore", "StepTimer", "TensorBoard"}),
+        ("unisono.callbacks.", {"BackupAndRestore", "StepTimer", "TensorBoard", "set_peak_flops"}),
     ],
 )
 def test_editors_complete_names(program, expected):

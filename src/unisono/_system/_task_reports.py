@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 from unisono._features import load
 from unisono._system._environ import process_environ
@@ -22,6 +23,8 @@ class TaskEvents:
 
     #: The share of a sampled step in which devices exchanged.
     exchange: float | None = None
+    #: True where the launcher reads them.
+    is_read = False
 
     def begin_at(self, step: int) -> None:
         """Note how many steps a run has made that this process resumes."""
@@ -33,6 +36,9 @@ class TaskEvents:
             data: seconds in which they waited for batches; None where that is not known.
             pulling: seconds in which they waited for values of parameter servers; likewise.
         """
+
+    def worked(self, work: Any) -> None:
+        """Add the work (`StepWork`) of steps that are counted next."""
 
     def span(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Note when a block runs, also where it raises."""

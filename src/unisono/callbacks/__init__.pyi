@@ -3,3 +3,4 @@
 from unisono.callbacks._backup import BackupAndRestore as BackupAndRestore
 from unisono.callbacks._tensorboard import TensorBoard as TensorBoard
 from unisono.callbacks._timer import StepTimer as StepTimer
+from unisono.training.groups._peak_flops import set_peak_flops as set_peak_flops

@@ -17,6 +17,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.cluster.liveness._task_events import read_events
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._restart_policy import Failure, root_cause
+from unisono.launcher.terminal._live_console import short_number, work_in
 
 #: The row of what the launcher did.
 LAUNCHER = "launcher"
@@ -185,10 +186,24 @@ def _spans_of(
         text, shares = "", (None, None)
         if event["event"] == "steps":
             speed = event["count"] / max(event["until"] - event["from"], 1e-9)
-            text = f"to step {event['step']}, {speed:.3g} steps/s"
+            text = ", ".join([f"to step {event['step']}, {speed:.3g} steps/s", *_work_of(event, speed)])
             shares = event.get("data"), event.get("exchange")
         at, until = event["from"] - began, event["until"] - began
         yield Span(task, event["event"], at, until, event["generation"], text, shares)
+
+
+def _work_of(event: dict[str, Any], speed: float) -> Iterator[str]:
+    """Give the work of an event's steps, of what is known."""
+    work = work_in(event)
+    for name in ("rows", "tokens"):
+        if name in work:
+            yield f"{short_number(speed * work[name])} {name}/s"
+    if "flops" in work:
+        flops = speed * work["flops"]
+        share = f" ({100 * flops / work['peak']:.0f} % of the peak)" if "peak" in work else ""
+        yield f"{flops / 1e12:.3g} TFLOP/s{share}"
+    if "memory" in work:
+        yield f"{work['memory'] / 1e9:.1f} GB"
 
 
 def _outages(

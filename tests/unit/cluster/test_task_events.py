@@ -62,6 +62,34 @@ def test_shares_of_time_are_there_where_they_are_measured(tmp_path, clock):
     assert lines(tmp_path / "events")[-1]["exchange"] == 0.5
 
 
+class Work:
+    """What a train function has computed."""
+
+    peak, taken = 100.0, (8, 0, 50.0)
+
+    def new(self):
+        return self.taken
+
+    def memory(self):
+        return None
+
+
+def test_the_work_of_steps_is_there_where_it_is_counted(tmp_path, clock):
+    events, work = TaskEventFile(tmp_path / "events", 0), Work()
+    events.worked(work)
+    events.worked(work)
+    events.stepped(2)
+    work.taken = (8, 4, float("nan"))
+    clock.now += 2
+    events.worked(work)
+    events.stepped()
+    clock.now += 2
+    events.stepped()
+    names = ("rows", "tokens", "flops", "peak", "memory")
+    found = [{name: line[name] for name in names if name in line} for line in lines(tmp_path / "events")]
+    assert found == [{"rows": 16, "flops": 100.0, "peak": 100.0}, {"rows": 8, "tokens": 4, "peak": 100.0}, {}]
+
+
 def test_what_lasts_has_a_line_and_short_ones_in_a_row_have_one(tmp_path, clock):
     events = TaskEventFile(tmp_path / "events", 0)
     for _ in range(3):

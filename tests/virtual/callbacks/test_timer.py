@@ -16,7 +16,8 @@ from unisono.training.groups import _group_size, _step_loop, _step_sample
 from unisono.training.groups._step_sample import StepParts
 from unisono.training.trainer import _trainer_function
 
-ADDED = {"data_ms", "host_ms", "compute_ms", "exchange_ms", "step_ms", "examples_per_s"}
+TIMES = {"data_ms", "host_ms", "compute_ms", "exchange_ms", "step_ms", "examples_per_s"}
+ADDED = TIMES | {"tflop_per_s"}
 SAMPLED = {"host_ms", "compute_ms", "exchange_ms"}
 
 
@@ -91,7 +92,7 @@ def test_the_logs_say_what_the_watch_said(watch):
         verbose=0,
         callbacks=[StepTimer(), Turns(watch, batch=0.25)],
     )
-    found = {k: history.history[k] for k in sorted(ADDED - SAMPLED)}
+    found = {k: history.history[k] for k in sorted(TIMES - SAMPLED)}
     # One wait of 2 s, and 5 batches of 0.25 s; of 20 rows.
     assert found == {"data_ms": [400.0], "step_ms": [650.0], "examples_per_s": [pytest.approx(20 / 3.25)]}
 
@@ -181,7 +182,7 @@ def test_a_run_that_goes_on_is_timed_too(tmp_path, watch):
 
 
 def test_an_epoch_without_batches_has_no_speed():
-    assert timer.split_of(timer.HostTimes(), 3.0, StepParts(0, 0, 0, 1)) == dict.fromkeys(ADDED, 0.0)
+    assert timer.split_of(timer.HostTimes(), 3.0, StepParts(0, 0, 0, 1)) == dict.fromkeys(TIMES, 0.0)
 
 
 def test_a_model_of_no_strategy_is_refused():

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -39,6 +40,8 @@ class TaskEventFile(TaskEvents):
         path: the file.
     """
 
+    is_read = True
+
     def __init__(self, path: Path, generation: int) -> None:
         #: None once it could not be written.
         self._path: Path | None = path
@@ -50,6 +53,9 @@ class TaskEventFile(TaskEvents):
         #: Seconds of waiting for data and for values of others; None where they are not measured.
         self._data: float | None = None
         self._pulling: float | None = None
+        #: Rows, tokens and operations, and the work that they are of; None where they are not counted.
+        self._done: tuple[float, ...] | None = None
+        self._work: Any = None
         #: The file with the number of the last step, which outlives a SIGKILL.
         self._last: int | None = None
         self._from = time.time()
@@ -87,6 +93,12 @@ class TaskEventFile(TaskEvents):
             self._data, self._pulling = _sum(self._data, data), _sum(self._pulling, pulling)
         if time.monotonic() >= self._next:
             self.flush()
+
+    def worked(self, work: Any) -> None:
+        """Add the work of steps that are counted next."""
+        with self._lock:
+            new = work.new()
+            self._work, self._done = work, tuple(map(sum, zip(self._done or (0, 0, 0.0), new, strict=True)))
 
     def _note_last(self) -> None:
         with self._surviving() as path:
@@ -141,6 +153,7 @@ class TaskEventFile(TaskEvents):
             if self._count:
                 lines.append(self._steps_until(now))
                 self._count, self._from, self._data, self._pulling = 0, now, None, None
+                self._done = None
             text = "".join(json.dumps({**line, "generation": self._generation}) + "\n" for line in lines)
             with self._surviving() as path, path.open("a") as file:
                 file.write(text)
@@ -158,7 +171,17 @@ class TaskEventFile(TaskEvents):
             "count": self._count,
             "data": data,
             "exchange": exchange,
+            **self._work_done(),
         }
+
+    def _work_done(self) -> dict[str, object]:
+        """Return the work since the last line: nothing where no step counts it, or a part is not known."""
+        if self._done is None:
+            return {}
+        totals = (*self._done, self._work.peak, self._work.memory())
+        facts = dict(zip(("rows", "tokens", "flops", "peak", "memory"), totals, strict=True))
+        # NaN is no JSON.
+        return {name: fact for name, fact in facts.items() if fact and math.isfinite(fact)}
 
 
 def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from unisono._checks import is_number
 from unisono.cluster.liveness._task_events import read_events, step_file
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._plan import RunPaths
@@ -27,6 +28,8 @@ from unisono.launcher.terminal._printable import as_message, plain
 _KEPT_LINES = 200
 #: Seconds over which the speed is a mean: a line comes each second.
 _SPEED_OVER = 5.0
+#: The letters behind large numbers.
+_SCALES = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 #: Rows of tasks at most; the others are counted below.
 _MOST_ROWS = 12
 
@@ -43,6 +46,7 @@ class TaskRow:
         at: when its last event was written, in seconds since the epoch.
         data: the share of the time in which it waited for data; None where it is not known.
         exchange: likewise for values of other processes.
+        work: `rows`, `tokens` and `flops` of a step, `peak` and `memory`; of these, the known ones.
     """
 
     task: Task
@@ -53,6 +57,7 @@ class TaskRow:
     at: float = 0.0
     data: float | None = None
     exchange: float | None = None
+    work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     #: When, and at which step, the last events were written.
     seen: list[tuple[float, int]] = dataclasses.field(default_factory=list)
     #: True if the running generation has written events.
@@ -68,6 +73,7 @@ class TaskRow:
         self.step, self.at, self.data, self.exchange = (
             event[k] for k in ("step", "until", "data", "exchange")
         )
+        self.work = work_in(event)
         self.seen.append((event["until"], event["step"]))
         while len(self.seen) > 2 and self.seen[1][0] < event["until"] - _SPEED_OVER:
             del self.seen[0]
@@ -82,16 +88,57 @@ class TaskRow:
             return None
         return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
 
-    def cells(self, now: float) -> list[str]:
-        """Return the texts of its row."""
+    def cells(self, now: float) -> dict[str, str]:
+        """Return the texts of its row, by the heads of the table; of the others nothing is known."""
         if not self.is_current:
-            return [str(self.task), "starts" if self.state == "runs" else self.state, *"-----"]
-        texts = [str(self.task), self.state, str(self.step)]
+            return {"task": str(self.task), "state": "starts" if self.state == "runs" else self.state}
+        cells = {"task": str(self.task), "state": self.state, "step": str(self.step)}
         if self.state.startswith(("ended", "failed")):
-            return [*texts, *"----"]
-        speed = "-" if self.speed is None else f"{self.speed:.3g}"
-        shares = ("-" if share is None else f"{100 * share:.0f}" for share in (self.data, self.exchange))
-        return [*texts, speed, *shares, f"{max(0.0, now - self.at):.0f} s ago"]
+            return cells
+        cells["heartbeat"] = f"{max(0.0, now - self.at):.0f} s ago"
+        shares = {"data %": self.data, "exchange %": self.exchange}
+        cells |= {head: f"{100 * share:.0f}" for head, share in shares.items() if share is not None}
+        if "memory" in self.work:
+            cells["GB"] = f"{self.work['memory'] / 1e9:.1f}"
+        return cells if self.speed is None else cells | self._speeds(self.speed)
+
+    def _speeds(self, speed: float) -> dict[str, str]:
+        cells = {"steps/s": f"{speed:.3g}"}
+        for name in ("rows", "tokens"):
+            if name in self.work:
+                cells[f"{name}/s"] = short_number(speed * self.work[name])
+        if "flops" in self.work:
+            flops = speed * self.work["flops"]
+            cells["TFLOP/s"] = f"{flops / 1e12:.3g}"
+            if "peak" in self.work:
+                cells["MFU %"] = f"{100 * flops / self.work['peak']:.0f}"
+        return cells
+
+
+def work_in(event: Mapping[str, Any]) -> dict[str, float]:
+    """Return the work of a step, by what an event says of several; see `TaskEventFile`.
+
+    >>> work_in({"count": 10, "rows": 640, "peak": 1e12, "tokens": "many"})
+    {'rows': 64.0, 'peak': 1000000000000.0}
+    """
+    names = [name for name in ("rows", "tokens", "flops") if _is_in(event, name)]
+    sums = {name: event[name] / max(event["count"], 1) for name in names}
+    return sums | {name: float(event[name]) for name in ("peak", "memory") if _is_in(event, name)}
+
+
+def _is_in(event: Mapping[str, Any], name: str) -> bool:
+    value = event.get(name)
+    return is_number(value) and value > 0
+
+
+def short_number(number: float) -> str:
+    """Return a number with three digits.
+
+    >>> short_number(7.5), short_number(6150.2), short_number(385_000), short_number(1.25e9)
+    ('7.5', '6.15k', '385k', '1.25G')
+    """
+    scale = next((s for s in _SCALES if number >= 0.9995 * s), 1.0)
+    return f"{number / scale:.3g}{_SCALES.get(scale, '')}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +155,37 @@ class Observation:
     failed_at: float | None = None
 
 
-_HEADS = ("task", "state", "step", "steps/s", "data %", "exchange %", "heartbeat", "gen.")
+#: The heads of the columns, in their order. Optional columns are there where a task knows what they show.
+_HEADS = (
+    *("task", "state", "step", "steps/s", "rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB"),
+    *("data %", "exchange %", "heartbeat", "gen."),
+)
+_OPTIONAL = {"rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB"}
+#: Columns that a narrow terminal has no room for, the first one first.
+_LEAST = ("gen.", "TFLOP/s", "exchange %", "rows/s", "GB", "tokens/s", "MFU %", "data %", "heartbeat")
+#: Spaces behind a column.
+_BETWEEN = 2
+
+
+def columns_for(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Return the heads of the columns that a terminal has room for.
+
+    >>> row = {"task": "worker:0", "state": "runs", "step": "12", "rows/s": "6.15k"}
+    >>> columns_for([row], 80)
+    ['task', 'state', 'step', 'steps/s', 'rows/s', 'data %', 'exchange %', 'heartbeat', 'gen.']
+    >>> columns_for([row], 40)
+    ['task', 'state', 'step', 'steps/s']
+    """
+    heads = [head for head in _HEADS if head not in _OPTIONAL or any(head in row for row in rows)]
+    if "tokens/s" in heads:
+        # They say the same.
+        heads.remove("rows/s")
+    widths = {head: max([len(head), *(len(row.get(head, "-")) for row in rows)]) for head in heads}
+    for least in _LEAST:
+        if sum(widths[head] + _BETWEEN for head in heads) - _BETWEEN <= width:
+            break
+        heads = [head for head in heads if head != least]
+    return heads
 
 
 class LiveTable:
@@ -169,13 +246,15 @@ class LiveTable:
         from rich.console import Console as RichConsole
         from rich.table import Table
 
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        for i, head in enumerate(_HEADS):
+        most, now = max(1, min(_MOST_ROWS, rows // 2 - 2)), time.time()
+        shown = list(self._rows.values())[:most]
+        cells = [{**row.cells(now), "gen.": str(self._generation)} for row in shown]
+        table = Table(box=None, padding=(0, _BETWEEN, 0, 0), header_style="bold", pad_edge=False)
+        heads = columns_for(cells, columns)
+        for i, head in enumerate(heads):
             table.add_column(head, no_wrap=True, justify="left" if i < 2 else "right", overflow="crop")
-        most = max(1, min(_MOST_ROWS, rows // 2 - 2))
-        now = time.time()
-        for row in list(self._rows.values())[:most]:
-            table.add_row(*row.cells(now), str(self._generation))
+        for row in cells:
+            table.add_row(*(row.get(head, "-") for head in heads))
         file = io.StringIO()
         console = RichConsole(file=file, width=columns, force_terminal=True, color_system="standard")
         console.print(table)

@@ -114,8 +114,11 @@ class StepLoop:
         self._most_slots = sys.maxsize
         #: The last call, the steps of all calls so far, and whether a loop would not pay for them.
         self._source, self._planned, self._is_short = BatchSource(), 0, False
+        events = process_events() if kind == "train" else None
         #: Where the host's time goes.
-        self.timer = HostTimer(process_events() if kind == "train" else None)
+        self.timer = HostTimer(events, replicas.mesh, model.compute_dtype)
+        if events is not None and events.is_read:
+            self.timer.count_work()
         self._notes = BatchNotes(replicas.process_group, kind, self.timer)
         self._constant: ConstantGroups | None = None
         if self._can_loop is False:
@@ -144,7 +147,7 @@ class StepLoop:
             if group is None:
                 break
             start = partial(self._runner.start, group)
-            value, agreed = start_steps(self.timer, group.form, group.count, start)
+            value, agreed = start_steps(self.timer, group, start)
             is_stacked = group.stager is not None
             if is_stacked:
                 # Not the logs: with several processes they are the first device's here, which may be ready

@@ -8,16 +8,20 @@ Tests: tests/virtual/callbacks/test_timer.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import jax
 
+from unisono._features import load
 from unisono._system._task_reports import TaskEvents
 from unisono._types import PyTree
 
 if TYPE_CHECKING:
+    from unisono._mesh import ReplicaMesh
+    from unisono.training.groups._batch_placement import BatchGroup
     from unisono.training.groups._step_sample import StepSampler
+    from unisono.training.groups._step_work import StepWork
 
 
 class HostTimes(NamedTuple):
@@ -55,13 +59,18 @@ class HostTimer:
     HostTimes(data=0.5, placing=0.0, starting=1.5, batches=1, rows=4)
     """
 
-    def __init__(self, events: TaskEvents | None = None) -> None:
+    def __init__(
+        self, events: TaskEvents | None = None, mesh: ReplicaMesh | None = None, dtype: str = "float32"
+    ) -> None:
         #: Count its steps, which `start_steps` does.
         self.events = events
+        self._computes = mesh, dtype
         #: Seconds in which batches were placed, and of all calls of the function.
         self.placing = self.calls = 0.0
         #: Looks into single programs; None where that is not asked for.
         self.sampler: StepSampler | None = None
+        #: Counts what steps compute; None where that is not asked for.
+        self.work: StepWork | None = None
         #: Seconds of waiting for data, and how many of them the events have.
         self.data = self.noted = 0.0
         self._batches = self._rows = 0
@@ -75,6 +84,13 @@ class HostTimer:
         shape = getattr(leaves[0], "shape", ()) if leaves else ()
         self._rows += shape[0] if shape else 0
 
+    def count_work(self) -> StepWork:
+        """Count what steps compute from now on."""
+        if self.work is None:
+            self.work = load("work of steps")(*self._computes)
+        work: StepWork = self.work
+        return work
+
     def read(self) -> HostTimes:
         """Return the sums so far."""
         starting = self.calls - self.data - self.placing
@@ -84,10 +100,14 @@ class HostTimer:
 Result = TypeVar("Result")
 
 
-def start_steps(timer: HostTimer, program: Hashable, steps: int, start: Callable[[], Result]) -> Result:
-    """Start a program, sampled where that is asked for, and count its steps."""
-    sampler, events = timer.sampler, timer.events
-    result = start() if sampler is None else sampler.run(program, steps, start)
+def start_steps(timer: HostTimer, group: BatchGroup, start: Callable[[], Result]) -> Result:
+    """Start a group's program, sampled where that is asked for, and count its steps."""
+    sampler, events, work, steps = timer.sampler, timer.events, timer.work, group.count
+    result = start() if sampler is None else sampler.run(group.form, steps, start)
+    if work is not None:
+        work.count(group)
+        if events is not None:
+            events.worked(work)
     if events is not None:
         if sampler is not None and sampler.parts is not None:
             events.exchange = sampler.parts.exchange_share

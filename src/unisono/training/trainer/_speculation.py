@@ -143,8 +143,9 @@ class Speculation(StepLookahead):
             self._give_up()
             return None
         self._repeatable.add(program)
+        function.learn(group, program, state, data)
         start = partial(program, state, data, [])
-        logs, after = start_steps(function.timer, group.form, group.count, start)
+        logs, after = start_steps(function.timer, group, start)
         function.num_steps += group.count
         function.loop.group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
         return StartedGroup(group, group.stager, program, state, data, logs, after)

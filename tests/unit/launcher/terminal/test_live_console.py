@@ -52,11 +52,11 @@ def terminal(request, monkeypatch):
     return made
 
 
-def put(paths, task, at, step, count, generation=0, data=0.25, exchange=0.5):
+def put(paths, task, at, step, count, generation=0, data=0.25, exchange=0.5, **work):
     path = paths.events(task)
     path.parent.mkdir(exist_ok=True)
     event = {"event": "steps", "from": NOW + at - 1, "until": NOW + at, "step": step, "count": count}
-    event |= {"data": data, "exchange": exchange, "generation": generation}
+    event |= {"data": data, "exchange": exchange, "generation": generation, **work}
     with path.open("a") as file:
         file.write(json.dumps(event) + "\n")
     path.with_suffix(".step").write_text(f"{step}\n")
@@ -102,6 +102,41 @@ def test_the_table_and_the_bar_are_below_the_output_and_nothing_wraps(terminal, 
     assert rows[1].startswith("[worker:0] 60/60 1s 2ms/step")
     assert rows[2:4] == ["[worker:0] Epoch 2/2", "unisono: worker:1 failed: no"]
     assert "".join(rows[4:]).endswith(f"590 steps, 0 restarts; logs: {tmp_path}")
+
+
+#: Of ten steps, on devices that are used to a half.
+WORK = {"rows": 160, "tokens": 163_840, "flops": 4.95e14, "peak": 989e12, "memory": 31_400_000_000}
+
+
+def test_the_work_of_steps_has_columns_where_there_is_room(terminal, tmp_path):
+    paths = RunPaths(tmp_path)
+    console = LiveConsole(terminal, terminal, LiveTable(paths))
+    for step in range(1, 6):
+        put(paths, W0, step, 100_000 + 10 * step, 10, **WORK)
+        put(paths, W1, step, 100_000 + 10 * step, 10, rows=160)
+        console.show(Observation(0, RUNNING))
+    head, *tasks = terminal.rows
+    assert len(tasks) == 2
+    assert all(len(row) < terminal.size.columns for row in terminal.rows)
+    wide = terminal.size.columns == 100
+    heads = "task state step steps/s tokens/s {}MFU % GB data % {}heartbeat"
+    assert head.split() == heads.format(*(("TFLOP/s ", "exchange % ") if wide else ("", ""))).split()
+    cells = tasks[0].split()
+    assert cells[:5] == ["worker:0", "runs", "100050", "10", "164k"]
+    assert cells[5:8] == (["495", "50", "31.4"] if wide else ["50", "31.4", "25"])
+    assert tasks[1].split()[4:6] == ["-", "-"]
+    console.end([])
+
+
+def test_what_a_file_says_of_work_is_checked(terminal, tmp_path):
+    paths = RunPaths(tmp_path)
+    console = LiveConsole(terminal, terminal, LiveTable(paths))
+    for step in range(1, 6):
+        put(paths, W0, step, step, 1, rows="many", tokens=-1, flops=None, peak=[], memory={})
+        console.show(Observation(0, RUNNING))
+    assert "rows/s" not in terminal.rows[0]
+    assert terminal.rows[1].split()[:4] == ["worker:0", "runs", "5", "1"]
+    console.end([])
 
 
 def test_a_restart_says_what_it_cost(terminal, tmp_path):
