@@ -321,7 +321,7 @@ def test_few_variables_get_a_loop_at_once():
     assert [key.slots for key in model.train_function._programs] == [32]
 
 
-@pytest.mark.parametrize(("kind", "most"), [("ahead", 8), ("alone", 8), ("together", 9)])
+@pytest.mark.parametrize(("kind", "most"), [("ahead", 10), ("alone", 8), ("together", 11)])
 def test_a_batch_passes_few_files_twice(kind, most):
     """Where one who follows a batch through the library must go back to a file; see `tests/batch_path.py`."""
     x, y = digits()
@@ -363,7 +363,7 @@ def library_calls_per_step(model, steps):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_step_that_is_its_own_program_costs_few_calls_of_python(monkeypatch, replicas):
-    """As on GPUs: 106 of one replica, and 115 of two, before batches of a known form were not examined."""
+    """As on GPUs, where groups do not pay: 117 of one replica, and 126 of two, while each batch was examined."""
     monkeypatch.setattr(_step_loop, "may_loop", lambda *_: False)
     monkeypatch.setattr(_constant_groups, "_first_phase", lambda: _constant_groups._Phase.ALONE)
-    assert library_calls_per_step(compiled(replicas), 16) <= 52
+    assert library_calls_per_step(compiled(replicas), 16) <= (56 if replicas == 1 else 63)
