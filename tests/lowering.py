@@ -101,7 +101,7 @@ def programs_on(platform):
     """
     noted, started = {}, CompiledStep.__call__
 
-    def call(self, donated, kept, done=None):
+    def call(self, donated, kept, done=None, is_result=False):
         if id(self) not in noted:
             noted[id(self)] = Program(self, *jax.tree.map(_form, (donated, kept)))
         return started(self, donated, kept, done)

@@ -69,13 +69,14 @@ class ReplicaMesh:
         return str(self.devices[0].platform)
 
     @functools.cached_property
-    def _spans_processes(self) -> bool:
+    def spans_processes(self) -> bool:
+        """True if other processes have some of the devices."""
         return len({d.process_index for d in self.devices}) > 1
 
     @functools.cached_property
     def process_devices(self) -> tuple[jax.Device, ...]:
         """The first device of each process; all devices where they belong to one process."""
-        if not self._spans_processes:
+        if not self.spans_processes:
             return self.devices
         first = {d.process_index: d for d in reversed(self.devices)}
         return tuple(d for d in self.devices if d is first[d.process_index])
@@ -113,7 +114,7 @@ class ReplicaMesh:
             tree: pytree of arrays; every process holds the same *global* arrays.
             sharding: one of this mesh.
         """
-        if not self._spans_processes:
+        if not self.spans_processes:
             return jax.device_put(tree, sharding)
         # `device_put` would compare the values of all processes: a collective for every array.
         return jax.tree.map(lambda x: self._put_on_processes(x, sharding), tree)
@@ -139,7 +140,7 @@ class ReplicaMesh:
         Args:
             parts: one array for each replica.
         """
-        if self._spans_processes:
+        if self.spans_processes:
             return parts
         return [jax.device_put(part, d) for part, d in zip(parts, self.devices, strict=True)]
 
@@ -162,7 +163,7 @@ class ReplicaMesh:
         Args:
             array: any; what is not such an array is returned as it is.
         """
-        if not self._spans_processes or not isinstance(array, jax.Array) or array.is_fully_addressable:
+        if not self.spans_processes or not isinstance(array, jax.Array) or array.is_fully_addressable:
             return array
         return array.addressable_data(0) if array.is_fully_replicated else array
 
@@ -172,7 +173,7 @@ class ReplicaMesh:
         Args:
             arrays: any.
         """
-        return [self.local(x) for x in arrays] if self._spans_processes else arrays
+        return [self.local(x) for x in arrays] if self.spans_processes else arrays
 
     def lay_out(self, array: jax.Array, sharding: NamedSharding) -> jax.Array:
         """Fix, in a step that is traced, where a result lies, so that each process holds what it may read.
@@ -181,7 +182,7 @@ class ReplicaMesh:
             array: a traced result.
             sharding: one of this mesh.
         """
-        return jax.lax.with_sharding_constraint(array, sharding) if self._spans_processes else array
+        return jax.lax.with_sharding_constraint(array, sharding) if self.spans_processes else array
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def test_every_block_of_code_has_a_language_that_is_checked(page):
 CLAUSES = {
     r"\bReturn what\b": 135,
     r'("""|#: )What\b': 189,
-    r'("""|#: )Whether\b': 93,
+    r'("""|#: )Whether\b': 92,
     r"\b(those|that)\s+of\b|\bone\s+that\b": 270,
     r"\bas there\b": 9,
     r"\bfound(: [^=\n]+)? = ": 163,

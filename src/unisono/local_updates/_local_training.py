@@ -58,7 +58,7 @@ from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import BatchPolicy
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.replica._step_reading import StepReading
-from unisono.training.trainer._fit_state import FitState, PureStep, StatePart, release_state
+from unisono.training.trainer._fit_state import FitState, HeldState, PureStep, release_state
 from unisono.training.trainer._protocol import State, StepFunction, plain_function_of
 from unisono.training.trainer._trainer_function import ReadyProgram, TrainerFunction
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, localized, variables_of
@@ -244,12 +244,12 @@ class LocalState(FitState):
         self._lay_out(parts)
         self._changed = [i for (p, i), _ in phase.others if p == NON_TRAINABLE]
         values: list[list[Any]] = [[None] * len(part) for part in parts]
-        returned = tuple(StatePart(xs, layouts) for xs, layouts in zip(values, self._layouts, strict=True))
+        self._returned = returned = self._parts()
+        self.held = HeldState(tuple(values))
         for (p, i), rows in phase.rows.items():
             held = stored_value(parts[p][i])
             values[p][i] = mesh.put(held, mesh.replicated), rows_on_replicas(mesh, rows)
             returned[p].see(i, held)
-        self._returned = returned
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Return names and arrays of what must be equal on all workers: what the replicas share."""
@@ -335,7 +335,10 @@ class LocalTrainFunction(TrainerFunction):
         """Return a group's program; see `TrainerFunction.prepare`."""
         if not self._is_placed:
             self._drop_unless_continued(self._state)
-        return super().prepare(group)
+        ready = super().prepare(group)
+        # Programs beside the steps have returned parts of the state, too.
+        self._is_result = self._is_result and self._beside is None
+        return ready
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program; see `TrainerFunction.start`."""

@@ -178,7 +178,7 @@ def _aval(x: CallArray) -> Hashable:
     if isinstance(x, float):
         return "float"
     # Weakly typed arrays promote by other rules, so they need another program.
-    return (x.shape, str(x.dtype), getattr(x, "weak_type", False))
+    return (x.shape, x.dtype, getattr(x, "weak_type", False))
 
 
 def _hashable(value: object) -> Hashable:

@@ -24,7 +24,7 @@ from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import UNSHARDED
 from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discover
 from unisono.step._identity import identity_of
-from unisono.step._keras_internals import store_value, stored_value
+from unisono.step._keras_internals import store_value, store_values, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
 from unisono.step._value_handle import RowsHandle, ValueHandle, VariableValue
@@ -85,6 +85,10 @@ class Entry:
         # Asked of each variable in each step: 320 small variables have 962 slots.
         self._readers = [_reader_of(s) for s in plan.slots]
         mesh = replicas.mesh
+        #: Those that are written, where each holds the very array that the program returns; else None.
+        self._plain: list[keras.Variable] | None = None
+        if not mesh.spans_processes and all(s.layout.holds_arrays for _, s in self._written):
+            self._plain = [s.variable for _, s in self._written]
         written = [s for s in plan.slots if s.written]
         is_written = [s.written for s in plan.slots]
 
@@ -156,6 +160,12 @@ class Entry:
 
     def _store_all(self, new: Sequence[jax.Array]) -> None:
         """Store the new state in the variables."""
+        if self._plain is not None and not self._elsewhere:
+            arrays = self.replicas.state_layout.rest(new)
+            for (i, _), value in zip(self._written, arrays, strict=True):
+                self._arrays[i] = self._held[i] = value
+            store_values(self._plain, arrays)
+            return
         for (i, slot), value in zip(self._written, self.replicas.state_layout.rest(new), strict=True):
             if self._elsewhere and i in self._elsewhere:
                 self._elsewhere[i].assigned(value)

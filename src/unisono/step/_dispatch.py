@@ -61,6 +61,8 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
     ) -> None:
         self._mesh, self._executables = mesh, executables
         self._group = process_group or SingleProcessGroup()
+        self._dispatch = self._group.dispatch
+        self._is_alone = isinstance(self._group, SingleProcessGroup)
         self._run_ahead = run_ahead_of(mesh)
         if in_specs is not None and mesh.num_replicas > 1:
             fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -85,7 +87,11 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         self._careful: float | None = None
 
     def __call__(
-        self, donated: Donated, kept: Kept, done: list[Started[Outputs, Donated]] | None = None
+        self,
+        donated: Donated,
+        kept: Kept,
+        done: list[Started[Outputs, Donated]] | None = None,
+        is_result: bool = False,
     ) -> tuple[Outputs, Donated]:
         """Start the step; returns before it is done.
 
@@ -93,17 +99,26 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
             donated: the state; deleted when the step starts.
             done: becomes `[(outputs, state, token)]` when the step starts, also where an exception such
                 as `KeyboardInterrupt` follows: nothing else holds the state then.
+            is_result: whether a program has returned the state, and no code has read it since: then no
+                array of it is there twice.
         """
         if self._is_guarded:
             return self._guarded(donated, kept)
         done = [] if done is None else done
-        given, kept_of_one = (_without_aliases(donated, kept) if self._donates else donated,), (kept,)
-        # On CPUs the call itself may wait for the other workers.
-        with self._group.dispatch():
-            if self._careful is None or self._careful > 0:
+        is_careful = self._careful is None or self._careful > 0
+        # The arrays that JAX's Python code returns may be equal objects.
+        if self._donates and (is_careful or not is_result):
+            donated = _without_aliases(donated, kept)
+        given, kept_of_one = (donated,), (kept,)
+        if is_careful:
+            with self._dispatch():
                 self._start_carefully(given, kept_of_one, done)
-            else:
-                # One instruction: Python handles a signal before it or after it.
+        elif self._is_alone:
+            # One instruction: Python handles a signal before it or after it.
+            done[:] = map(self._program, given, kept_of_one)
+        else:
+            # On CPUs the call itself may wait for the other workers.
+            with self._dispatch():
                 done[:] = map(self._program, given, kept_of_one)
         outputs, state, token = done[0]
         self._group.step_started(token)

@@ -65,11 +65,14 @@ stored_dtype: Callable[[keras.Variable], str] = operator.attrgetter("_dtype")
 
 
 def store_value(variable: keras.Variable, value: VariableValue) -> None:
-    """Let a variable hold an array or `Shards`, without the conversion and the checks of `assign`.
-
-    `Variable._value`, 3.0.
-    """
+    """Let a variable hold a value, without the checks of `assign`. `Variable._value`, 3.0."""
     variable._value = value
+
+
+def store_values(variables: Iterable[keras.Variable], values: Iterable[VariableValue]) -> None:
+    """Let variables hold values, as `store_value` does."""
+    for variable, value in zip(variables, values, strict=True):
+        variable._value = value
 
 
 def initialize_with(variable: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
@@ -399,10 +402,7 @@ def epochs_before(model: keras.Model, count: int) -> Iterator[None]:
 
 
 def is_synced(model: keras.Model) -> bool:
-    """Return whether the variables hold the newest state: a callback has read or changed it.
-
-    `Trainer._jax_state_synced`, 3.0.5.
-    """
+    """Return whether the variables hold the newest state. `Trainer._jax_state_synced`, 3.0.5."""
     return bool(getattr(model, "_jax_state_synced", True))
 
 

@@ -90,6 +90,11 @@ class VariableLayout:
 
     mesh: ReplicaMesh
 
+    @property
+    def holds_arrays(self) -> bool:
+        """True if a variable holds the very array of a program, where one process has all devices."""
+        return type(self) is VariableLayout
+
     #: Whether all workers must gather the value before the first writes a file of Keras.
     is_gathered_for_file = True
 

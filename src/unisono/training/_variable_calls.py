@@ -22,6 +22,7 @@ from unisono.step._value_handle import DeferredValue, RowsHandle, ValueHandle, a
 from unisono.step.variables._recorders import note_read, read_as
 from unisono.step.variables._variable_store import current_store
 from unisono.training._binding import current_strategy, mark_creation
+from unisono.training.trainer._fit_state import put_back
 
 #: By thread: whether Keras gives variables the arrays of its loop, which nothing else uses.
 _PUTTING_BACK = threading.local()
@@ -126,6 +127,8 @@ def _own_array(variable: keras.Variable) -> None:
 
 
 def _put_back(original: Callable[..., None], self: keras.Model) -> None:
+    if put_back(self):
+        return
     _PUTTING_BACK.state = True
     try:
         original(self)

@@ -223,12 +223,12 @@ def test_evaluate_and_predict_exchange_once_in_a_group(monkeypatch):
     """Full batches, a ragged last one, weights, and validation in `fit`; one message for four."""
     started, sent, original = [], {}, CompiledStep.__call__
 
-    def counting(self, donated, kept, done=None):
+    def counting(self, donated, kept, done=None, is_result=False):
         started.append(self)
         if self not in sent:
             sent[self] = messages(self.lower(donated, kept).compile())
             assert not exchanges_in_loop(self.jaxpr(donated, kept))
-        return original(self, donated, kept, done)
+        return original(self, donated, kept, done, is_result)
 
     size = 8 * mirrored(None).num_replicas_in_sync
     rows = 9 * size + 1

@@ -156,11 +156,11 @@ def test_one_message_in_a_program():
         call = type(program).__call__
 
         class Noting(type(program)):
-            def __call__(self, donated, kept, done=None):
+            def __call__(self, donated, kept, done=None, is_result=False):
                 if key.slots > 1 and not lowered:
                     lowered.append(self.lower(donated, kept).compile().as_text())
                     jaxprs.append(self.jaxpr(donated, kept))
-                return call(self, donated, kept, done)
+                return call(self, donated, kept, done, is_result)
 
         program.__class__ = Noting
         return program

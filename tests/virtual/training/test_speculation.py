@@ -29,9 +29,9 @@ def started(monkeypatch):
     """Programs that were started."""
     programs, original = [], CompiledStep.__call__
 
-    def counting(self, donated, kept, done=None):
+    def counting(self, donated, kept, done=None, is_result=False):
         programs.append(self)
-        return original(self, donated, kept, done)
+        return original(self, donated, kept, done, is_result)
 
     monkeypatch.setattr(CompiledStep, "__call__", counting)
     return programs

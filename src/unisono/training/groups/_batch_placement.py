@@ -57,13 +57,14 @@ class BatchPlacer:
         self._mesh = mesh
         self._sharding = sharding
         self._is_cpu = mesh.platform == "cpu"
+        self._is_single = sharding.num_devices == 1
         self._rings: dict[tuple[int, tuple[int, ...], np.dtype], itertools.cycle[np.ndarray]] = {}
 
     def __call__(self, batch: PyTree) -> PyTree:
         """Return `batch` on the devices; leave None as it is."""
         if not self._is_cpu:
             return self._mesh.put(batch, self._sharding)
-        if self._sharding.num_devices == 1:
+        if self._is_single:
             return batch  # `jax.jit` takes NumPy arrays itself, and to one device it does so fastest
         leaves, structure = jax.tree.flatten(batch)
         return jax.tree.unflatten(structure, [self._place(i, x) for i, x in enumerate(leaves)])
@@ -251,13 +252,7 @@ class GroupPlacer:
 
     def __init__(self, mesh: ReplicaMesh) -> None:
         self._num_replicas = mesh.num_replicas
-        split = BatchPlacer(mesh, mesh.sharded)
-        self._placers = {
-            Mode.SPLIT: split,
-            Mode.PADDED: split,
-            Mode.JOINED: split,
-            Mode.WHOLE: BatchPlacer(mesh, mesh.replicated),
-        }
+        self._split, self._whole = BatchPlacer(mesh, mesh.sharded), BatchPlacer(mesh, mesh.replicated)
 
     def __call__(self, group: BatchGroup) -> PyTree:
         """Return the batch of a group; the number of batches and the batches where it is staged."""
@@ -266,7 +261,7 @@ class GroupPlacer:
         batch = group.first if group.choice is None else group.choice.numbers
         if group.mode is Mode.PADDED:
             batch = jax.tree.map(lambda x: pad_rows(x, self._num_replicas), batch)
-        placed = self._placers[group.mode](batch)
+        placed = self._whole(batch) if group.mode is Mode.WHOLE else self._split(batch)
         return placed if group.choice is None else group.choice.with_arrays(placed)
 
 

@@ -223,6 +223,14 @@ class BatchNotes:
         check_values(batch)
         self._timer.add(batch, seconds)
 
+    def add_known(self, batch: PyTree, rows: int, seconds: float, shares: bool, is_checked: bool) -> None:
+        """Note a batch of a form that was noted before, whose values are checked where they may differ."""
+        if shares:
+            self._group.note_step(self._kind, [batch])
+        if is_checked:
+            check_values(batch)
+        self._timer.add_rows(rows, seconds)
+
     def each(self, source: BatchSource, batches: Iterable[PyTree]) -> Iterator[PyTree]:
         """Give batches, and note those that do not come again."""
         began = perf_counter()

@@ -77,12 +77,16 @@ class HostTimer:
 
     def add(self, batch: PyTree, seconds: float) -> None:
         """Note that a batch has arrived."""
-        self.data += seconds
-        self._batches += 1
         leaves = jax.tree.leaves(batch)
         # What is not a batch is rejected by the step itself, whose error names it.
         shape = getattr(leaves[0], "shape", ()) if leaves else ()
-        self._rows += shape[0] if shape else 0
+        self.add_rows(shape[0] if shape else 0, seconds)
+
+    def add_rows(self, rows: int, seconds: float) -> None:
+        """Note that a batch of some rows has arrived."""
+        self.data += seconds
+        self._batches += 1
+        self._rows += rows
 
     def count_work(self) -> StepWork:
         """Count what steps compute from now on."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 import keras
@@ -20,7 +21,15 @@ import numpy as np
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree
 from unisono.step._dispatch import Started
-from unisono.step._keras_internals import empty_variables, mark_synced, set_training_state, training_state
+from unisono.step._keras_internals import (
+    empty_variables,
+    is_synced,
+    mark_synced,
+    set_training_state,
+    store_values,
+    stored_value,
+    training_state,
+)
 from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._value_handle import AgreedHandle, VariableValue, in_parts
 from unisono.training.trainer._protocol import State
@@ -33,12 +42,38 @@ if TYPE_CHECKING:
 #: Keras' names of the lists of variables in a state, in its order.
 LISTS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
+#: By these names: the variables of a model.
+_VARIABLES: dict[str, Callable[[keras.Model], list[keras.Variable]]] = {
+    **{name: operator.attrgetter(name) for name in LISTS},
+    "optimizer_variables": operator.attrgetter("optimizer.variables"),
+}
+
 
 # Keras empties the variables while its loop runs, and each step donates the state that it was given. At
 # any moment the newest state is where Keras looks for it when the loop ends.
 def hold_state(model: keras.Model, names: Sequence[str], state: Sequence[Sequence[jax.Array]]) -> None:
     """Note the newest state where Keras looks for it."""
     set_training_state(model, dict(zip(names, state, strict=True)))
+
+
+def put_back(model: keras.Model) -> bool:
+    """Let the variables of a model hold the newest state, where a step of a strategy has computed it.
+
+    Keras assigns one variable after the other, and converts and checks each value.
+
+    Returns:
+        Whether they do: False for another state, which Keras puts back.
+    """
+    noted = training_state(model)
+    if not noted or is_synced(model):
+        return False
+    parts = [part for part in noted.values() if isinstance(part, StatePart) and part.keeps_types]
+    if len(parts) < len(noted):
+        return False
+    for name, part in zip(noted, parts, strict=True):
+        store_values(_VARIABLES[name](model), part.seen_values())
+    mark_synced(model, True)
+    return True
 
 
 def release_state(model: keras.Model) -> None:
@@ -58,14 +93,31 @@ def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict
     """
     # Keras empties variable by variable, and notes the state afterwards: an interrupt between the two
     # would lose the weights.
+    unchanged = _unchanged(model, [name for name in LISTS if wanted.get(name)])
     with in_parts():
-        state = original(model, **{**wanted, "purge_model_variables": False})
+        state = unchanged or original(model, **{**wanted, "purge_model_variables": False})
     hold_state(model, [name for name in LISTS if wanted.get(name)], state)
     mark_synced(model, False)
     lists = {name: wanted[name] for name in LISTS if name in wanted}
     if wanted.get("purge_model_variables"):
         empty_variables(model, lists)
     return state
+
+
+def _unchanged(model: keras.Model, names: list[str]) -> tuple[StatePart, ...] | None:
+    """Return the lists of the last step's state where the variables still hold it; else None."""
+    noted = training_state(model) or {}
+    parts: list[StatePart] = []
+    for name in names:
+        part = noted.get(name)
+        if not isinstance(part, StatePart):
+            return None
+        held = list(map(stored_value, _VARIABLES[name](model)))
+        seen = part.seen_values()
+        if len(held) != len(seen) or not all(map(operator.is_, held, seen)):
+            return None
+        parts.append(part)
+    return tuple(parts)
 
 
 @contextlib.contextmanager
@@ -91,29 +143,44 @@ _NUMBERS = itertools.count()
 PureStep = Callable[[State, PyTree], tuple[PyTree, State]]
 
 
-class StatePart(Sequence[jax.Array]):
-    """One list of a step's state, as Keras' loop carries it from step to step.
-
-    Not a list: Keras tracks every list that is stored on a model, which takes 0.2 ms a step.
+class HeldState:
+    """The arrays of a state between two steps, and what Keras and callbacks have got for them.
 
     Args:
-        values: arrays, where the next step wants them; or what gives them where they are read.
-        layouts: of their variables; they give what Keras and callbacks see.
+        values: the arrays, where the next step wants them; or a function that computes them on first access.
     """
 
-    def __init__(
-        self, values: list[jax.Array] | Callable[[], list[jax.Array]], layouts: Sequence[VariableLayout]
-    ) -> None:
+    def __init__(self, values: State | Callable[[], State]) -> None:
         self._values = values
-        self._layouts = layouts
-        self._seen: dict[int, jax.Array] = {}
+        #: By the numbers of the list and the variable.
+        self.seen: dict[tuple[int, int], Any] = {}
 
     @property
-    def values(self) -> list[jax.Array]:
+    def values(self) -> State:
         """The arrays."""
         if callable(self._values):
             self._values = self._values()
         return self._values
+
+
+class StatePart(Sequence[jax.Array]):
+    """One list of the newest state, as Keras' loop carries it: the same object after each step.
+
+    Not a list: Keras tracks every list that is stored on a model, which takes 0.2 ms a step.
+
+    Args:
+        carried: holds the newest state.
+        number: of the list.
+        layouts: of its variables; they give what Keras and callbacks see.
+    """
+
+    def __init__(self, carried: FitState, number: int, layouts: Sequence[VariableLayout]) -> None:
+        self._carried, self._number, self._layouts = carried, number, layouts
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """The arrays."""
+        return self._carried.held.values[self._number]
 
     def __len__(self) -> int:
         return len(self._layouts)
@@ -129,14 +196,19 @@ class StatePart(Sequence[jax.Array]):
         return [self._at(i) for i in numbers] if isinstance(numbers, range) else self._at(numbers)
 
     @property
-    def is_read(self) -> bool:
-        """Whether Keras or a callback has read an array."""
-        return bool(self._seen)
+    def keeps_types(self) -> bool:
+        """True if the arrays have the shapes and types of their variables."""
+        return self._carried.keeps_types
 
-    def _at(self, number: int) -> jax.Array:
-        if number not in self._seen:
-            self._seen[number] = self._layouts[number].hold(self.values[number])
-        return self._seen[number]
+    def seen_values(self) -> list[Any]:
+        """Return the values that Keras and callbacks get, for all arrays."""
+        return list(map(self._at, range(len(self._layouts))))
+
+    def _at(self, number: int) -> Any:
+        seen, place = self._carried.held.seen, (self._number, number)
+        if place not in seen:
+            seen[place] = self._layouts[number].hold(self.values[number])
+        return seen[place]
 
     def places(self, kind: type[VariableLayout]) -> list[int]:
         """Return the places of the variables of a layout."""
@@ -144,11 +216,21 @@ class StatePart(Sequence[jax.Array]):
 
     def see(self, number: int, seen: jax.Array) -> None:
         """Note what Keras and callbacks have got for an array."""
-        self._seen[number] = seen
+        self._carried.held.seen[self._number, number] = seen
 
     def behind(self, number: int, seen: jax.Array) -> jax.Array | None:
         """Return the array of which `seen` was given to Keras and callbacks; None for any other."""
-        return self.values[number] if self._seen.get(number) is seen else None
+        last = self._carried.held.seen.get((self._number, number))
+        return self.values[number] if last is seen else None
+
+
+def _are_alike(before: Any, after: Any) -> bool:
+    """Return whether a value that a step leaves has the shape and type of the one before; traced."""
+    return after is before or (
+        getattr(after, "shape", None) == before.shape
+        and after.dtype == before.dtype
+        and getattr(after, "weak_type", False) == getattr(before, "weak_type", False)
+    )
 
 
 class FitState:
@@ -160,7 +242,14 @@ class FitState:
         self._layouts: tuple[list[VariableLayout], ...] = ()
         #: How many variables each part has, and the version of the layout; none before a state was placed.
         self.sizes: tuple[int, ...] = ()
+        #: True if variables hold the very arrays of programs, in their own shapes and types; known when a
+        #: program was traced.
+        self.keeps_types = type(self._layout) is StateLayout
+        #: The newest state, and its lists as Keras carries them; None before the first step.
+        self.held = HeldState(())
         self._returned: tuple[StatePart, ...] | None = None
+        # Whether a state lies between two steps as a program returns it.
+        self._rests = type(self._layout).rest is not StateLayout.rest or self._layout.rests_elsewhere
         self._number, self._count = next(_NUMBERS), 0
         #: `[(outputs, state, token)]` of a call's last program: until `keep`, nothing else holds the state.
         self.done: list[Started[PyTree, State]] = []
@@ -177,7 +266,7 @@ class FitState:
 
     def require_unchanged(self, state: State) -> State:
         """Return the state of the last step, which was run ahead with others."""
-        if self._returned is None or any(a is not b for a, b in zip(state, self._returned, strict=True)):
+        if self._returned is None or not self._is_own(state):
             raise InvalidArgumentError(
                 "The weights may not be changed between two batches of an epoch unless a callback of `fit` "
                 "does it, in `on_train_batch_begin` or `on_train_batch_end`. Received: other weights."
@@ -192,31 +281,40 @@ class FitState:
             steps: how many steps were started in all.
         """
         self._count += 1
-        self._returned = tuple(
-            StatePart(list(self._layout.rest(part)), layouts)
-            for part, layouts in zip(state, self._layouts, strict=True)
-        )
-        # Keras stores it when the function has returned. An interrupt in between must find it, too.
-        set_training_state(self._model, dict(zip(self._task.value, self._returned, strict=True)))
+        rested = tuple([*self._layout.rest(part)] for part in state) if self._rests else state
+        returned = self._carry(HeldState(rested))
         if self._task is TrainerTask.TRAIN:
             self._replicas.process_group.check_state(self._replicas.mesh, self, steps, self._compared)
+        return returned
+
+    def _carry(self, held: HeldState) -> State:
+        """Hold a state, and return its lists as Keras carries them."""
+        if self._returned is None:
+            self._returned = self._parts()
+        # From here on all lists have the new values.
+        self.held = held
+        # Keras stores them when the function has returned. An interrupt in between must find them, too.
+        noted = training_state(self._model)
+        if not noted or noted.get(self._task.value[0]) is not self._returned[0]:
+            set_training_state(self._model, dict(zip(self._task.value, self._returned, strict=True)))
         return self._returned
+
+    def _parts(self) -> tuple[StatePart, ...]:
+        return tuple(StatePart(self, i, layouts) for i, layouts in enumerate(self._layouts))
 
     def keep_unread(self, read: Callable[[], State]) -> State:
         """Return a state as Keras carries it, which is computed where Keras or a callback reads it."""
+        return self._carry(HeldState(lambda: tuple([*self._layout.rest(part)] for part in read())))
 
-        def part_of(i: int) -> Callable[[], list[jax.Array]]:
-            return lambda: list(self._layout.rest(read()[i]))
-
-        self._returned = tuple(StatePart(part_of(i), layouts) for i, layouts in enumerate(self._layouts))
-        hold_state(self._model, self._task.value, self._returned)
-        return self._returned
+    def _is_own(self, state: State) -> bool:
+        """Return whether a state consists of the lists that Keras was given."""
+        return state is self._returned or (
+            self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True))
+        )
 
     def is_returned(self, state: State) -> bool:
         """Return whether a state is the very one that the last step returned, and was not read."""
-        return self._returned is not None and all(
-            a is b and not b.is_read for a, b in zip(state, self._returned, strict=True)
-        )
+        return not self.held.seen and self._is_own(state)
 
     def is_unchanged(self, state: State, kind: type[VariableLayout] = VariableLayout) -> bool:
         """Return whether a state has the values that the last step returned, read or not.
@@ -251,10 +349,9 @@ class FitState:
             state: what Keras carries: the one that `keep` returned, or one with values that a callback set.
             batch: the first batch of the call, which workers compare where they begin.
         """
-        if self._returned is not None and all(a is b for a, b in zip(state, self._returned, strict=True)):
-            if not self._layout.rests_elsewhere:
-                return tuple(list(part.values) for part in self._returned)
-            return tuple(list(self._layout.fetch(part.values)) for part in self._returned)
+        if self._is_own(state):
+            held = self.held.values
+            return tuple([*self._layout.fetch(part)] for part in held) if self._rests else held
         # What lies in parts is not sent: each worker has its own part of it.
         given: list[VariableValue] = [value for part in state for value in part]
         values = [value.token if isinstance(value, AgreedHandle) else value for value in given]
@@ -280,7 +377,7 @@ class FitState:
         if self.sizes != sizes:
             # Also after a layer was frozen: its weights move to another part of the state.
             self._layouts = self._layouts_of_state()
-            self.sizes = sizes
+            self.sizes, self._returned = sizes, None
 
     def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program."""
@@ -292,6 +389,8 @@ class FitState:
                 for part, xs in zip(layouts, state, strict=True)
             )
             logs, new = step(entered, batch)
+            given, returned = itertools.chain(*entered), itertools.chain(*new)
+            self.keeps_types &= all(map(_are_alike, given, returned))
             left = tuple(
                 [one.leave(x, in_replica) for one, x in zip(part, xs, strict=True)]
                 for part, xs in zip(layouts, new, strict=True)

@@ -264,14 +264,18 @@ def _batch_end_of(name: str) -> Callable[..., None]:
 
     Keras' own method starts a thread that waits for the step and reads its logs, also for no hook at all.
     """
-    hooks = _HOOKS[name].after
+    hooks, calls = _HOOKS[name].after, f"_unisono_calls_{name}"
 
     def batch_end(
         original: Callable[..., None], self: keras.callbacks.CallbackList, batch: int, logs: Logs = None
     ) -> None:
-        if batch == 0:
+        known = vars(self)
+        # Decided once for an epoch, as each step of a small model takes less time than this.
+        if batch == 0 or calls not in known:
             _note_first_program(self, name)
-        if _lookahead_of_call(self, name) is None or any(overrides(c, *hooks) for c in self.callbacks):
+            is_ahead = _lookahead_of_call(self, name) is not None
+            known[calls] = not is_ahead or any(overrides(c, *hooks) for c in self.callbacks)
+        if known[calls]:
             original(self, batch, logs)
 
     return batch_end

@@ -66,6 +66,8 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         self._step, self._state, self._is_constant = step, state, is_constant
         #: Whether the processes agree in each program of several steps how many the next ones have.
         self.agree = step.replicas.process_group.size > 1 and not is_constant
+        #: The program of the last group, and its key.
+        self._last: tuple[ProgramKey, StepProgram] | None = None
         #: By mode, true rows and sizes: the single step, which JAX traces once for all programs of it.
         self._traced: dict[tuple[Mode, int, tuple[int, ...]], Callable[..., PyTree]] = {}
 
@@ -74,16 +76,21 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         true_rows = group.rows if group.mode is Mode.PADDED else 0
         sizes, chooses = self._state.sizes, group.choice is not None
         key = ProgramKey(group.mode, true_rows, group.slots, sizes, group.keeps_state, chooses)
+        # To compare is cheaper than to hash, which calls Python code for the mode.
+        if self._last is not None and key == self._last[0]:
+            return self._last[1]
         if key not in self:
             if self._step.task is TrainerTask.TRAIN:
                 # Here it costs nothing beside the compilation, and the first batch has come.
                 _, *labelled = keras.utils.unpack_x_y_sample_weight(group.first)
                 check_labels(self._step.model, *labelled)
             self[key] = self.compile(key, group)
+        self._last = key, self[key]
         return self[key]
 
     def remove(self, program: StepProgram) -> None:
         """Forget a program that was traced, and will not run."""
+        self._last = None
         del self[next(key for key, found in self.items() if found is program)]
 
     def compile(self, key: ProgramKey, group: BatchGroup) -> StepProgram:

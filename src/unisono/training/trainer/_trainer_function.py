@@ -69,6 +69,8 @@ class TrainerFunction:
         #: The newest state, and whether it is on the devices as programs want it.
         self._state: State = ()
         self._is_placed = False
+        #: True if it is as a program has returned it, and no code has read it since.
+        self._is_result = False
         #: How many steps were started in all.
         self.num_steps = 0
 
@@ -101,7 +103,7 @@ class TrainerFunction:
             results = self.loop.run(source, iterator)
             logs = source.hand_out(results, self._task is TrainerTask.PREDICT)
             new = self._state
-            return logs, new if self.loop.is_eager else self.carried.keep(new, self.num_steps)
+            return logs, new if self.loop.was_eager else self.carried.keep(new, self.num_steps)
         except BaseException:
             self.carried.give_back(state)
             raise
@@ -124,6 +126,7 @@ class TrainerFunction:
     def prepare(self, group: BatchGroup) -> ReadyProgram:
         """Return a group's program, with the newest state and the group's batches."""
         if not self._is_placed:
+            self._is_result = self.carried.is_returned(self._state)
             self._state = self.carried.place(self._state, group.first)
             self._is_placed = True
         began = perf_counter()
@@ -142,16 +145,18 @@ class TrainerFunction:
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program, which continues with the newest state; see `GroupRunner`."""
-        if self.loop.is_eager:
+        if self.loop.was_eager:
             # All rows as one replica, so that a debugger sees values.
             whole = tuple([whole_value(x) for x in part] for part in self._state)
             logs, self._state = self._step.whole(whole, group.first)
             return logs, None
         program, state, data = self.prepare(group)
         self.learn(group, program, state, data)
-        results, self._state = program(state, data, self.carried.done)
+        results, self._state = program(state, data, self.carried.done, self._is_result)
+        self._is_result = True
         self.num_steps += group.count
-        results = jax.tree.map(self._replicas.mesh.local, results)
+        if self._replicas.mesh.spans_processes:
+            results = jax.tree.map(self._replicas.mesh.local, results)
         if group.stager is None or not self._programs.agree:
             return results, None
         logs, agreed = results
