@@ -115,6 +115,7 @@ def test_the_page_and_the_trace_show_the_failure(launch):
     assert kinds.count("fault") == 1
     titles = [t.text for t in picture.iter("{http://www.w3.org/2000/svg}title")]
     assert any("to step 16" in text and "exchange" in text and "data" in text for text in titles)
+    assert any("to step 16" in text and "rows/s" in text and "TFLOP/s" in text for text in titles)
     events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
     names = {e["args"]["name"]: e["pid"] for e in events if e["ph"] == "M"}
     assert set(names) == {"launcher", "worker:0", "worker:1"}

@@ -40,7 +40,18 @@ HISTORY = [
 _SPAN = {"from": 1e9 + 6, "until": 1e9 + 7, "generation": 1}
 EVENTS = [
     _SPAN | {"event": "compile"},
-    _SPAN | {"event": "steps", "step": 5, "count": 5, "data": 0.1, "exchange": None},
+    _SPAN
+    | {
+        "event": "steps",
+        "step": 5,
+        "count": 5,
+        "data": 0.1,
+        "exchange": None,
+        "rows": 40,
+        "flops": 1e9,
+        "peak": 1e12,
+        "memory": 1e9,
+    },
 ]
 LINES = st.lists(st.tuples(st.integers(0, 9), TEXT_CHANGES), max_size=2)
 

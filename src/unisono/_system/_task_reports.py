@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
 
 from unisono._features import load
 from unisono._system._environ import process_environ
-
-_NOTHING = contextlib.nullcontext()
 
 
 class TaskEvents:
@@ -23,26 +20,20 @@ class TaskEvents:
 
     #: The share of a sampled step in which devices exchanged.
     exchange: float | None = None
-    #: True where the launcher reads them.
-    is_read = False
+    is_read = False  # by the launcher
 
     def begin_at(self, step: int) -> None:
         """Note how many steps a run has made that this process resumes."""
 
     def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
-        """Count steps.
+        """Count steps, and seconds of waiting for batches (`data`) and for parameter servers (`pulling`)."""
 
-        Args:
-            data: seconds in which they waited for batches; None where that is not known.
-            pulling: seconds in which they waited for values of parameter servers; likewise.
-        """
-
-    def worked(self, work: Any) -> None:
+    def worked(self, work: object) -> None:
         """Add the work (`StepWork`) of steps that are counted next."""
 
     def span(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Note when a block runs, also where it raises."""
-        return _NOTHING
+        return contextlib.nullcontext()
 
 
 class Heartbeat:
