@@ -44,6 +44,8 @@ class StepLookahead(BatchSource):
     """
 
     is_ahead = True
+    #: True if a callback may see that steps run ahead of it; see `Speculation`.
+    is_guess = False
 
     def __init__(self, per_call: int = 1, is_predict: bool = False) -> None:
         super().__init__()
@@ -70,6 +72,9 @@ class StepLookahead(BatchSource):
     def num_held(self) -> int:
         """How many batches were taken from the data, and not used yet."""
         return len(self._held) + len(self._again)
+
+    def continue_from(self, is_unchanged: bool) -> None:
+        """Discard what runs ahead where a callback has changed the state, which none does here."""
 
     def begin_epoch(self, steps: int | None) -> None:
         """Note that an epoch begins; discard what is left of one that was interrupted."""

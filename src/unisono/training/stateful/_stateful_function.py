@@ -42,7 +42,6 @@ from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._grouped_program import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
 from unisono.training.trainer._protocol import State
-from unisono.training.trainer._speculation import Speculation
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class StatefulFunction:
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
         # A guess what callbacks do needs a state that Keras carries.
-        if self.lookahead is None or isinstance(self.lookahead, Speculation):
+        if self.lookahead is None or self.lookahead.is_guess:
             return self.run(BatchSource(), state, iterator)
         return self.lookahead.step(self, state, iterator)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import keras
+import numpy as np
 
 from unisono._system._blocks import set_for_block
 from unisono._types import KerasWrap, Logs
@@ -31,7 +32,6 @@ from unisono.training.trainer._protocol import (
     set_usual_rows,
     usual_rows_of,
 )
-from unisono.training.trainer._speculation import Speculation, batches_come_from_memory
 from unisono.training.trainer._trainer_step import TASKS
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def can_speculate(
         return False
     if name == "fit" and any(_needs_each_state(c) for c in flat_callbacks(callbacks)):
         return False
-    return batches_come_from_memory([data.get(key) for key in ("x", "y", "sample_weight")])
+    leaves = jax.tree.leaves([data.get(key) for key in ("x", "y", "sample_weight")])
+    # A callback that writes into the arrays themselves is not noticed: batches are taken some steps ahead.
+    return bool(leaves) and all(isinstance(x, (np.ndarray, jax.Array)) for x in leaves)
 
 
 def _needs_each_state(callback: keras.callbacks.Callback) -> bool:
@@ -197,7 +199,11 @@ def lookahead_for(
         return None
     can_repeat = name != "fit" or replicated.state_layout.can_repeat
     guesses = can_repeat and can_speculate(model, arguments.get("callbacks"), arguments, name)
-    return Speculation() if guesses else None
+    if not guesses:
+        return None
+    from unisono.training.trainer._speculation import Speculation
+
+    return Speculation()
 
 
 # --- evaluate and predict -------------------------------------------------------------------
@@ -343,7 +349,7 @@ def apart_from_outer_call(model: keras.Model, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if isinstance(ahead, Speculation):
+        if ahead is not None and ahead.is_guess:
             ahead.continue_from(is_unchanged=False)
         set_lookahead(function, ahead)
         set_usual_rows(function, rows)

@@ -15,13 +15,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import jax
-import numpy as np
 
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
@@ -42,9 +41,6 @@ _PATIENCE = 32
 
 #: As many steps as no training has.
 _FOREVER = 1 << 60
-
-#: Data of which a batch is a part.
-_ARRAYS = (np.ndarray, jax.Array)
 
 #: The largest state, in bytes, of which several versions are kept.
 _LARGEST_STATE = 64 << 20
@@ -79,6 +75,7 @@ class Speculation(StepLookahead):
 
     #: A step that was not run ahead runs by itself.
     is_ahead = False
+    is_guess = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +140,8 @@ class Speculation(StepLookahead):
             self._give_up()
             return None
         self._repeatable.add(program)
-        function.learn(group, program, state, data)
+        if function.timer.work is not None:
+            function.learn(group, program, state, data)
         start = partial(program, state, data, [])
         logs, after = start_steps(function.timer, group, start)
         function.num_steps += group.count
@@ -242,15 +240,3 @@ class Speculation(StepLookahead):
     def room(self) -> int:
         """How many batches may follow, up to the end of the epoch; Keras' loop is at the step it asks for."""
         return sys.maxsize if self.left is None else self.left - self.pending
-
-
-def batches_come_from_memory(data: Sequence[PyTree]) -> bool:
-    """Return whether batches are parts of arrays, so that a callback cannot choose what comes next.
-
-    A callback that writes into the arrays themselves is not noticed: batches are taken some steps ahead.
-
-    Args:
-        data: what a method of Keras was given: `x`, `y` and `sample_weight`.
-    """
-    leaves = jax.tree.leaves(list(data))
-    return bool(leaves) and all(isinstance(x, _ARRAYS) for x in leaves)

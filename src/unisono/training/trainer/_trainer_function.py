@@ -137,11 +137,10 @@ class TrainerFunction:
         return ReadyProgram(self._programs.of_group(group), self._state, data)
 
     def learn(self, group: BatchGroup, program: StepProgram, state: State, data: PyTree) -> None:
-        """Count what a program computes, before it runs for the first time, where that is asked for."""
-        if self.timer.work is not None:
-            # A loop of constant length counts as often as it runs, another one once.
-            steps = group.slots if self.loop.is_constant else 1
-            self.timer.work.learn(group, steps, lambda: program.jaxpr(state, data))
+        """Count what a program computes, before it runs for the first time."""
+        # A loop of constant length counts as often as it runs, another one once.
+        steps = group.slots if self.loop.is_constant else 1
+        self.timer.count_work().learn(group, steps, lambda: program.jaxpr(state, data))
 
     def start(self, group: BatchGroup) -> tuple[PyTree, jax.Array | None]:
         """Start a group's program, which continues with the newest state; see `GroupRunner`."""
@@ -151,7 +150,8 @@ class TrainerFunction:
             logs, self._state = self._step.whole(whole, group.first)
             return logs, None
         program, state, data = self.prepare(group)
-        self.learn(group, program, state, data)
+        if self.timer.work is not None:
+            self.learn(group, program, state, data)
         results, self._state = program(state, data, self.carried.done, self._is_result)
         self._is_result = True
         self.num_steps += group.count
