@@ -270,7 +270,10 @@ def test_an_estimators_steps(platform, tmp_path):
 
 
 def test_what_a_step_costs_the_host_on_gpus(monkeypatch):
-    """One transfer of its batch, and no wait but for the step sixteen before it."""
+    """One transfer of the numbers of its rows, and no wait but for the step sixteen before it.
+
+    The arrays are placed once, which is waited for: there may be no room for them.
+    """
     put, placed = ReplicaMesh.put, []
     monkeypatch.setattr(
         ReplicaMesh, "put", lambda mesh, x, sharding: placed.append(x) or put(mesh, x, sharding)
@@ -288,8 +291,10 @@ def test_what_a_step_costs_the_host_on_gpus(monkeypatch):
             model.fit(x, y, batch_size=8, verbose=0, callbacks=[reads])
             # Loss and accuracy at the end of the epoch.
             waits = [name for name in reads.reads if name != "array"]
-            assert waits == ["block_until_ready"] * max(0, steps - RUN_AHEAD), reads.reads
-            assert len(placed) - steps <= 3, [type(x) for x in placed]
+            assert waits == ["block_until_ready"] * (1 + max(0, steps - RUN_AHEAD)), reads.reads
+            sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(x)) for x in placed]
+            assert sizes.count(8 * 4) >= steps
+            assert len(placed) - steps <= 5, sizes
     assert len(programs) == 1
 
 
