@@ -21,6 +21,7 @@ FEATURES = {
     "variables of a step in TensorFlow's form": "unisono.training.stateful._form:preparation_of",
     "reading of a step of your own": "unisono.training.replica._own_step_reading:read_own_step",
     "reading of a step of `run`": "unisono.training.replica._replicated_reading:warn_of_guesses",
+    "check for NaNs": "unisono.step._explain:require_numbers",
     "explanation of an error": "unisono.step._explain:explain",
     "explanation of a last error": "unisono.step._explain:explain_at_end",
     "recording of eager code": "unisono.step.eager._recording:TapeRecording",

@@ -13,7 +13,7 @@ from tests import shut_doors
 SRC = Path(unisono.__file__).parent
 
 #: What a program loads that trains with a `MirroredStrategy`; the numbers may only shrink.
-MOST = {"modules": 100, "lines": 18_400, "classes": 176}
+MOST = {"modules": 99, "lines": 18_200, "classes": 174}
 
 
 @pytest.fixture(scope="module")

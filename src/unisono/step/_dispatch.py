@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from unisono._features import load
 from unisono._lowering._compiler_options import Executables, compiler_options
 from unisono._mesh import ReplicaMesh
 from unisono._reads import NOT_IN_A_STEP, read_by
@@ -160,16 +161,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         looks_for_infs = getattr(jax.config, "jax_debug_infs")  # noqa: B009 (JAX's types lack it)
         with jax.debug_nans(False), jax.debug_infs(False):
             outputs, state, _ = self._compiled(donated, kept)
-            for path, value in jax.tree_util.tree_leaves_with_path((outputs, state)):
-                if not jnp.issubdtype(value.dtype, jnp.inexact):
-                    continue
-                bad = ~jnp.isfinite(value) if looks_for_infs else jnp.isnan(value)
-                if bool(bad.any()):
-                    raise FloatingPointError(
-                        "A step must compute numbers only. Received: NaN in (outputs, state)"
-                        f"{jax.tree_util.keystr(path)}, shape {value.shape}. State is as it was before. "
-                        "Compile the model with `run_eagerly=True` to see the first operation."
-                    )
+            load("check for NaNs")((outputs, state), looks_for_infs)
         return outputs, state
 
     def jaxpr(self, donated: Donated, kept: Kept) -> jex.ClosedJaxpr:

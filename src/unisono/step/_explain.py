@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 import jax
+import jax.numpy as jnp
 
 from unisono._context import ReplicaContext
 from unisono._tracebacks import add_advice, frames_of, is_explained, is_program
+from unisono._types import PyTree
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
@@ -235,3 +237,21 @@ def _traced_in(place: _Place) -> str:
             described.append(f"{kind}`{name}`{shape}")
     text = " and ".join(described) if described else f"`{place.text}`"
     return text[:1].upper() + text[1:]
+
+
+def require_numbers(results: PyTree, looks_for_infs: bool) -> None:
+    """Raise where arrays of a step, `(outputs, state)`, hold NaN, or what is not finite.
+
+    Raises:
+        FloatingPointError: it names the first one.
+    """
+    for path, value in jax.tree_util.tree_leaves_with_path(results):
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            continue
+        bad = ~jnp.isfinite(value) if looks_for_infs else jnp.isnan(value)
+        if bool(bad.any()):
+            raise FloatingPointError(
+                "A step must compute numbers only. Received: NaN in (outputs, state)"
+                f"{jax.tree_util.keystr(path)}, shape {value.shape}. State is as it was before. "
+                "Compile the model with `run_eagerly=True` to see the first operation."
+            )
