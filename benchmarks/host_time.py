@@ -1,0 +1,84 @@
+"""What a step of `fit` costs the host, by `steps_per_execution`: Unisono and plain Keras, in turns.
+
+    python benchmarks/host_time.py          # less than a minute
+
+The model is so small that the devices have next to nothing to compute. Counted is the CPU time of the thread
+that runs Keras' loop, so that neither the devices' threads nor other programs count. The last column has a
+callback that looks at each batch, and changes nothing.
+"""
+
+import datetime
+import time
+
+import keras
+import numpy as np
+from _report import machine, markdown
+
+import unisono
+
+ROWS, STEPS, ROUNDS = 64, 480, 7
+TOGETHER = (1, 2, 5, 10, 40)
+
+
+class Looks(keras.callbacks.Callback):
+    """Looks at each batch, or at as many as run together."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Read the loss."""
+        float(logs["loss"])
+
+
+def built(strategy, together):
+    """A compiled model, on a strategy or as plain Keras runs it."""
+    keras.utils.set_random_seed(1)
+
+    def make():
+        model = keras.Sequential(
+            [keras.layers.Input((8,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse", steps_per_execution=together)
+        return model
+
+    if strategy is None:
+        return make()
+    with strategy.scope():
+        return make()
+
+
+def milliseconds(model, x, y, callbacks):
+    """The host's CPU time of a step."""
+    began = time.thread_time()
+    model.fit(x, y, batch_size=ROWS, verbose=0, callbacks=callbacks)
+    return 1000 * (time.thread_time() - began) / STEPS
+
+
+def main():
+    x, y = np.zeros((ROWS * STEPS, 8), "float32"), np.zeros((ROWS * STEPS, 1), "float32")
+    strategy = unisono.MirroredStrategy(["cpu:0"])
+    cells = {}
+    for together in TOGETHER:
+        for name, owner in (("Unisono", strategy), ("plain Keras", None)):
+            for kind, callbacks in (("", []), ("looks", [Looks()])):
+                cells[together, name, kind] = built(owner, together), callbacks, []
+    # The first round compiles.
+    for number in range(ROUNDS + 1):
+        for model, callbacks, times in cells.values():
+            taken = milliseconds(model, x, y, callbacks)
+            if number:
+                times.append(taken)
+    lines = [["steps_per_execution", "Unisono", "plain Keras", "with a callback: Unisono", "plain Keras"]]
+    for together in TOGETHER:
+        values = [
+            f"{min(cells[together, name, kind][2]):.3f}"
+            for kind in ("", "looks")
+            for name in ("Unisono", "plain Keras")
+        ]
+        lines.append([str(together), *values])
+    facts = machine()
+    print(f"{datetime.date.today()}: {facts['cpu']}, {facts['cores']} cores, {facts['versions']}.")
+    print(f"The host's ms of CPU time a step, least of {ROUNDS} rounds, {ROWS} rows, one CPU device.\n")
+    print(markdown(lines))
+
+
+if __name__ == "__main__":
+    main()
