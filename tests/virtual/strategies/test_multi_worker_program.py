@@ -3,6 +3,7 @@
 import contextlib
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ import unisono
 from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mirrored, mlp
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
 from unisono.step._dispatch import CompiledStep
-from unisono.training.groups import _group_size
+from unisono.training.groups import _constant_groups, _group_size, _step_loop
 from unisono.training.groups._multi_step import exchanges_in_loop
 from unisono.training.trainer import _trainer_step
 
@@ -246,3 +247,34 @@ def test_evaluate_and_predict_exchange_once_in_a_group(monkeypatch):
         call()
         assert len(started) == 4  # 4, 4 and 1 steps, and the ragged one
         assert list(sent.values()) == [{"all-gather": 1, "all-reduce": WISH}, {}]
+
+
+def test_workers_change_to_groups_of_constant_length_together(monkeypatch):
+    """As on GPUs: all ask each other what they have measured, and whether the program is compiled."""
+    x, y = digits()
+
+    def trained():
+        keras.utils.set_random_seed(2)
+        with mirrored(None).scope():
+            model = mlp()
+            model.compile("adam", crossentropy(), metrics=["accuracy"])
+        history = model.fit(x[:960], y[:960], batch_size=16, epochs=3, verbose=0)
+        return model, history.history
+
+    ours, expected = trained()
+    monkeypatch.setattr(_step_loop, "may_loop", lambda platform: False)
+    for name, value in (("_WARM_UP", 2), ("_MEASURED", 2), ("_IDLE", 0.0), ("_ASK_EVERY", 4)):
+        monkeypatch.setattr(_constant_groups, name, value)
+    monkeypatch.setattr(_constant_groups, "pays", lambda alone, together: True)
+    with ThreadPoolExecutor(1) as thread:
+        monkeypatch.setattr(_constant_groups, "_threads", lambda: thread)
+        grouped, history = trained()
+    # From here on it is compiled on all workers.
+    (trial,) = grouped.train_function.loop._constant._trials.values()
+    assert trial.phase.name in ("COMPILE", "TRY", "TOGETHER")
+    for a, b in zip(grouped.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-5)
+    grouped.fit(x[:960], y[:960], batch_size=16, epochs=3, verbose=0)
+    assert trial.phase.name == "TOGETHER"
