@@ -321,7 +321,7 @@ def test_few_variables_get_a_loop_at_once():
     assert [key.slots for key in model.train_function._programs] == [32]
 
 
-@pytest.mark.parametrize(("kind", "most"), [("ahead", 10), ("alone", 8), ("together", 11)])
+@pytest.mark.parametrize(("kind", "most"), [("ahead", 8), ("alone", 8), ("together", 9)])
 def test_a_batch_passes_few_files_twice(kind, most):
     """Where one who follows a batch through the library must go back to a file; see `tests/batch_path.py`."""
     x, y = digits()

@@ -17,6 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from unisono._types import PyTree
 from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import check_values
 from unisono.step._call_signature import LazyArray
+from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._step_profile import HostTimer
 
 #: Seconds after which the host no longer waits for one more batch: a program of fewer steps is better than
@@ -202,11 +204,54 @@ class BatchSource:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *[result.rows() for result in results])
 
 
+class KnownForm(NamedTuple):
+    """The form of a batch that was examined: the next one of this form is not.
+
+    Args:
+        arrays: class, shape and dtype of each; None where a batch holds other things, and is always examined.
+        facts: that decide besides the form how a batch runs.
+        slots: how many such batches may share a program.
+        has_wide_integers: whether the values of each batch must be examined, see `check_values`.
+    """
+
+    structure: object
+    arrays: list[tuple[type, tuple[int, ...], np.dtype]] | None
+    facts: object
+    mode: Mode
+    rows: int
+    slots: int
+    has_wide_integers: bool
+
+    @classmethod
+    def of(cls, batch: PyTree, facts: object, mode: Mode, rows: int, slots: int) -> KnownForm:
+        """Return the form of a batch."""
+        leaves, structure = jax.tree.flatten(batch)
+        if not all(type(x) is np.ndarray or isinstance(x, jax.Array) for x in leaves):
+            return cls(structure, None, facts, mode, rows, slots, False)
+        is_wide = any(type(x) is np.ndarray and x.dtype.kind in "iu" and x.itemsize == 8 for x in leaves)
+        arrays = [(type(x), x.shape, x.dtype) for x in leaves]
+        return cls(structure, arrays, facts, mode, rows, slots, is_wide)
+
+    def describes(self, batch: PyTree, facts: object) -> bool:
+        """Return whether a batch has this form, and runs in the same way."""
+        if self.arrays is None or facts != self.facts:
+            return False
+        leaves: list[jax.Array]
+        leaves, structure = jax.tree_util.tree_flatten(batch)
+        if structure != self.structure:
+            return False
+        for x, (kind, shape, dtype) in zip(leaves, self.arrays, strict=True):
+            if type(x) is not kind or x.shape != shape or x.dtype != dtype:
+                return False
+        return True
+
+
 class BatchNotes:
     """Notes the batches that are taken: checks each, here and against the other workers."""
 
     def __init__(self, group: ProcessGroup, kind: str, timer: HostTimer) -> None:
         self._group, self._kind, self._timer = group, kind, timer
+        self._known: KnownForm | None = None
 
     def share(self, batches: list[PyTree]) -> None:
         """Let the workers compare what they are about to run.
@@ -216,20 +261,33 @@ class BatchNotes:
         """
         self._group.note_step(self._kind, batches)
 
-    def add(self, batch: PyTree, seconds: float, shares: bool) -> None:
-        """Note a batch."""
-        if shares:
-            self.share([batch])
-        check_values(batch)
-        self._timer.add(batch, seconds)
+    def add(
+        self, batch: PyTree, seconds: float, shares: bool, is_again: bool = False, facts: object = None
+    ) -> KnownForm | None:
+        """Note a batch; return its form where the last one had it, and None otherwise.
 
-    def add_known(self, batch: PyTree, rows: int, seconds: float, shares: bool, is_checked: bool) -> None:
-        """Note a batch of a form that was noted before, whose values are checked where they may differ."""
+        Args:
+            seconds: that it took to get it.
+            is_again: whether it was noted before.
+            facts: that decide besides its form how it runs.
+        """
+        known = self._known if self._known is not None and self._known.describes(batch, facts) else None
+        if is_again:
+            return known
         if shares:
             self._group.note_step(self._kind, [batch])
-        if is_checked:
+        if known is None or known.has_wide_integers:
             check_values(batch)
-        self._timer.add_rows(rows, seconds)
+        if known is None:
+            self._timer.add(batch, seconds)
+        else:
+            self._timer.add_rows(known.rows, seconds)
+        return known
+
+    def know(self, form: KnownForm) -> KnownForm:
+        """Note the form of the last batch, and return it."""
+        self._known = form
+        return form
 
     def each(self, source: BatchSource, batches: Iterable[PyTree]) -> Iterator[PyTree]:
         """Give batches, and note those that do not come again."""

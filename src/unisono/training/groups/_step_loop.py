@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import jax.extend.core as jex
 import keras
-import numpy as np
 
 from unisono._features import load
 from unisono._system._task_reports import process_events
@@ -27,7 +26,7 @@ from unisono._types import PyTree
 from unisono.step._run_ahead import run_ahead_of
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager, StagerCache
 from unisono.training.groups._batch_policy import BatchPolicy, Mode
-from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult
+from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult, KnownForm
 from unisono.training.groups._group_size import AdaptiveGroupSize
 from unisono.training.groups._multi_step import (
     exchanges_in_loop,
@@ -48,48 +47,6 @@ if TYPE_CHECKING:
 #: 4.4 s of CPU time longer to compile than the single step, and saved 12 ms at each step; with 430 arrays it
 #: saved 4 ms.
 _MANY_ARRAYS, _PAYING_STEPS = 300, 300
-
-
-class KnownForm(NamedTuple):
-    """The form of a batch that was examined: the next one of this form is not.
-
-    Args:
-        arrays: class, shape and dtype of each; None where a batch holds other things, and is always examined.
-        facts: that decide besides the form how a batch runs.
-        slots: how many such batches may share a program.
-        has_wide_integers: whether the values of each batch must be examined, see `check_values`.
-    """
-
-    structure: object
-    arrays: list[tuple[type, tuple[int, ...], np.dtype]] | None
-    facts: object
-    mode: Mode
-    rows: int
-    slots: int
-    has_wide_integers: bool
-
-    @classmethod
-    def of(cls, batch: PyTree, facts: object, mode: Mode, rows: int, slots: int) -> KnownForm:
-        """Return the form of a batch."""
-        leaves, structure = jax.tree.flatten(batch)
-        if not all(type(x) is np.ndarray or isinstance(x, jax.Array) for x in leaves):
-            return cls(structure, None, facts, mode, rows, slots, False)
-        is_wide = any(type(x) is np.ndarray and x.dtype.kind in "iu" and x.itemsize == 8 for x in leaves)
-        arrays = [(type(x), x.shape, x.dtype) for x in leaves]
-        return cls(structure, arrays, facts, mode, rows, slots, is_wide)
-
-    def describes(self, batch: PyTree, facts: object) -> bool:
-        """Return whether a batch has this form, and runs in the same way."""
-        if self.arrays is None or facts != self.facts:
-            return False
-        leaves: list[jax.Array]
-        leaves, structure = jax.tree_util.tree_flatten(batch)
-        if structure != self.structure:
-            return False
-        for x, (kind, shape, dtype) in zip(leaves, self.arrays, strict=True):
-            if type(x) is not kind or x.shape != shape or x.dtype != dtype:
-                return False
-        return True
 
 
 class GroupTrace(NamedTuple):
@@ -166,8 +123,6 @@ class StepLoop:
         if events is not None and events.is_read:
             self.timer.count_work()
         self._notes = BatchNotes(replicas.process_group, kind, self.timer)
-        #: The form of the last batch.
-        self._known: KnownForm | None = None
         #: True if the step of the batch that was taken last runs op by op.
         self.was_eager = False
         self._constant: ConstantGroups | None = None
@@ -235,12 +190,16 @@ class StepLoop:
         seconds = perf_counter() - began
         self.was_eager = self.is_eager
         if self.was_eager:
-            if not source.is_again:
-                self._notes.add(first, seconds, shares=self._notes_lone)
+            self._notes.add(first, seconds, self._notes_lone, source.is_again)
             return BatchGroup(first, Mode.WHOLE, 0)
         if is_ahead and source is not self._source:
             self._begin(source)
-        form = self._form(first, seconds, is_ahead, source.is_again)
+        usual = self._runner.batch_policy.usual_rows
+        wanted: int = self._model.steps_per_execution
+        facts = usual, is_ahead, wanted, self._is_short, self._most_slots
+        form = self._notes.add(first, seconds, self._notes_lone, source.is_again, facts)
+        if form is None:
+            form = self._form(first, wanted, is_ahead)
         mode, rows, slots = form.mode, form.rows, form.slots
         alone = BatchGroup(first, mode, rows)
         if slots < 2 or mode in (Mode.WHOLE, Mode.JOINED):
@@ -263,8 +222,7 @@ class StepLoop:
         if is_ahead:
             # A callback stopped the training before the first batch: Keras looks after it.
             stops = self._kind == "train" and self._model.stop_training
-            size = max(self.group_size.size, self._model.steps_per_execution)
-            room = 0 if stops else min(size - 1, slots - 1, source.room)
+            room = 0 if stops else min(max(self.group_size.size, wanted) - 1, slots - 1, source.room)
         room = min(room, self.limit() - 1)
         if room > 0:
             waits = not is_ahead or self.group_size.is_agreed
@@ -272,29 +230,15 @@ class StepLoop:
             group.fill(self._notes.each(source, more), self.timer)
         return group
 
-    def _form(self, batch: PyTree, seconds: float, is_ahead: bool, is_again: bool) -> KnownForm:
-        """Note a batch and return its form, which is found out where the last batch had another.
-
-        Args:
-            seconds: that it took to get it.
-            is_again: whether it was noted before.
-        """
-        wanted: int = self._model.steps_per_execution
-        policy = self._runner.batch_policy
-        facts = is_ahead, wanted, self._is_short, self._most_slots
-        known = self._known
-        if known is not None and known.describes(batch, (policy.usual_rows, *facts)):
-            if not is_again:
-                is_checked = known.has_wide_integers
-                self._notes.add_known(batch, known.rows, seconds, self._notes_lone, is_checked)
-            return known
-        if not is_again:
-            self._notes.add(batch, seconds, shares=self._notes_lone)
+    def _form(self, batch: PyTree, wanted: int, is_ahead: bool) -> KnownForm:
+        """Return the form of a batch that has another one than the last."""
         mode, rows = self._runner.mode_of(batch)
         is_exact = not is_ahead or (self._is_short and wanted == 1)
         slots = slots_for(batch, wanted if is_exact else None, wanted, self._most_slots)
-        self._known = KnownForm.of(batch, (policy.usual_rows, *facts), mode, rows, slots)
-        return self._known
+        # The first batch says which size is usual.
+        usual = self._runner.batch_policy.usual_rows
+        facts = usual, is_ahead, wanted, self._is_short, self._most_slots
+        return self._notes.know(KnownForm.of(batch, facts, mode, rows, slots))
 
     def _begin(self, source: BatchSource) -> None:
         """Note a new call, and decide whether its steps are too few to make up for the compilation of a loop.
