@@ -201,7 +201,7 @@ def train(strategy):
             done = index + 1
         coordinator.join()
         # A chief that is killed after its last step has none to run when it starts again.
-        (FOLDER / "homes.json").write_text(json.dumps([strategy.job.variables[v].homes[0] for v in notes]))
+        (FOLDER / "homes.json").write_text(json.dumps([strategy._job.variables[v].homes[0] for v in notes]))
         saved.save(FOLDER / "saved" / "steps")
         note("saved", index=done)
     # By server, as they are numbered.

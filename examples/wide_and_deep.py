@@ -107,8 +107,8 @@ print(f"AUC: {auc:.4f}")
 rows = sum(len(np.unique(ids[: options.batch])) for ids in x.values())
 table = model.deep_table.embeddings
 print(f"Rows of a step: {rows} of {options.rows}, about {rows * options.width * 4 / 1e3:.0f} kB each way")
-if strategy.has_cluster:
-    print(f"Servers of the table: {len(strategy.job.variables[table].homes)}")
+if strategy._has_cluster:
+    print(f"Servers of the table: {len(strategy._job.variables[table].homes)}")
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(
     f"The chief's largest size: {peak:.0f} MB; the table has {options.rows * options.width * 4 / 1e6:.0f} MB"

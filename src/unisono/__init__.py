@@ -5,11 +5,8 @@ loop with `strategy.run` and `strategy.reduce`. Names are loaded when they are f
 that `import unisono` starts neither JAX nor Keras.
 """
 
-from __future__ import annotations
-
-import importlib
-import sys
-from typing import Any
+import importlib as _importlib
+import sys as _sys
 
 from unisono import _backend, _names
 from unisono._system import _program_end
@@ -17,7 +14,7 @@ from unisono._system import _program_end
 _backend.select_jax()
 # A program may compute before it makes a strategy, and JAX' backend starts then.
 if _backend.devices_asked_for() > 1 and not (
-    "jax" in sys.modules and importlib.import_module("unisono._mesh").jax_runs()
+    "jax" in _sys.modules and _importlib.import_module("unisono._mesh").jax_runs()
 ):
     _backend.reserve_threads(_backend.devices_asked_for())
 _program_end.watch_program()
@@ -30,11 +27,11 @@ _NEEDS_DEFAULT = {"get_strategy", "get_replica_context", "function", "value_and_
 _load, __dir__, __all__ = _names.lazy_names(__name__, ["__version__"])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _NEEDS_DEFAULT:
-        importlib.import_module("unisono.strategies._one_device")
+        _importlib.import_module("unisono.strategies._one_device")
     if name in ("function", "GradientTape"):
         # Programs of a function donate what variables hold: from now on an assignment gives a variable its
         # own array. A tape in eager code notes which variables are read.
-        importlib.import_module("unisono.training._bind").wrap_keras()
+        _importlib.import_module("unisono.training._bind").wrap_keras()
     return _load(name)

@@ -126,7 +126,7 @@ def has_strategy() -> bool:
     False
     """
     context = _CURRENT.get()
-    return context is not None and not context.strategy.is_default
+    return context is not None and not context.strategy._is_default
 
 
 def get_replica_context() -> ReplicaContext | None:
@@ -186,7 +186,7 @@ class _SetContext(Context):
 def require_cross_replica(what: str) -> None:
     """Raise a `ContextError` when the running code is inside a replica."""
     context = _CURRENT.get()
-    if context is not None and context.replica is not None and not context.strategy.is_default:
+    if context is not None and context.replica is not None and not context.strategy._is_default:
         raise ContextError(
             f"`{what}` must be called in cross-replica context. Received: a call inside the function "
             "given to `strategy.run`. Call it on what `run` returned, or use "
@@ -233,7 +233,7 @@ def check_holder(variable: keras.Variable) -> None:
         MixedStrategyError: naming both strategies.
     """
     context = _CURRENT.get()
-    if context is None or context.strategy.is_default:
+    if context is None or context.strategy._is_default:
         return
     holder = creator_of(variable)
     # Keras' global seed generator is created in the first scope that draws, but all strategies use it.
@@ -266,11 +266,6 @@ class ReplicaContext:
         #: In `fit`: the `id` of each optimizer whose loss was divided by the number of replicas, so that its
         #: gradients are summed.
         self.scaled_by: set[int] = set()
-
-    @property
-    def engine(self) -> ReplicaEngine:
-        """The engine that executes this replica."""
-        return self._engine
 
     @property
     def strategy(self) -> ReplicatedStrategy:
@@ -362,9 +357,9 @@ class ReplicaContext:
         # Without a replica: `merge_fn` may call what only cross-replica context allows, such as `update`.
         with entered(Context(self._strategy, merging=self)):
             result = merge_fn(self._strategy, *every_args, **every_kwargs)
-        return self.own_part(result)
+        return self._own_part(result)
 
-    def own_part(self, result: object) -> UserValue:
+    def _own_part(self, result: object) -> UserValue:
         """Return a pytree of all replicas with this replica's value in place of each `PerReplica`.
 
         Args:

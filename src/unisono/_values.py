@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+def _is_pytree(cls: C) -> C:
+    """Let JAX take the values of a class apart by its `_flatten` and `_unflatten`."""
+    jax.tree_util.register_pytree_node(cls, cls._flatten, cls._unflatten)  # type: ignore[attr-defined]
+    return cls
 
 
 class ReduceOp(enum.Enum):
@@ -72,7 +79,7 @@ def _forbidden(what: str) -> Callable[..., NoReturn]:
     return method
 
 
-@jax.tree_util.register_pytree_node_class
+@_is_pytree
 class PerReplica(DistributedValues):
     """One value for each replica, in replica order.
 
@@ -123,15 +130,15 @@ class PerReplica(DistributedValues):
         shards = None if isinstance(self._stacked, jax.core.Tracer) else _shards(self._stacked)
         return shards or tuple(self._stacked[i] for i in range(self._stacked.shape[0]))
 
-    def tree_flatten(self) -> tuple[tuple[object, ...], bool]:
+    def _flatten(self) -> tuple[tuple[object, ...], bool]:
         """Return JAX's children: the stacked array, or the values."""
         if self._values is None:
             return (self._stacked,), True
         return self._values, False
 
     @classmethod
-    def tree_unflatten(cls, is_stacked: bool, children: tuple[object, ...]) -> PerReplica:
-        """Return a value from its children: the inverse of `tree_flatten`."""
+    def _unflatten(cls, is_stacked: bool, children: tuple[object, ...]) -> PerReplica:
+        """Return a value from its children: the inverse of `_flatten`."""
         return cls.from_stacked(children[0]) if is_stacked else cls(children)
 
     def __repr__(self) -> str:
@@ -156,7 +163,7 @@ class PerReplica(DistributedValues):
         return _forbidden(f"the format {spec!r}")(self) if spec else repr(self)
 
 
-@jax.tree_util.register_pytree_node_class
+@_is_pytree
 class IndexedSlices:
     """Some rows of an array: `values[i]` is row `indices[i]`; rows of equal indices are added.
 
@@ -176,15 +183,13 @@ class IndexedSlices:
     ) -> None:
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
 
-    def tree_flatten(self) -> tuple[tuple[object, object], Sequence[int] | None]:
+    def _flatten(self) -> tuple[tuple[object, object], Sequence[int] | None]:
         """Return JAX's children: values and indices."""
         return (self.values, self.indices), self.dense_shape
 
     @classmethod
-    def tree_unflatten(
-        cls, dense_shape: Sequence[int] | None, children: tuple[object, object]
-    ) -> IndexedSlices:
-        """Return a value from its children: the inverse of `tree_flatten`."""
+    def _unflatten(cls, dense_shape: Sequence[int] | None, children: tuple[object, object]) -> IndexedSlices:
+        """Return a value from its children: the inverse of `_flatten`."""
         return cls(*children, dense_shape)
 
     def __repr__(self) -> str:
@@ -203,7 +208,7 @@ def _shards(stacked: jax.Array | np.ndarray) -> tuple[jax.Array, ...] | None:
     return tuple(s.data[0] for s in ordered)
 
 
-@jax.tree_util.register_pytree_node_class
+@_is_pytree
 class Mirrored(DistributedValues, Generic[T]):
     """A value that is equal on every replica, such as the parameters of a pure JAX model.
 
@@ -219,13 +224,13 @@ class Mirrored(DistributedValues, Generic[T]):
     def __init__(self, value: T) -> None:
         self.value = value
 
-    def tree_flatten(self) -> tuple[tuple[T], None]:
+    def _flatten(self) -> tuple[tuple[T], None]:
         """Return JAX's children: the value."""
         return (self.value,), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[T]) -> Mirrored[T]:
-        """Return a value from its children: the inverse of `tree_flatten`."""
+    def _unflatten(cls, _: None, children: tuple[T]) -> Mirrored[T]:
+        """Return a value from its children: the inverse of `_flatten`."""
         made: Mirrored[T] = cls.__new__(cls)
         made.value = children[0]
         return made

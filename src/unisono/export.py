@@ -36,6 +36,11 @@ __all__ = [
     "load_from_saved_model",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _FORMATS = ("stablehlo", "keras", "saved_model", "onnx")
 #: The file by which a directory of a format is recognised.
 _MARKERS = {"stablehlo": MANIFEST, "saved_model": "saved_model.pb"}

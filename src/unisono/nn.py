@@ -23,6 +23,18 @@ from unisono._types import ArrayLike
 from unisono.training._variable_calls import rows_handle_of
 from unisono.training.replica._losses import mark_local
 
+__all__ = [
+    "compute_average_loss",
+    "embedding_lookup",
+    "local_rows",
+    "scale_regularization_loss",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Loss = TypeVar("Loss", bound="keras.Loss | Callable[..., ArrayLike]")
 
 
@@ -61,7 +73,7 @@ def compute_average_loss(
         )
     if global_batch_size is None:
         # At least 1: where no replica has rows, the loss is 0 and not NaN.
-        global_batch_size = max(1, replica.engine.total(losses.shape[0] if losses.ndim else 1))
+        global_batch_size = max(1, replica._engine.total(losses.shape[0] if losses.ndim else 1))
     average: jax.Array = jnp.sum(losses) / global_batch_size * _averaged(replica)
     return average
 

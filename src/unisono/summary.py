@@ -43,6 +43,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def create_file_writer(
     logdir: str | os.PathLike[str], max_queue: int = 10, flush_millis: int = 120_000
 ) -> SummaryWriter:

@@ -27,6 +27,21 @@ from unisono._system._environ import process_environ
 from unisono._system._json import MALFORMED, parse_json
 from unisono.cluster_resolver._base import TFConfigClusterResolver, whole_of
 
+__all__ = [
+    "DivergenceError",
+    "Fault",
+    "FaultCallback",
+    "FaultPlan",
+    "InjectedError",
+    "Record",
+    "check_history",
+    "read_history",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class InjectedError(UnisonoError):
     """The exception that `FaultPlan.fail` raises."""

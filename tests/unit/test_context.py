@@ -12,8 +12,8 @@ from unisono._errors import ContextError, MixedStrategyError
 from unisono._system._blocks import garbage_collection_paused, set_attribute
 from unisono._values import PerReplica
 
-ONE = types.SimpleNamespace(is_default=False, worker_devices=("a", "b"))
-OTHER = types.SimpleNamespace(is_default=False)
+ONE = types.SimpleNamespace(_is_default=False, worker_devices=("a", "b"))
+OTHER = types.SimpleNamespace(_is_default=False)
 
 
 def in_replica(strategy=ONE):
@@ -23,7 +23,7 @@ def in_replica(strategy=ONE):
 def test_outside_every_scope_one_replica_of_the_default_strategy_runs():
     assert not context.has_strategy()
     assert not context.in_cross_replica_context()
-    assert unisono.get_strategy().is_default
+    assert unisono.get_strategy()._is_default
     replica = context.get_replica_context()
     assert (replica.replica_id_in_sync_group, replica.num_replicas_in_sync) == (0, 1)
 

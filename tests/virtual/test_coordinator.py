@@ -297,7 +297,7 @@ def test_iterators_that_are_dropped_are_forgotten(strategy, coordinator):
     del iterator
     gc.collect()
     coordinator.schedule(add, args=(1.0, 2.0)).fetch()
-    assert not [name for name in strategy.job.pool._of_data if name.startswith("iterator")]
+    assert not [name for name in strategy._job.pool._of_data if name.startswith("iterator")]
 
 
 def test_an_iterator_that_the_program_drops_serves_the_calls_that_have_it(strategy, coordinator):
@@ -306,7 +306,7 @@ def test_an_iterator_that_the_program_drops_serves_the_calls_that_have_it(strate
     gc.collect()
     assert coordinator.fetch(results) == [2.0] * 9
     coordinator.join()
-    assert not [name for name in strategy.job.pool._of_data if name.startswith("iterator")]
+    assert not [name for name in strategy._job.pool._of_data if name.startswith("iterator")]
 
 
 def test_workers_shuffle_a_dataset_in_orders_of_their_own(coordinator):

@@ -88,7 +88,7 @@ class BackupAndRestore(FitExtension):
     """
 
     #: All workers read them, one after the other, when one is saved.
-    reads_weights = False
+    _reads_weights = False
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class BackupAndRestore(FitExtension):
         self.saved = 0
         self._limits = max_overhead, max_seconds
         #: Saving after every batch needs each batch's state.
-        self.sees_batches = save_freq == 1
-        self.common = f"save_freq={save_freq}"
+        self._sees_batches = save_freq == 1
+        self._common = f"save_freq={save_freq}"
         self._keep = max_to_keep
         self._asynchronous = asynchronous
         self._handles_sigterm = save_before_preemption
@@ -134,7 +134,7 @@ class BackupAndRestore(FitExtension):
         self._wanted = True
 
     @contextlib.contextmanager
-    def around_fit(self, call: FitCall) -> Iterator[None]:
+    def _around_fit(self, call: FitCall) -> Iterator[None]:
         """Restore before `fit` begins, and watch it."""
         writes = writes_files(call.model)
         strategy = strategy_of(call.model)
@@ -142,7 +142,7 @@ class BackupAndRestore(FitExtension):
         if self._handles_sigterm:
             # Also of several workers that train apart, each for itself.
             self._agreement = consensus_of(strategy.process_group) if strategy else SaveConsensus()
-        replicated = None if strategy is None else strategy.replicated
+        replicated = None if strategy is None else strategy._replicated
         is_shared = replicated is not None and replicated.state_layout.needs_all
         self._wishes = consensus_of(replicated.process_group) if replicated and is_shared else None
         if not writes:

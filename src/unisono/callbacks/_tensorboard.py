@@ -97,7 +97,7 @@ class TensorBoard(keras.callbacks.Callback):
         # Keras then reads a step's logs in another thread, and the devices need not wait.
         self.async_safe = not (self._profile.is_wanted or self._is_timing)
         #: True if steps must run one by one: summaries in the model and profiles are of single steps.
-        self.sees_batches = self.update_freq > 0 or self._profile.is_wanted
+        self._sees_batches = self.update_freq > 0 or self._profile.is_wanted
         self._writers: dict[str, summary.SummaryWriter] = {}
         self._is_training = False
         self._steps_per_call = 1
@@ -171,7 +171,7 @@ class TensorBoard(keras.callbacks.Callback):
             train["steps_per_second"] = max(self._ends, default=0) / seconds
         self._write_scalars("train", "epoch_{}", train, epoch)
         if (strategy := strategy_of(self.model)) is not None:
-            self._write_scalars("train", "{}", strategy.numbers_of_workers, epoch)
+            self._write_scalars("train", "{}", strategy._numbers_of_workers, epoch)
         if validation:
             self._write_scalars("validation", "epoch_{}", validation, epoch)
         if self.histogram_freq and epoch % self.histogram_freq == 0:

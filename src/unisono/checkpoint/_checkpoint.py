@@ -78,7 +78,7 @@ class Checkpoint(Holder):
         self._objects[name] = _tracked(value)
         self._has_grown()
 
-    def include(self, **objects: Trackable) -> None:
+    def _include(self, **objects: Trackable) -> None:
         """Save and restore these too.
 
         Args:
@@ -100,11 +100,11 @@ class Checkpoint(Holder):
         """The number of the checkpoint that `save` wrote last; 0 before the first."""
         return self._counter
 
-    def parts(self) -> Parts:
+    def _parts(self) -> Parts:
         """The variables and states of the objects as they are now."""
         return Parts(self._objects)
 
-    def snapshot(self) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         """A copy of everything, which later steps do not change.
 
         Raises:
@@ -114,7 +114,7 @@ class Checkpoint(Holder):
             raise InvalidArgumentError(
                 "A checkpoint must hold something. Received: no objects. Write `Checkpoint(model=model)`."
             )
-        return self.parts().snapshot()
+        return self._parts().snapshot()
 
     def save(self, file_prefix: str | os.PathLike[str]) -> str:
         """Write the next checkpoint of a series; returns when it is on the disk.
@@ -131,7 +131,7 @@ class Checkpoint(Holder):
         series = place_of(file_prefix)
         # The counter remembers numbers whose files were deleted, the directory earlier processes' numbers.
         newest = max(self._counter, _commits.newest_number(series.parent, series.name))
-        number = self.number(str(series), newest + 1)
+        number = self._number(str(series), newest + 1)
         path = self.write(str(series.with_name(f"{series.name}-{number}")))
         # Not before: a save that failed does not use up its number.
         self._counter = number
@@ -150,25 +150,25 @@ class Checkpoint(Holder):
             CheckpointError: another directory, cannot be written, or not be read back; what was there stays.
         """
         target = place_of(file_prefix)
-        if self.is_written_here():
+        if self._is_written_here():
             # Once per directory: what a file system does not give back is noticed at the first save.
             read_back = target.parent not in self._was_read
-            write_snapshot(target.parent, target.name, self.snapshot(), read_back=read_back, replaces=True)
+            write_snapshot(target.parent, target.name, self._snapshot(), read_back=read_back, replaces=True)
             self._was_read.add(target.parent)
         else:
-            self.read_along()
-        self.share(str(target))
+            self._read_along()
+        self._share(str(target))
         return str(target)
 
-    def read_along(self) -> None:
+    def _read_along(self) -> None:
         """Read, on a worker that does not write, what all must read together; the first one writes it."""
-        read_along(self.parts().shared())
+        read_along(self._parts().shared())
 
-    def is_written_here(self) -> bool:
+    def _is_written_here(self) -> bool:
         """True if this process writes: of several workers the first does, for all."""
         return self._group().is_chief
 
-    def share(self, path: str) -> None:
+    def _share(self, path: str) -> None:
         """Wait, on all workers but the first, until the first has written a checkpoint.
 
         Args:
@@ -176,7 +176,7 @@ class Checkpoint(Holder):
         """
         self._group().share_file(path)
 
-    def number(self, series: str, number: int) -> int:
+    def _number(self, series: str, number: int) -> int:
         """Return the number of the next checkpoint of a series, the same on all workers.
 
         Args:
@@ -187,7 +187,7 @@ class Checkpoint(Holder):
 
     def _group(self) -> ProcessGroup:
         """Return the processes that hold what is saved; this one alone where they are not several."""
-        holders = (holder_of(variable) for variable in self.parts().variables.values())
+        holders = (holder_of(variable) for variable in self._parts().variables.values())
         groups = (strategy.process_group for strategy in holders if strategy is not None)
         return max(groups, key=lambda group: group.size, default=SingleProcessGroup())
 
@@ -219,9 +219,9 @@ class Checkpoint(Holder):
         if isinstance(path, Path) and not path.exists():
             # A process may have died while it was replacing it.
             _commits.sweep(path.parent)
-        return self.put(read_snapshot(path), str(path), parts)
+        return self._put(read_snapshot(path), str(path), parts)
 
-    def put(self, snapshot: Snapshot, path: str, parts: Sequence[str] | None = None) -> RestoreStatus:
+    def _put(self, snapshot: Snapshot, path: str, parts: Sequence[str] | None = None) -> RestoreStatus:
         """Restore what was read already.
 
         Args:

@@ -307,7 +307,7 @@ def _keeps_copies(variable: keras.Variable) -> bool:
     return (
         isinstance(variable, Variable)
         and variable.stored_copies is not None
-        and variable.kind.aggregation is VariableAggregation.NONE
+        and variable._kind.aggregation is VariableAggregation.NONE
     )
 
 
@@ -331,7 +331,7 @@ def _fitted(variable: keras.Variable, saved: HostArray) -> HostArray:
     may_have_copies = (
         isinstance(variable, Variable)
         and variable.num_copies > 1
-        and variable.kind.aggregation is VariableAggregation.NONE
+        and variable._kind.aggregation is VariableAggregation.NONE
     )
     if isinstance(saved, Copies):
         return saved if may_have_copies else np.asarray(saved)[0]

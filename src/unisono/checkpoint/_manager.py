@@ -136,16 +136,16 @@ class CheckpointManager:
         newest = max(self._newest, _commits.newest_number(self.directory, self._name))
         if checkpoint_number is None:
             # The first worker may have written this one before another looks for the newest.
-            number = self._checkpoint.number(str(self.directory / self._name), newest + 1)
+            number = self._checkpoint._number(str(self.directory / self._name), newest + 1)
         else:
             number = int(checkpoint_number)
         self._newest = max(newest, number)
         path = self._unshared = str(self.directory / f"{self._name}-{number}")
-        if self._checkpoint.is_written_here():
-            snapshot = self._series.staged(self._checkpoint.snapshot())
+        if self._checkpoint._is_written_here():
+            snapshot = self._series.staged(self._checkpoint._snapshot())
             self._writer.submit(lambda: self._write(number, snapshot))
         else:
-            self._checkpoint.read_along()
+            self._checkpoint._read_along()
         if not self._asynchronous:
             self.wait()
             self._writer.close()
@@ -182,7 +182,7 @@ class CheckpointManager:
         # `share` waits for all workers, so each of them must call it once per save.
         path, self._unshared = self._unshared, None
         if path is not None:
-            self._checkpoint.share(path)
+            self._checkpoint._share(path)
 
     def restore_or_initialize(self) -> str | None:
         """Restore the newest checkpoint that is as it was written; a damaged one is passed over and logged.
@@ -202,7 +202,7 @@ class CheckpointManager:
                 self._init()
             return None
         path, snapshot = newest
-        self._checkpoint.put(snapshot, str(path))
+        self._checkpoint._put(snapshot, str(path))
         return str(path)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class CrossDeviceOps:
     [1.0, 1.0]
     """
 
-    algorithm = "xla"
+    _algorithm = "xla"
 
     def all_reduce(self, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int) -> Tree:
         """Combine `tree` over the devices of a mesh axis; called inside `jax.shard_map`.
@@ -74,7 +74,7 @@ class CrossDeviceOps:
         Returns:
             The combined pytree, on every device.
         """
-        packing, algorithm = self._packing(), self.algorithm
+        packing, algorithm = self._packing(), self._algorithm
         return all_reduce(
             tree, reduce_op, axis_name=axis_name, axis_size=axis_size, algorithm=algorithm, **packing
         )
@@ -83,7 +83,7 @@ class CrossDeviceOps:
         """Return the rule by which arrays share a bucket; see `collectives._packing.plan`."""
         return {"smaller_than": SMALL}
 
-    def over(self, own: CrossDeviceOps) -> CrossDeviceOps:
+    def _over(self, own: CrossDeviceOps) -> CrossDeviceOps:
         """Return what a strategy reduces with that was given this: here nothing else.
 
         Args:
@@ -91,7 +91,7 @@ class CrossDeviceOps:
         """
         return self
 
-    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+    def _layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return the state layout of a strategy that reduces so: here the one that it has otherwise.
 
         Args:
@@ -102,7 +102,7 @@ class CrossDeviceOps:
         return layout
 
     @property
-    def has_implementation(self) -> bool:
+    def _has_implementation(self) -> bool:
         """True if a subclass overrides one of tf.distribute's hooks for reducing."""
         names = ("reduce_implementation", "batch_reduce_implementation")
         return any(getattr(type(self), name) is not getattr(CrossDeviceOps, name) for name in names)
@@ -199,7 +199,7 @@ def reduce_in_step(
     ops: CrossDeviceOps, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int
 ) -> Tree:
     """Combine `tree` inside a compiled step, with a subclass' hook where it has one."""
-    if not ops.has_implementation:
+    if not ops._has_implementation:
         return ops.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
     leaves, structure = jax.tree.flatten(tree)
     # A hook combines values itself, so it must see all replicas' values.
@@ -320,7 +320,7 @@ class HierarchicalCopyAllReduce(_PackingOps):
     >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], HierarchicalCopyAllReduce(num_packs=2))
     """
 
-    algorithm = "hierarchical"
+    _algorithm = "hierarchical"
 
 
 class RingAllReduce(_PackingOps):
@@ -333,7 +333,7 @@ class RingAllReduce(_PackingOps):
     >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], RingAllReduce())
     """
 
-    algorithm = "ring"
+    _algorithm = "ring"
 
 
 class ReductionToOneDevice(_PackingOps):
@@ -350,7 +350,7 @@ class ReductionToOneDevice(_PackingOps):
     >>> strategy = unisono.MirroredStrategy(["cpu:0", "cpu:1"], ReductionToOneDevice())
     """
 
-    algorithm = "one_device"
+    _algorithm = "one_device"
 
     def __init__(self, reduce_to_device: object = None, accumulation_fn: None = None) -> None:
         super().__init__(num_packs=1)
@@ -461,8 +461,8 @@ class PackedAllReduce(CrossDeviceOps):
     """
 
     def __init__(self, options: CommunicationOptions, platform: str, on_one_host: bool) -> None:
-        self.algorithm = _algorithm_of(options.implementation, platform, on_one_host)
-        packs = platform == "cpu" or self.algorithm != "xla"
+        self._algorithm = _algorithm_of(options.implementation, platform, on_one_host)
+        packs = platform == "cpu" or self._algorithm != "xla"
         self._bytes_per_pack = options.bytes_per_pack or (BYTES_PER_PACK if packs else 0)
 
     def _packing(self) -> Mapping[str, int]:

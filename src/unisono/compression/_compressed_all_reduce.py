@@ -171,13 +171,13 @@ class CompressedAllReduce(CrossDeviceOps):
         """Combine `tree` exactly: what is called here are no gradients that an optimizer applies."""
         return self._exact.all_reduce(reduce_op, tree, axis_name=axis_name, axis_size=axis_size)
 
-    def over(self, own: CrossDeviceOps) -> CompressedAllReduce:
+    def _over(self, own: CrossDeviceOps) -> CompressedAllReduce:
         """Return the same compression, with a strategy's own algorithm for what is exact."""
         made = copy.copy(self)
         made._exact = own
         return made
 
-    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+    def _layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return a layout with the errors of what was not sent; see `CrossDeviceOps.layout`."""
         return CompressedLayout(layout, self, mesh, group)
 

@@ -49,9 +49,9 @@ class Dataset(FurtherTransforms, DataSet):
     """
 
     #: Distinguishes data sets that are components of a window from other components, see `is_dataset`.
-    is_data_set = True
+    _is_data_set = True
     #: The class of iterators; `unisono.tf` sets one whose elements have `numpy()`.
-    iterator_class = PipelineIterator
+    _iterator_class = PipelineIterator
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
         super().__init__()
@@ -63,14 +63,10 @@ class Dataset(FurtherTransforms, DataSet):
         self._node = node
         self._options = options or Options()
 
-    @property
-    def node(self) -> Node:
-        return self._node
-
-    def derived(self, node: Node, *others: Transforms) -> Self:
+    def _derived(self, node: Node, *others: Transforms) -> Self:
         options = self._options
         for other in others:
-            options = options.merged(other.options())
+            options = options._merged(other.options())
         return type(self)(node, options)
 
     @staticmethod
@@ -218,7 +214,7 @@ class Dataset(FurtherTransforms, DataSet):
             return _structure.map_leaves(lambda _: next(remaining), structure)
 
         first: Dataset = parts[0]
-        return first.derived(_build.zipped(nodes, arrange), *parts[1:])
+        return first._derived(_build.zipped(nodes, arrange), *parts[1:])
 
     @staticmethod
     def list_files(
@@ -321,7 +317,7 @@ class Dataset(FurtherTransforms, DataSet):
         numbers = Random(_functions.seed_or_drawn(seed), bool(rerandomize_each_iteration), seed is not None)
         choices = _build.mapped(numbers, choose, None)
         node = Selection(choices, tuple(nodes), bool(stop_on_empty_dataset), used)
-        return datasets[0].derived(node, *datasets[1:])
+        return datasets[0]._derived(node, *datasets[1:])
 
     @staticmethod
     def choose_from_datasets(
@@ -348,7 +344,7 @@ class Dataset(FurtherTransforms, DataSet):
         choices = node_of(choice_dataset, "choose_from_datasets")
         # The choices are data: any data set may still be chosen.
         node = Selection(choices, tuple(nodes), bool(stop_on_empty_dataset), (True,) * len(nodes))
-        return datasets[0].derived(node, *datasets[1:])
+        return datasets[0]._derived(node, *datasets[1:])
 
     @staticmethod
     def load(
@@ -395,7 +391,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     def __iter__(self) -> PipelineIterator:
         note_iteration(self)
-        return self.iterator_class(self._node)
+        return self._iterator_class(self._node)
 
     def as_numpy_iterator(self) -> PipelineIterator:
         """Return an iterator over numpy elements, as `iter` does.
@@ -442,7 +438,7 @@ class Dataset(FurtherTransforms, DataSet):
     def options(self) -> Options:
         """Return a copy of the options of this data set and its inputs."""
         # A copy: derived data sets share one object, which the caller must not change.
-        return Options().merged(self._options)
+        return Options()._merged(self._options)
 
     def with_options(self, options: Options) -> Dataset:
         """Return the data set with other options; options that are not set again are kept.
@@ -453,7 +449,7 @@ class Dataset(FurtherTransforms, DataSet):
         Returns:
             A new data set of the same elements.
         """
-        return Dataset(self._node, self._options.merged(options))
+        return Dataset(self._node, self._options._merged(options))
 
     def __repr__(self) -> str:
         return f"<Dataset {describe(self._node)}, cardinality {self._node.cardinality}>"

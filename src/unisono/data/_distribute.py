@@ -156,13 +156,8 @@ class DistributedDataset(DataSet, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def host_batches(self) -> UserValue:
+    def _host_batches(self) -> UserValue:
         """The global batches on the host, for Keras' `fit`."""
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        """The replicas that this data is for."""
-        return self._mesh
 
     def __len__(self) -> int:
         size = self.cardinality
@@ -255,7 +250,7 @@ class SplitDataset(DistributedDataset):
         return split_spec(_spec_of(self._dataset), self._mesh.num_replicas, self._mesh.local_replicas)
 
     @property
-    def host_batches(self) -> UserValue:
+    def _host_batches(self) -> UserValue:
         """The source, or a `Dataset` of what Keras' `fit` would not take for data."""
         source = self._dataset
         is_list = isinstance(source, Sequence) and not isinstance(source, Dataset)
@@ -356,7 +351,7 @@ class FunctionDataset(DistributedDataset):
         return jax.tree.map(lambda leaf: PerReplica([leaf] * len(self._mesh.local_replicas)), spec)
 
     @property
-    def host_batches(self) -> UserValue:
+    def _host_batches(self) -> UserValue:
         """The rows of all replicas' elements as one batch, for Keras' `fit`."""
         return Dataset.from_generator(self._global_batches)
 

@@ -67,9 +67,9 @@ class FurtherTransforms(Transforms):
         numbers = (size, "size"), (size if shift is None else shift, "shift"), (stride, "stride")
         length, distance, every = (checked_whole(number, name, 1, hint) for number, name in numbers)
         drop = bool(drop_remainder)
-        if isinstance(self.node, IndexedNode):
-            return self.derived(Windows(self.node, self.derived, length, distance, every, drop))
-        return self.derived(StreamWindows(self.node, self.derived, length, distance, every, drop))
+        if isinstance(self._node, IndexedNode):
+            return self._derived(Windows(self._node, self._derived, length, distance, every, drop))
+        return self._derived(StreamWindows(self._node, self._derived, length, distance, every, drop))
 
     def group_by_window(
         self,
@@ -110,13 +110,13 @@ class FurtherTransforms(Transforms):
 
         def reduced(key: int, elements: list[Element]) -> Node:
             # tf.data passes keys as int64.
-            made = reduce_func(np.int64(key), self.derived(ElementList(elements)))
+            made = reduce_func(np.int64(key), self._derived(ElementList(elements)))
             return node_of(made, "group_by_window's function")
 
         def checked_size(key: int) -> int:
             return checked_whole(size_of(np.int64(key)), "window_size", 1, "Write window_size=32.")
 
-        return self.derived(Groups(self.node, _numbering(key_func, "key_func"), reduced, checked_size))
+        return self._derived(Groups(self._node, _numbering(key_func, "key_func"), reduced, checked_size))
 
     def bucket_by_sequence_length(
         self,
@@ -156,7 +156,7 @@ class FurtherTransforms(Transforms):
         check_buckets(bucket_boundaries, bucket_batch_sizes)
         sizes = [checked_whole(n, "bucket_batch_sizes", 1, "Write [64, 32, 16].") for n in bucket_batch_sizes]
         length_of = _numbering(element_length_func, "element_length_func")
-        parent = self.node
+        parent = self._node
 
         def key_of(element: Element) -> int:
             bucket = bucket_of(length_of(element), bucket_boundaries)
@@ -181,7 +181,7 @@ class FurtherTransforms(Transforms):
 
         # A function, because the parent may have to compute an element to find its spec.
         spec = None if no_padding else lambda: padded_spec(parent.spec, None, padded_shapes)
-        return self.derived(Groups(parent, key_of, batched, lambda bucket: sizes[bucket], spec))
+        return self._derived(Groups(parent, key_of, batched, lambda bucket: sizes[bucket], spec))
 
     def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False) -> Self:
         """Return the rows of batches in batches of another size.
@@ -203,7 +203,7 @@ class FurtherTransforms(Transforms):
             raise InvalidArgumentError(
                 "rebatch needs at least one size. Received: batch_size=[]. Write rebatch(32)."
             )
-        return self.derived(Rebatch(self.node, sizes, bool(drop_remainder)))
+        return self._derived(Rebatch(self._node, sizes, bool(drop_remainder)))
 
     def take_while(self, predicate: Callable[..., Any]) -> Self:
         """Return the elements before the first for which a function returns false.
@@ -218,7 +218,7 @@ class FurtherTransforms(Transforms):
         >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x < 3)]
         [0, 1, 2]
         """
-        return self.derived(TakeWhile(self.node, _functions.predicate(predicate)))
+        return self._derived(TakeWhile(self._node, _functions.predicate(predicate)))
 
     def scan(self, initial_state: object, scan_func: Callable[[Any, Any], Any]) -> Self:
         """Apply a function with a state to each element.
@@ -246,7 +246,7 @@ class FurtherTransforms(Transforms):
                 )
             return result[0], _structure.as_element(result[1])
 
-        return self.derived(Scan(self.node, initial_state, scanned))
+        return self._derived(Scan(self._node, initial_state, scanned))
 
     def unique(self) -> Self:
         """Return the first of equal elements, which must be numbers, strings or arrays of numbers.
@@ -258,7 +258,7 @@ class FurtherTransforms(Transforms):
         >>> [int(x) for x in Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique()]
         [1, 37, 2]
         """
-        return self.derived(Unique(self.node))
+        return self._derived(Unique(self._node))
 
     def ignore_errors(self, log_warning: bool = False) -> Self:
         """Skip elements whose computation raises an error.
@@ -274,7 +274,7 @@ class FurtherTransforms(Transforms):
         >>> [int(x) for x in Dataset.range(-1, 2).map(lambda x: 6 // int(x)).ignore_errors()]
         [-6, 6]
         """
-        return self.derived(IgnoreErrors(self.node, bool(log_warning)))
+        return self._derived(IgnoreErrors(self._node, bool(log_warning)))
 
     def rejection_resample(
         self,
@@ -309,7 +309,7 @@ class FurtherTransforms(Transforms):
             )
         class_of = _numbering(class_func, "class_func")
         drawn = _functions.seed_or_drawn(seed)
-        return self.derived(Resample(self.node, drawn, True, seed is not None, class_of, target, initial))
+        return self._derived(Resample(self._node, drawn, True, seed is not None, class_of, target, initial))
 
     def assert_cardinality(self, expected_cardinality: int) -> Self:
         """Declare the number of elements, where it is unknown.
@@ -325,7 +325,7 @@ class FurtherTransforms(Transforms):
         5
         """
         size = checked_whole(expected_cardinality, "expected_cardinality", -1, "Write the number.")
-        return self.derived(SizeCheck(self.node, size))
+        return self._derived(SizeCheck(self._node, size))
 
     def snapshot(
         self,
@@ -346,7 +346,7 @@ class FurtherTransforms(Transforms):
             A new data set.
         """
         _not_supported("snapshot", reader_func=reader_func, shard_func=shard_func)
-        return self.derived(_build.cached(self.node, given_place(path) / "snapshot"))
+        return self._derived(_build.cached(self._node, given_place(path) / "snapshot"))
 
     def save(
         self,
@@ -369,7 +369,7 @@ class FurtherTransforms(Transforms):
 
         def elements() -> Iterator[Element]:
             # The spec first: `load` then knows it without reading an element, also of an empty data set.
-            yield _structure.map_leaves(_structure.spec_as_bytes, self.node.spec)
+            yield _structure.map_leaves(_structure.spec_as_bytes, self._node.spec)
             yield from self
 
         write_all(given_place(path) / SAVED, elements())

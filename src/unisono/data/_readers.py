@@ -237,7 +237,7 @@ def _records(filenames: Filenames, read: Callable[[str], Node], parallel: int | 
     cycle = parallel if parallel and parallel > 0 else 1
     names_of_files: Dataset = filenames
     node = node_of(filenames, "a reader of files")
-    return names_of_files.derived(
+    return names_of_files._derived(
         Interleave(
             node, lambda name: read(os.fsdecode(name)), cycle, block_length=1, ahead=1 if cycle > 1 else 0
         )

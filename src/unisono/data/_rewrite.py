@@ -27,7 +27,7 @@ def reads_files(dataset: Dataset) -> bool:
     >>> reads_files(Dataset.range(3))
     False
     """
-    return any(isinstance(node, Slices) and node.files for node in walk(dataset.node))
+    return any(isinstance(node, Slices) and node.files for node in walk(dataset._node))
 
 
 def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
@@ -78,7 +78,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
 
 def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
     """Return the data set with the seeds drawn at random replaced, so that all workers shuffle alike."""
-    shuffles = [node for node in dict.fromkeys(walk(dataset.node)) if isinstance(node, SeededNode)]
+    shuffles = [node for node in dict.fromkeys(walk(dataset._node)) if isinstance(node, SeededNode)]
     numbers: dict[Node, int] = {node: number for number, node in enumerate(shuffles)}
 
     def reseed(node: Node, original: Node) -> Node:
@@ -96,7 +96,7 @@ def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
     >>> shuffle_seeds(Dataset.range(9).shuffle(9, seed=4))
     [4]
     """
-    nodes = dict.fromkeys(walk(dataset.node))
+    nodes = dict.fromkeys(walk(dataset._node))
     shuffles = [node for node in nodes if isinstance(node, SeededNode)]
     return [node.seed for node in shuffles if drawn is None or node.seeded is (not drawn)]
 
@@ -118,10 +118,10 @@ def with_batches_divided(
     [2, 2, 2]
     """
     # `walk` begins at the end of the pipeline: the first batch that it finds is the last to be applied.
-    last = next((node for node in walk(dataset.node) if isinstance(node, StreamBatch)), None)
+    last = next((node for node in walk(dataset._node) if isinstance(node, StreamBatch)), None)
     if last is None:
         pieces = functools.partial(_pieces, parts=num_shards)
-        return dataset.derived(Interleave(dataset.node, pieces, cycle_length=1, block_length=1, ahead=0))
+        return dataset._derived(Interleave(dataset._node, pieces, cycle_length=1, block_length=1, ahead=0))
     if last.batch_size < num_shards and not at_least_one:
         raise InvalidArgumentError(
             "A pipeline whose files are divided over workers must have batches of at least one row for each. "
@@ -157,4 +157,4 @@ def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Datase
             made[node] = change(node if alike else node.with_inputs(inputs), node)
         return made[node]
 
-    return dataset.derived(visit(dataset.node))
+    return dataset._derived(visit(dataset._node))

@@ -98,7 +98,7 @@ class Options:
     experimental_distribute: DistributeOptions = dataclasses.field(default_factory=DistributeOptions)
     deterministic: bool | None = None
 
-    def merged(self, later: Options) -> Options:
+    def _merged(self, later: Options) -> Options:
         """Return these options, overridden by those that `later` sets.
 
         Args:

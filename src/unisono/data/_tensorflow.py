@@ -43,13 +43,13 @@ def show_elements(view: Callable[[Any], Any]) -> None:
         view: from an array, number or string to that form; keeps what it does not know.
     """
     Arguments.view = view
-    Dataset.iterator_class = ElementIterator
+    Dataset._iterator_class = ElementIterator
 
 
 def as_plain(dataset: Dataset) -> Dataset:
     """Return a data set whose loops get the arrays of NumPy themselves."""
-    plain = Dataset(dataset.node, dataset.options())
-    plain.iterator_class = PipelineIterator
+    plain = Dataset(dataset._node, dataset.options())
+    plain._iterator_class = PipelineIterator
     return plain
 
 
@@ -92,7 +92,7 @@ def read(
         _records(builder, split, parts, read_config), read_config, shuffle_files and len(parts) > 1
     )
     threads = read_config.num_parallel_calls_for_decode
-    return Dataset(_build.mapped(records.node, decode, threads, signature), read_config.options)
+    return Dataset(_build.mapped(records._node, decode, threads, signature), read_config.options)
 
 
 def _records(builder: Any, split: Any, parts: Any, config: Any) -> Dataset:

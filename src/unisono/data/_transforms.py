@@ -32,13 +32,11 @@ _CYCLE_LENGTH = 4
 class Transforms(grain.IterDataset):
     """The transformations of a data set; `Dataset` is the only subclass."""
 
-    @property
-    @abc.abstractmethod
-    def node(self) -> Node:
-        """The plan of this data set."""
+    #: The plan of this data set.
+    _node: Node
 
     @abc.abstractmethod
-    def derived(self, node: Node, *others: Transforms) -> Self:
+    def _derived(self, node: Node, *others: Transforms) -> Self:
         """Return a data set for another plan, with the options of this one and of `others`."""
 
     def map(
@@ -65,8 +63,8 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(3).map(lambda x: x * 10)]
         [0, 10, 20]
         """
-        return self.derived(
-            _build.mapped(self.node, _functions.mapping(map_func), _calls(num_parallel_calls))
+        return self._derived(
+            _build.mapped(self._node, _functions.mapping(map_func), _calls(num_parallel_calls))
         )
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
@@ -82,7 +80,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).filter(lambda x: x % 2 == 0)]
         [0, 2, 4]
         """
-        return self.derived(Filter(self.node, _functions.predicate(predicate)))
+        return self._derived(Filter(self._node, _functions.predicate(predicate)))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = True
@@ -107,9 +105,9 @@ class Transforms(grain.IterDataset):
         >>> list(shuffled) == list(shuffled)
         False
         """
-        if buffer_size == UNKNOWN and self.node.cardinality >= 0:
+        if buffer_size == UNKNOWN and self._node.cardinality >= 0:
             # At least 1, which an empty data set needs to pass the check below.
-            buffer_size = max(1, self.node.cardinality)
+            buffer_size = max(1, self._node.cardinality)
         size = checked_whole(buffer_size, "buffer_size", 1, "Write shuffle(1000).")
         # The shuffle draws 32-bit numbers.
         size = min(size, 2**32 - 1)
@@ -118,7 +116,7 @@ class Transforms(grain.IterDataset):
         drawn = _functions.seed_or_drawn(seed)
         # As in tf.data, None means yes.
         reshuffle = reshuffle_each_iteration is not False
-        return self.derived(_build.shuffled(self.node, size, drawn, reshuffle, seed is not None))
+        return self._derived(_build.shuffled(self._node, size, drawn, reshuffle, seed is not None))
 
     def repeat(self, count: int | None = None) -> Self:
         """Return all elements several times.
@@ -138,7 +136,7 @@ class Transforms(grain.IterDataset):
             if count is None
             else checked_whole(count, "count", -1, "Write repeat() to repeat without end.")
         )
-        return self.derived(_build.repeated(self.node, times))
+        return self._derived(_build.repeated(self._node, times))
 
     def batch(
         self,
@@ -166,8 +164,8 @@ class Transforms(grain.IterDataset):
         [[0, 1], [2, 3], [4]]
         """
         size = checked_whole(batch_size, "batch_size", 1, "Write batch(32).")
-        node = _build.batched(self.node, size, bool(drop_remainder))
-        return self.derived(_build.made_by_threads(node, _calls(num_parallel_calls)))
+        node = _build.batched(self._node, size, bool(drop_remainder))
+        return self._derived(_build.made_by_threads(node, _calls(num_parallel_calls)))
 
     def padded_batch(
         self,
@@ -195,8 +193,8 @@ class Transforms(grain.IterDataset):
         [[[1, 0, 0], [2, 2, 0], [3, 3, 3]]]
         """
         size = checked_whole(batch_size, "batch_size", 1, "Write padded_batch(32).")
-        return self.derived(
-            _build.padded(self.node, size, bool(drop_remainder), padded_shapes, padding_values)
+        return self._derived(
+            _build.padded(self._node, size, bool(drop_remainder), padded_shapes, padding_values)
         )
 
     def unbatch(self) -> Self:
@@ -209,7 +207,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(3).batch(2).unbatch()]
         [0, 1, 2]
         """
-        return self.derived(_build.unbatched(self.node))
+        return self._derived(_build.unbatched(self._node))
 
     def take(self, count: int) -> Self:
         """Return the first elements.
@@ -224,7 +222,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).take(2)]
         [0, 1]
         """
-        return self.derived(_build.taken(self.node, checked_whole(count, "count", -1, "Write take(10).")))
+        return self._derived(_build.taken(self._node, checked_whole(count, "count", -1, "Write take(10).")))
 
     def skip(self, count: int) -> Self:
         """Leave out the first elements.
@@ -239,7 +237,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(5).skip(2)]
         [2, 3, 4]
         """
-        return self.derived(_build.skipped(self.node, checked_whole(count, "count", -1, "Write skip(10).")))
+        return self._derived(_build.skipped(self._node, checked_whole(count, "count", -1, "Write skip(10).")))
 
     def shard(self, num_shards: int, index: int) -> Self:
         """Return every `num_shards`-th element.
@@ -261,7 +259,7 @@ class Transforms(grain.IterDataset):
         """
         if num_shards == SHARD_HINT and index == SHARD_HINT:
             # All elements, until `hint_sharded` replaces start and step.
-            return self.derived(_build.strided(self.node, 0, 1, hinted=True))
+            return self._derived(_build.strided(self._node, 0, 1, hinted=True))
         shards = checked_whole(num_shards, "num_shards", 1, "Write shard(num_workers, worker_index).")
         number = checked_whole(index, "index", 0, "Write shard(num_workers, worker_index).")
         if number >= shards:
@@ -269,7 +267,7 @@ class Transforms(grain.IterDataset):
                 f"index must be below num_shards. Received: num_shards={shards}, index={number}. "
                 "Write shard(num_workers, worker_index)."
             )
-        return self.derived(_build.strided(self.node, number, shards))
+        return self._derived(_build.strided(self._node, number, shards))
 
     def concatenate(self, dataset: Transforms) -> Self:
         """Append the elements of another data set.
@@ -284,7 +282,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(2).concatenate(Dataset.range(5, 7))]
         [0, 1, 5, 6]
         """
-        return self.derived(_build.concatenated(self.node, node_of(dataset, "concatenate")), dataset)
+        return self._derived(_build.concatenated(self._node, node_of(dataset, "concatenate")), dataset)
 
     def interleave(
         self,
@@ -316,7 +314,7 @@ class Transforms(grain.IterDataset):
             block_length or 1, "block_length", 1, "Write interleave(fn, 4, block_length=1)."
         )
         ahead = 1 if _calls(num_parallel_calls) else 0
-        return self.derived(Interleave(self.node, _making(map_func, "interleave"), cycle, block, ahead))
+        return self._derived(Interleave(self._node, _making(map_func, "interleave"), cycle, block, ahead))
 
     def flat_map(self, map_func: Callable[..., Transforms]) -> Self:
         """Map each element to a data set, and return the concatenation of these.
@@ -331,7 +329,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
         [0, 0, 1, 0, 1, 2]
         """
-        return self.derived(Interleave(self.node, _making(map_func, "flat_map"), 1, 1, 0))
+        return self._derived(Interleave(self._node, _making(map_func, "flat_map"), 1, 1, 0))
 
     def enumerate(self, start: int = 0) -> Self:
         """Pair each element with its number.
@@ -349,7 +347,7 @@ class Transforms(grain.IterDataset):
         first = checked_whole(start, "start", -(2**63), "Write enumerate(start=0).")
         # Infinite, because the size may be unknown: `zip` ends with the data.
         numbers = Range(first, 1, INFINITE, np.dtype(np.int64))
-        return self.derived(_build.zipped([numbers, self.node], tuple))
+        return self._derived(_build.zipped([numbers, self._node], tuple))
 
     def cache(self, filename: str = "") -> Self:
         """Store the elements of the first iteration for all others, which have the same shuffled order.
@@ -365,7 +363,7 @@ class Transforms(grain.IterDataset):
         >>> [int(x) for x in Dataset.range(3).cache()]
         [0, 1, 2]
         """
-        return self.derived(_build.cached(self.node, str(filename)))
+        return self._derived(_build.cached(self._node, str(filename)))
 
     def prefetch(self, buffer_size: int | None = None) -> Self:
         """Compute elements ahead, in a thread.
@@ -384,7 +382,7 @@ class Transforms(grain.IterDataset):
             buffer_size = checked_whole(
                 buffer_size, "buffer_size", -1, "Write prefetch(unisono.data.AUTOTUNE)."
             )
-        return self.derived(_build.read_ahead(self.node, buffer_size))
+        return self._derived(_build.read_ahead(self._node, buffer_size))
 
     def apply(self, transformation_func: Callable[[Self], Transforms]) -> Transforms:
         """Return the result of a function of this data set.
@@ -438,7 +436,7 @@ def node_of(dataset: object, taker: str) -> Node:
             f"{taker} needs a Dataset. Received: {dataset!r:.200} of type {type(dataset).__name__}. "
             "Write Dataset.from_tensor_slices(...)."
         )
-    return dataset.node
+    return dataset._node
 
 
 def _making(fn: Callable[..., Transforms], method: str) -> Callable[[Element], Node]:

@@ -135,7 +135,7 @@ def _global_batches(dataset: Dataset, count: int, index: int, group: ProcessGrou
         shard = file_sharded if policy is AutoShardPolicy.FILE else hint_sharded
         own = with_batches_divided(shard(dataset, count, index), count, index)
     spec = functools.cache(lambda: map_leaves(_any_rows, own.element_spec))
-    return own.derived(_JoinedBatches(lambda: joined_batches(own, group), own_spec=spec))
+    return own._derived(_JoinedBatches(lambda: joined_batches(own, group), own_spec=spec))
 
 
 def shard_of_worker(dataset: Dataset, group: ProcessGroup) -> Dataset:

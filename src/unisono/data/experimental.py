@@ -23,6 +23,45 @@ from unisono.data._pipeline._cardinality import (
 from unisono.data._pipeline._structure import Element
 from unisono.data._sharding import AutoShardPolicy, DistributeOptions
 
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "SHARD_HINT",
+    "UNKNOWN_CARDINALITY",
+    "AutoShardPolicy",
+    "Counter",
+    "DistributeOptions",
+    "RandomDataset",
+    "assert_cardinality",
+    "bucket_by_sequence_length",
+    "cardinality",
+    "choose_from_datasets",
+    "enumerate_dataset",
+    "from_list",
+    "get_next_as_optional",
+    "get_single_element",
+    "group_by_window",
+    "ignore_errors",
+    "load",
+    "map_and_batch",
+    "parallel_interleave",
+    "prefetch_to_device",
+    "rejection_resample",
+    "sample_from_datasets",
+    "save",
+    "scan",
+    "shuffle_and_repeat",
+    "snapshot",
+    "take_while",
+    "unbatch",
+    "unique",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Counter = Dataset.counter
 RandomDataset = Dataset.random
 choose_from_datasets = Dataset.choose_from_datasets
@@ -176,38 +215,3 @@ def get_next_as_optional(iterator: DistributedIterator) -> OptionalBatch:
     (True, False)
     """
     return iterator.get_next_as_optional()
-
-
-__all__ = [
-    "AUTOTUNE",
-    "INFINITE_CARDINALITY",
-    "SHARD_HINT",
-    "UNKNOWN_CARDINALITY",
-    "AutoShardPolicy",
-    "Counter",
-    "DistributeOptions",
-    "RandomDataset",
-    "assert_cardinality",
-    "bucket_by_sequence_length",
-    "cardinality",
-    "choose_from_datasets",
-    "enumerate_dataset",
-    "from_list",
-    "get_next_as_optional",
-    "get_single_element",
-    "group_by_window",
-    "ignore_errors",
-    "load",
-    "map_and_batch",
-    "parallel_interleave",
-    "prefetch_to_device",
-    "rejection_resample",
-    "sample_from_datasets",
-    "save",
-    "scan",
-    "shuffle_and_repeat",
-    "snapshot",
-    "take_while",
-    "unbatch",
-    "unique",
-]

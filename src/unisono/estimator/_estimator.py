@@ -231,7 +231,7 @@ class Estimator:
         what: str,
     ) -> PassTask:
         # The chief alone evaluates where variables live on servers.
-        replicated = _replicated(None if strategy is not None and strategy.workers_make_data else strategy)
+        replicated = _replicated(None if strategy is not None and strategy._workers_make_data else strategy)
         if path is None:
             checkpoint = newest_checkpoint(self.model_dir, replicated.process_group)
         else:
@@ -346,12 +346,12 @@ class Estimator:
         """
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
 
-    def parts(self) -> dict[str, Any]:
+    def _parts(self) -> dict[str, Any]:
         """Return the constructor's arguments, by name, for an Estimator of another process.
 
         `config` is a dict of a RunConfig's arguments, without strategies.
         """
-        config = self._config.arguments()
+        config = self._config._arguments()
         for name in ("train_distribute", "eval_distribute", "experimental_distribute"):
             config[name] = None
         return {
@@ -361,7 +361,7 @@ class Estimator:
             "warm_start_from": self._warm_start,
         }
 
-    def with_model_fn(self, model_fn: Callable[..., Any]) -> Self:
+    def _with_model_fn(self, model_fn: Callable[..., Any]) -> Self:
         """Return an Estimator that is this one with another `model_fn`, which gets no `params`.
 
         Args:
@@ -459,6 +459,6 @@ def _replicated(strategy: Strategy | None) -> ReplicatedStrategy:
     """Return the strategy whose replicas run the steps."""
     if strategy is None:
         return default_strategy()
-    if strategy.replicated is None:
-        raise strategy.unsupported("train_distribute")
-    return strategy.replicated
+    if strategy._replicated is None:
+        raise strategy._unsupported("train_distribute")
+    return strategy._replicated

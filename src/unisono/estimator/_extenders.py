@@ -57,4 +57,4 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Any]) -> Estimato
         further = metric_fn(**{name: value for name, value in every.items() if name in known})
         return spec.replace(eval_metric_ops={**(spec.eval_metric_ops or {}), **further})
 
-    return estimator.with_model_fn(model_fn)
+    return estimator._with_model_fn(model_fn)

@@ -223,7 +223,7 @@ class RunConfig:
         new._check()
         return new
 
-    def arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """Return the constructor's arguments by name."""
         return dict(self._values)
 

@@ -41,7 +41,7 @@ class PredictOutput:
 
     outputs: PyTree
 
-    def arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         """Return the arrays by name."""
         return dict(self.outputs) if isinstance(self.outputs, Mapping) else {"output": self.outputs}
 
@@ -61,7 +61,7 @@ class ClassificationOutput:
     scores: Any = None
     classes: Any = None
 
-    def arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         """Return the arrays by name."""
         every = {"scores": self.scores, "classes": self.classes}
         return {name: x for name, x in every.items() if x is not None}
@@ -80,7 +80,7 @@ class RegressionOutput:
 
     value: object
 
-    def arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         """Return the array by its name."""
         return {"outputs": self.value}
 
@@ -214,9 +214,9 @@ def _outputs_of(spec: EstimatorSpec) -> dict[str, Any]:
                 "Multiple export_outputs were provided, but none of them is specified as the default. "
                 f"Received: {sorted(given)}. Name one of them {DEFAULT!r}."
             )
-        arrays: dict[str, Any] = chosen.arrays()
+        arrays: dict[str, Any] = chosen._arrays()
         return arrays
-    return PredictOutput(spec.predictions).arrays()
+    return PredictOutput(spec.predictions)._arrays()
 
 
 def export_model(

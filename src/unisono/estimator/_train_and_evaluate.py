@@ -193,7 +193,7 @@ def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
     config = estimator.config
     cluster = (config.remote_cluster or ClusterSpec({})).as_dict()
     strategy = config.train_distribute
-    make = None if strategy is None else strategy.of_servers
+    make = None if strategy is None else strategy._of_servers
     if strategy is None or make is None:
         raise InvalidArgumentError(
             "A remote cluster trains on one of ['CollectiveAllReduceStrategy', 'MirroredStrategy', "
@@ -204,7 +204,7 @@ def _on_servers(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
     # Its packages are an extra.
     from unisono.standalone._client import run_on_cluster
 
-    run_on_cluster(cluster, _as_task, estimator.parts(), (make, strategy.terms), train_spec, eval_spec)
+    run_on_cluster(cluster, _as_task, estimator._parts(), (make, strategy._terms), train_spec, eval_spec)
     evaluations = _Evaluations(estimator, train_spec, eval_spec)
     if TaskType.EVALUATOR not in cluster:
         evaluations.evaluate()
@@ -221,7 +221,7 @@ def _as_task(
     make, terms = made_as
     # Parameter servers, and workers of theirs, serve in the constructor.
     strategy = make()
-    strategy.terms = terms
+    strategy._terms = terms
     arguments = {**parts.pop("config"), "train_distribute": strategy}
     train_and_evaluate(Estimator(**parts, config=RunConfig(**arguments)), train_spec, eval_spec)
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _LOG = logging.getLogger("unisono")
 
 #: Metrics of an evaluation by name.

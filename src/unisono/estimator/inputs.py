@@ -18,6 +18,10 @@ from unisono.estimator._docstrings import Texts
 __all__ = ["numpy_input_fn", "pandas_input_fn"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 _TEXTS = Texts(
     {
         "x": "array, or dict of arrays by name; the features.",

@@ -27,6 +27,10 @@ from unisono.estimator._train_op import expose
 __all__ = ["histogram", "image", "merge", "merge_all", "scalar", "text"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 _TEXTS = Texts(
     {
         "name": "string; the tag in TensorBoard. A second summary of the same name gets a number.",

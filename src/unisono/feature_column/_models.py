@@ -92,7 +92,7 @@ class FeatureColumnsLayer(keras.layers.Layer):
     """A layer whose input is a dict of features."""
 
     #: Read where a model is trained: `training/_host_layers`.
-    encodes_on_host = True
+    _encodes_on_host = True
 
     def __init__(self, columns: Sequence[FeatureColumn], width: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)

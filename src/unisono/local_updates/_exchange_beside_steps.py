@@ -86,7 +86,7 @@ class ExchangeBesideSteps:
         Args:
             done: how many steps of the phase are done.
         """
-        until_sent = min(end - done for end in self._sync.ends if end > done)
+        until_sent = min(end - done for end in self._sync._ends if end > done)
         until_applied = [self._running[0].at + self._sync.overlap - self._steps] if self._running else []
         return min([until_sent, *until_applied])
 
@@ -106,7 +106,7 @@ class ExchangeBesideSteps:
         self._trained = [each + steps for each in self._trained]
         while self._running and self._running[0].at + self._sync.overlap == self._steps:
             state = self._apply(self._running.popleft(), state, newest)
-        for number, end in enumerate(self._sync.ends):
+        for number, end in enumerate(self._sync._ends):
             if end % self._sync.every == done:
                 self._send(number, state, wish)
         return state

@@ -391,7 +391,7 @@ def _with_outer(
         shape = () if sync.fragments == 1 else (sync.fragments,)
         variable = optimizer.add_variable(shape, "zeros", "int32", name="local_steps")
         sizes = [math.prod(w.shape) * jnp.dtype(w.dtype).itemsize for w in weights]
-        parts = [_fragment(sync, optimizer, places, weights, steps) for places in sync.split(sizes)]
+        parts = [_fragment(sync, optimizer, places, weights, steps) for places in sync._split(sizes)]
     lie_as(variable, FittedLayout(mesh, functools.partial(_no_steps, shape)))
     for variable in optimizer.variables[steps:]:
         mark_added(variable)
@@ -406,7 +406,7 @@ def _fragment(
     steps: int,
 ) -> Fragment:
     """Return a fragment, whose outer optimizer's variables are now the inner one's, too."""
-    outer, first = sync.new_outer(), len(optimizer.variables)
+    outer, first = sync._new_outer(), len(optimizer.variables)
     if outer is not None:
         outer.build([weights[i] for i in places])
     for number, variable in enumerate([] if outer is None else outer.variables, first - steps - 1):

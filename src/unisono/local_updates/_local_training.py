@@ -129,7 +129,7 @@ class LocalState(FitState):
 
     def in_step(self, step: PureStep) -> PureStep:
         """Return a step for the arrays of a program, which exchanges the fragments that are due."""
-        layouts, ends = self._layouts, np.array(self.local.sync.ends)
+        layouts, ends = self._layouts, np.array(self.local.sync._ends)
 
         def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
             own = tuple(
@@ -459,7 +459,7 @@ class LocalPhases(Phases):
         if function is not None and function.resume(phase):
             return
         # A layout has these phases: `LocalLayout` or `LoneLayout`.
-        layout: Any = strategy_of(model).replicated.state_layout  # type: ignore[union-attr]
+        layout: Any = strategy_of(model)._replicated.state_layout  # type: ignore[union-attr]
         fragments = layout.added(model.optimizer).fragments
         if len(fragments) == phase.fragments:
             turns = [turn_of(model, f, phase.others if f is fragments[-1] else []) for f in fragments]

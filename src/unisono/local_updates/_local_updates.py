@@ -96,23 +96,23 @@ class LocalUpdates(Synchronization):
         self._outer = outer_optimizer
 
     @property
-    def is_synchronous(self) -> bool:
+    def _is_synchronous(self) -> bool:
         """Whether this is nothing but the mean of all replicas' gradients at each step."""
         return self.every == 1 and self._outer is None and not self.overlap
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def _ends(self) -> tuple[int, ...]:
         """After which step of a phase each fragment is exchanged; the last one where the phase ends."""
         return tuple(self.every * (i + 1) // self.fragments for i in range(self.fragments))
 
-    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+    def _layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return the state layout of a strategy with this `sync`.
 
         Raises:
             InvalidArgumentError: where the other arguments ask for another one.
             BackendError: where workers have no device for exchanges beside the steps.
         """
-        if self.is_synchronous:
+        if self._is_synchronous:
             return layout
         if type(layout) is not StateLayout:
             raise InvalidArgumentError(
@@ -124,7 +124,7 @@ class LocalUpdates(Synchronization):
         phases = LocalPhases()
         return LoneLayout(mesh, self, phases) if is_alone else LocalLayout(mesh, group, self, phases)
 
-    def split(self, sizes: Sequence[int]) -> list[list[int]]:
+    def _split(self, sizes: Sequence[int]) -> list[list[int]]:
         """Return for each fragment which weights it has, by their places.
 
         The largest weight goes first, and each to the fragment with the fewest bytes: equal layers take
@@ -133,7 +133,7 @@ class LocalUpdates(Synchronization):
         Args:
             sizes: bytes of the weights.
 
-        >>> LocalUpdates(50, fragments=2).split([400, 4, 400, 4, 400, 400])
+        >>> LocalUpdates(50, fragments=2)._split([400, 4, 400, 4, 400, 400])
         [[0, 1, 4], [2, 3, 5]]
         """
         places: list[list[int]] = [[] for _ in range(self.fragments)]
@@ -144,7 +144,7 @@ class LocalUpdates(Synchronization):
             held[least] += sizes[i]
         return [sorted(each) for each in places]
 
-    def new_outer(self) -> keras.Optimizer | None:
+    def _new_outer(self) -> keras.Optimizer | None:
         """Return a new outer optimizer for a model's fragment; None without one.
 
         Raises:

@@ -50,7 +50,7 @@ class IndexLookup(keras.layers.Layer):
     """
 
     #: True if the terms are strings.
-    strings = True
+    _strings = True
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class IndexLookup(keras.layers.Layer):
             raise InvalidArgumentError(
                 f'{layer}(invert=True) has output_mode="int". Received: {output_mode!r}.'
             )
-        if self.strings and num_oov_indices > 1:
+        if self._strings and num_oov_indices > 1:
             require_farmhash()
         self.max_tokens = max_tokens
         self.num_oov_indices = num_oov_indices
@@ -119,9 +119,9 @@ class IndexLookup(keras.layers.Layer):
     def _terms_of(self, vocabulary: object) -> list[Term]:
         if isinstance(vocabulary, (str, Path)):
             lines = Path(vocabulary).read_bytes().splitlines()
-            return list(lines) if self.strings else [int(line) for line in lines]
+            return list(lines) if self._strings else [int(line) for line in lines]
         array = on_host(vocabulary, type(self).__name__)
-        return [term if self.strings else int(term) for term in array.ravel().tolist()]
+        return [term if self._strings else int(term) for term in array.ravel().tolist()]
 
     def _check(self, terms: Sequence[Term]) -> None:
         layer = type(self).__name__
@@ -244,7 +244,7 @@ class IndexLookup(keras.layers.Layer):
         terms = np.array([*self._special_terms(), *self._vocabulary.terms, as_term(self.oov_token)], object)
         known = (indices >= 0) & (indices < self.vocabulary_size())
         decoded: np.ndarray = terms[np.where(known, indices, -1)]
-        return decoded if self.strings else decoded.astype(np.int64)
+        return decoded if self._strings else decoded.astype(np.int64)
 
     def _indices(self, values: np.ndarray) -> np.ndarray:
         table, flat = self._vocabulary.indices, values.ravel()
@@ -262,7 +262,7 @@ class IndexLookup(keras.layers.Layer):
                 f"{type(self).__name__}(num_oov_indices=0) takes values of its vocabulary alone. "
                 f"Received: {values[:10].tolist()}. Set num_oov_indices=1."
             )
-        if self.strings:
+        if self._strings:
             buckets = hash_buckets(values, self.num_oov_indices)
         else:
             buckets = values.astype(np.int64) % self.num_oov_indices
@@ -271,7 +271,7 @@ class IndexLookup(keras.layers.Layer):
     def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Return the shape and dtype of the output for a symbolic input."""
         shape = encoded_shape(tuple(inputs.shape), self.output_mode, self._depth())
-        return keras.KerasTensor(shape, "string" if self.invert and self.strings else "int64")
+        return keras.KerasTensor(shape, "string" if self.invert and self._strings else "int64")
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, with the vocabulary."""
@@ -345,7 +345,7 @@ class IntegerLookup(IndexLookup):
     [2, 0]
     """
 
-    strings = False
+    _strings = False
 
     def __init__(
         self,

@@ -331,7 +331,7 @@ class StepCompiler:
         if parent is None:
             for slot in plan.slots:
                 if slot.is_stacked:
-                    slot.variable.promote(self._replicas.num_replicas_in_sync)
+                    slot.variable._promote(self._replicas.num_replicas_in_sync)
         return plan
 
     def _run_inside(self, fn: Callable[..., object], call: Call, scope: StateScope) -> PyTree:

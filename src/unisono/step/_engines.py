@@ -84,7 +84,7 @@ class TurnEngine:
         return self._frame.meet(tree, lambda _, operands: [self._reduce(op, operands)] * self.num_replicas)
 
     def _reduce(self, op: ReduceOp, operands: list[Tree]) -> Tree:
-        if self._ops is None or not self._ops.has_implementation:
+        if self._ops is None or not self._ops._has_implementation:
             return _reduce(op, operands)
         structure = jax.tree.structure(operands[0])
         # This program holds all replicas' values: the user's hook gets them without a gather.

@@ -69,7 +69,7 @@ class StatePlan:
     def from_cross_replica(cls, scope: StateScope, layout: StateLayout) -> StatePlan:
         """Make the plan of a function that runs outside the replicas."""
         for key in scope.copies:
-            scope.seen[key].promote(len(scope.copies[key]))
+            scope.seen[key]._promote(len(scope.copies[key]))
         # Nothing to merge: this code runs once, outside of the replicas.
         slots = (_slot(v, key in scope.written, False, layout) for key, v in scope.seen.items())
         return cls(tuple(slots))

@@ -448,7 +448,7 @@ class Synchronization:
     #: How many steps are taken beside an exchange.
     overlap = 0
 
-    def layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+    def _layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return the state layout of a strategy with this `sync`: here the one that it has otherwise.
 
         Args:

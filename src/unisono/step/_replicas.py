@@ -45,7 +45,7 @@ class Replicas:
     _begun: set[str] = dataclasses.field(default_factory=set, init=False)
 
     #: No context of these replicas is that of code outside of every scope.
-    is_default = False
+    _is_default = False
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -53,7 +53,7 @@ class Replicas:
         return self.mesh.num_replicas
 
     @property
-    def replicated(self) -> Replicas:
+    def _replicated(self) -> Replicas:
         """These replicas."""
         return self
 

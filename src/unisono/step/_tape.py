@@ -491,7 +491,7 @@ def _closures_program(
 def _rebound(replica: ReplicaContext, frame: ReplicaFrame) -> ReplicaContext:
     """The same replica, for the frame of a nested program."""
     # Replicas in one `shard_map` body meet inside JAX's own collectives, and need no frame.
-    if not isinstance(replica.engine, TurnEngine):
+    if not isinstance(replica._engine, TurnEngine):
         return replica
-    engine = TurnEngine(frame, replica.strategy.cross_device_ops, replica.engine.is_empty)
+    engine = TurnEngine(frame, replica.strategy.cross_device_ops, replica._engine.is_empty)
     return ReplicaContext(replica.strategy, engine)

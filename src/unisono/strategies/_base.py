@@ -57,8 +57,8 @@ class Strategy(DeprecatedMethods, abc.ABC):
     - `num_replicas_in_sync` and `worker_devices`, to report what computes,
     - `make_trainer_function`: what Keras' loop calls for each batch.
 
-    It may override `around_fit`, `around_test`, `around_method`, `runs_ahead`,
-    `workers_make_data`, `own_callbacks`, `numbers_of_workers`, `gather_state`, `of_servers`,
+    It may override `_around_fit`, `_around_test`, `_around_method`, `_runs_ahead`,
+    `_workers_make_data`, `_own_callbacks`, `_numbers_of_workers`, `_gather_state`, `_of_servers`,
     `parameter_devices` and `cluster_resolver`, and those of `_run`, `_reduced`, `_gathered`, `_local`,
     `_split`, `_from_function` and `_values_from_function` that it supports; the others raise an
     `UnsupportedError`. It never overrides `scope`, `run`, `reduce`, `gather`, `local_results`,
@@ -74,11 +74,11 @@ class Strategy(DeprecatedMethods, abc.ABC):
     (True, 2)
     """
 
-    is_default = False
+    _is_default = False
 
     def __init__(self, process_group: ProcessGroup | None = None) -> None:
         self._group = process_group or SingleProcessGroup()
-        if not self.is_default:
+        if not self._is_default:
             # From now on `fit` of a model that is made outside of the scope can be noticed.
             wrap_keras()
             strategy_made(self)
@@ -100,47 +100,47 @@ class Strategy(DeprecatedMethods, abc.ABC):
         """Return what `fit`, `evaluate` or `predict` of a model call for each batch."""
 
     @property
-    def replicated(self) -> ReplicatedStrategy | None:
+    def _replicated(self) -> ReplicatedStrategy | None:
         """The strategy on whose mesh programs are compiled: this one, or None where it has no mesh."""
         return None
 
     @property
-    def of_servers(self) -> Callable[[], Strategy] | None:
+    def _of_servers(self) -> Callable[[], Strategy] | None:
         """What makes a remote cluster's strategy in each of its tasks; None where this one has no such."""
         return None
 
     #: What was asked of each worker when this strategy was made.
-    terms = WorkerTerms()
+    _terms = WorkerTerms()
 
-    def with_terms(self, num_devices: int = 0, shards_input: bool = False) -> Self:
+    def _with_terms(self, num_devices: int = 0, shards_input: bool = False) -> Self:
         """Ask something of each worker; return this strategy.
 
         Args:
             num_devices: how many devices each must have; 0 for those that there are.
             shards_input: whether an `input_fn`'s elements are divided between them.
         """
-        self.terms = WorkerTerms(num_devices, shards_input)
+        self._terms = WorkerTerms(num_devices, shards_input)
         return self
 
     #: Whether several steps of `fit` may run in one program, without the state coming back between them.
-    runs_ahead = True
+    _runs_ahead = True
 
     @property
-    def own_callbacks(self) -> list[keras.callbacks.Callback]:
+    def _own_callbacks(self) -> list[keras.callbacks.Callback]:
         """Callbacks that a call of `fit` gets before the user's."""
         return []
 
     @property
-    def numbers_of_workers(self) -> Mapping[str, float]:
+    def _numbers_of_workers(self) -> Mapping[str, float]:
         """What is known of each worker in the last epoch of `fit`, by `worker_0/name`, for TensorBoard."""
         return {}
 
     @property
-    def workers_make_data(self) -> bool:
+    def _workers_make_data(self) -> bool:
         """Whether a function as data of `fit` is called on other processes, and not here."""
         return False
 
-    def around_fit(
+    def _around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround a call of `fit` on this process.
@@ -155,11 +155,11 @@ class Strategy(DeprecatedMethods, abc.ABC):
         """
         return contextlib.nullcontext((arguments, ahead))
 
-    def around_method(self) -> contextlib.AbstractContextManager[None]:
+    def _around_method(self) -> contextlib.AbstractContextManager[None]:
         """Surround a call of `fit`, `evaluate`, `predict`, `train_on_batch` or one of its sisters."""
         return contextlib.nullcontext()
 
-    def around_test(
+    def _around_test(
         self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround a call of `evaluate` or `predict` on this process.
@@ -171,11 +171,11 @@ class Strategy(DeprecatedMethods, abc.ABC):
             ahead: whether steps may run ahead of Keras' loop.
 
         Returns:
-            As `around_fit` does.
+            As `_around_fit` does.
         """
         return contextlib.nullcontext((arguments, ahead))
 
-    def gather_state(self, variables: Iterable[keras.Variable]) -> None:
+    def _gather_state(self, variables: Iterable[keras.Variable]) -> None:
         """Let one of several workers alone read variables until the next step; all of them must call it.
 
         Args:
@@ -196,35 +196,35 @@ class Strategy(DeprecatedMethods, abc.ABC):
 
     def _run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Arguments) -> UserValue:
         """Call `fn` once per replica; see `run`."""
-        raise self.unsupported("run")
+        raise self._unsupported("run")
 
     def _reduced(self, op: ReduceOp, leaf: PyTree, axis: int | Sequence[int] | None) -> PyTree:
         """Return one value of all replicas combined; see `reduce`."""
-        raise self.unsupported("reduce")
+        raise self._unsupported("reduce")
 
     def _gathered(self, leaf: PyTree, axis: int) -> PyTree:
         """Return one value of all replicas joined; see `gather`."""
-        raise self.unsupported("gather")
+        raise self._unsupported("gather")
 
     def _local(self, value: PyTree) -> tuple[PyTree, ...]:
         """Return the values of this machine's replicas; see `local_results`."""
-        raise self.unsupported("local_results")
+        raise self._unsupported("local_results")
 
     def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         """Return global batches, split over the replicas; see `distribute_dataset`."""
-        raise self.unsupported("distribute_dataset")
+        raise self._unsupported("distribute_dataset")
 
     def _from_function(
         self, dataset_fn: Callable[[InputContext], Iterable[object]], options: InputOptions
     ) -> DistributedDataset:
         """Return the replicas' own batches; see `distribute_datasets_from_function`."""
-        raise self.unsupported("distribute_datasets_from_function")
+        raise self._unsupported("distribute_datasets_from_function")
 
     def _values_from_function(self, value_fn: Callable[[ValueContext], object]) -> PyTree:
         """Return the replicas' own values; see `distribute_values_from_function`."""
-        raise self.unsupported("distribute_values_from_function")
+        raise self._unsupported("distribute_values_from_function")
 
-    def unsupported(self, name: str) -> UnsupportedError:
+    def _unsupported(self, name: str) -> UnsupportedError:
         """Return the error for an operation that this strategy does not have.
 
         Args:
@@ -254,7 +254,7 @@ class Strategy(DeprecatedMethods, abc.ABC):
 
         return StrategyExtended(self)
 
-    def variable_created(self, variable: keras.Variable) -> None:
+    def _variable_created(self, variable: keras.Variable) -> None:
         """Take note of a variable that was made in the scope.
 
         Args:
@@ -273,7 +273,7 @@ class Strategy(DeprecatedMethods, abc.ABC):
         """
         check_same_strategy(self)
         check_no_distribution()
-        self.terms.check(len(self.worker_devices))
+        self._terms.check(len(self.worker_devices))
         wrap_keras()
         try:
             with entered(Context(self)):
@@ -409,7 +409,7 @@ class Strategy(DeprecatedMethods, abc.ABC):
             )
         return self._from_function(dataset_fn, options or InputOptions())
 
-    def shared_pipeline(self, dataset: object) -> UserValue:
+    def _shared_pipeline(self, dataset: object) -> UserValue:
         """Return the pipeline with which this worker makes the global batches.
 
         A `unisono.data.Dataset` is divided by its `AutoShardPolicy` between several workers.

@@ -47,7 +47,7 @@ class CentralStorageStrategy(ReplicatedStrategy):
         self._state_layout = CentralLayout(self._mesh, home)
 
     #: The state returns to its one place after each step.
-    runs_ahead = False
+    _runs_ahead = False
 
     @property
     def parameter_devices(self) -> tuple[jax.Device, ...]:

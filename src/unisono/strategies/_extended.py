@@ -175,9 +175,9 @@ class StrategyExtended:
         if replica is None:
             return self._strategy.run(fn, (variable, *args), kwargs)
         # In `merge_call` each replica's program runs this code, and has its own copy.
-        own, own_kwargs = replica.own_part((tuple(args), dict(kwargs or {})))
+        own, own_kwargs = replica._own_part((tuple(args), dict(kwargs or {})))
         with entered(Context(self._strategy, replica, is_update=True)):
-            return replica.engine.exchange(fn(variable, *own, **own_kwargs))
+            return replica._engine.exchange(fn(variable, *own, **own_kwargs))
 
     def broadcast_to(self, tensor: ArrayLike, destinations: Destinations = None) -> ArrayLike:
         """Return a value that is the same on all replicas; Python numbers as they are.
@@ -188,9 +188,9 @@ class StrategyExtended:
         """
         if isinstance(tensor, (int, float)):
             return tensor
-        strategy = self._strategy.replicated
+        strategy = self._strategy._replicated
         if strategy is None:
-            raise self._strategy.unsupported("extended.broadcast_to")
+            raise self._strategy._unsupported("extended.broadcast_to")
         made: ArrayLike = strategy.cross_device_ops.broadcast(tensor, destinations)
         if not isinstance(made, Mirrored):
             return made

@@ -58,11 +58,11 @@ class MirroredStrategy(ReplicatedStrategy):
         super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
         strategy_of_process_made(type(self).__name__)
         own = own_ops(self._mesh.platform)
-        self._ops = own if cross_device_ops is None else cross_device_ops.over(own)
+        self._ops = own if cross_device_ops is None else cross_device_ops._over(own)
         self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
 
     @property
-    def of_servers(self) -> Callable[[], Strategy]:
+    def _of_servers(self) -> Callable[[], Strategy]:
         """Makes the strategy of all devices of a remote cluster."""
         maker: Callable[[], Strategy] = load("strategy of several workers")
         return maker

@@ -39,7 +39,7 @@ class OneDeviceStrategy(ReplicatedStrategy):
 class DefaultStrategy(OneDeviceStrategy):
     """The strategy of code outside every scope: the same program, on JAX's first device."""
 
-    is_default = True
+    _is_default = True
 
     def __init__(self) -> None:
         super().__init__(resolve_devices(None)[0])

@@ -69,8 +69,8 @@ def layout_of(
         check_instance(sync, "sync", load("class LocalUpdates"), hint)
     is_mirrored = name == LAYOUTS[0]
     layout = StateLayout(mesh) if is_mirrored else load(f"{name.replace('_', ' ')} layout")(mesh, group)
-    layout = ops.layout(layout, mesh, group)
-    return layout if sync is None else sync.layout(layout, mesh, group)
+    layout = ops._layout(layout, mesh, group)
+    return layout if sync is None else sync._layout(layout, mesh, group)
 
 
 class ReplicatedStrategy(Strategy):
@@ -108,7 +108,7 @@ class ReplicatedStrategy(Strategy):
         return self._state_layout
 
     @property
-    def joins_rows(self) -> bool:
+    def _joins_rows(self) -> bool:
         """Whether rows that depend on each other are computed by one program over all devices.
 
         Otherwise every replica computes all of them: between processes XLA's own messages for each array
@@ -117,10 +117,10 @@ class ReplicatedStrategy(Strategy):
         return self._mesh.local_devices == self._mesh.devices and self.state_layout.is_whole
 
     @functools.cached_property
-    def replicas(self) -> Replicas:
+    def _replicas(self) -> Replicas:
         """What steps know of this strategy."""
         return Replicas(
-            self._mesh, self._group, self.state_layout, self.cross_device_ops, self, self.joins_rows
+            self._mesh, self._group, self.state_layout, self.cross_device_ops, self, self._joins_rows
         )
 
     def explain(
@@ -150,18 +150,18 @@ class ReplicatedStrategy(Strategy):
         """
         from unisono.training._explanation import explanation
 
-        print_fn(explanation(model, self.replicas, data))
+        print_fn(explanation(model, self._replicas, data))
 
     def make_trainer_function(self, model: keras.Model, task: TrainerTask) -> StepFunction:
         """Return what runs compiled steps on the mesh."""
         if task is TrainerTask.TRAIN:
-            function = self.state_layout.phases.make_train_function(model, self.replicas)
+            function = self.state_layout.phases.make_train_function(model, self._replicas)
             if function is not None:
                 return function
         if is_stateful(model, task):
-            stateful: StepFunction = load("steps in TensorFlow's form")(model, self.replicas, task)
+            stateful: StepFunction = load("steps in TensorFlow's form")(model, self._replicas, task)
             return stateful
-        return TrainerFunction(model, self.replicas, task)
+        return TrainerFunction(model, self._replicas, task)
 
     def make_step_runner(
         self, step: NamedStep, source: ElementSource, executables: Executables | None = None
@@ -182,7 +182,7 @@ class ReplicatedStrategy(Strategy):
     # --- what follows from the mesh ----------------------------------------------------------
 
     @property
-    def replicated(self) -> ReplicatedStrategy:
+    def _replicated(self) -> ReplicatedStrategy:
         """This strategy."""
         return self
 
@@ -208,14 +208,14 @@ class ReplicatedStrategy(Strategy):
         """What compiles the steps of `run`; `fit` does without it."""
         from unisono.step._compiler import StepCompiler
 
-        return StepCompiler(self.replicas, examine=load("reading of a step of `run`"))
+        return StepCompiler(self._replicas, examine=load("reading of a step of `run`"))
 
     @property
     def num_programs(self) -> int:
         """How many programs `run` has compiled and keeps."""
         return self._compiler.num_programs
 
-    def gather_state(self, variables: Iterable[keras.Variable]) -> None:
+    def _gather_state(self, variables: Iterable[keras.Variable]) -> None:
         """Gather what lies in parts on several workers; see `step._layout.StateLayout.gather`."""
         self.state_layout.gather(variables)
 
@@ -231,7 +231,7 @@ class ReplicatedStrategy(Strategy):
 
     def _reduced(self, op: ReduceOp, leaf: PyTree, axis: int | Sequence[int] | None) -> PyTree:
         with self._collective_of(leaf):
-            if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops.has_implementation:
+            if axis is None and isinstance(leaf, PerReplica) and self.cross_device_ops._has_implementation:
                 return self.cross_device_ops.reduce(op, leaf)
             return self._eager.reduce(op, leaf, axis, self._mesh, self._group)
 
@@ -252,7 +252,7 @@ class ReplicatedStrategy(Strategy):
         # Imported where it is used: `fit` with arrays does without Grain and Orbax, which take 0.4 s.
         from unisono.data._distribute import SplitDataset
 
-        pipeline = self.shared_pipeline(dataset)
+        pipeline = self._shared_pipeline(dataset)
         return SplitDataset(pipeline, self._mesh, options=options, check_iterable_here=_not_in_replica)
 
     def _from_function(

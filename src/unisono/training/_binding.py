@@ -37,7 +37,7 @@ def check_no_distribution() -> None:
 def current_strategy() -> Strategy | None:
     """Return the strategy of this code; None for the default one."""
     context = current()
-    return None if context is None or context.strategy.is_default else context.strategy
+    return None if context is None or context.strategy._is_default else context.strategy
 
 
 def mark_creation(thing: Held) -> None:
@@ -61,7 +61,7 @@ def strategy_of(model: keras.Model) -> Strategy | None:
 def phases_of(model: keras.Model) -> Phases:
     """Return when the replicas of a compiled model exchange what they have learned."""
     strategy = strategy_of(model)
-    replicated = None if strategy is None else strategy.replicated
+    replicated = None if strategy is None else strategy._replicated
     return Phases() if replicated is None else replicated.state_layout.phases
 
 

@@ -30,7 +30,7 @@ def _build_optimizer(
     """Build an optimizer, with the variables that its strategy's state layout adds."""
     original(self, variables)
     context = current()
-    replicated = None if context is None else context.strategy.replicated
+    replicated = None if context is None else context.strategy._replicated
     # The optimizer inside applies the gradients, and is built by itself.
     if replicated is not None and not isinstance(self, keras.optimizers.LossScaleOptimizer):
         replicated.state_layout.extend(self, trained_variables(self))
@@ -43,7 +43,7 @@ def _add_variable(
     with making_slot():
         variable = original(self, *args, **kwargs)
     context = current()
-    replicated = None if context is None else context.strategy.replicated
+    replicated = None if context is None else context.strategy._replicated
     if replicated is not None:
         replicated.state_layout.note_slot(variable)
     return variable
@@ -145,7 +145,7 @@ def written_once(
     # In `fit` it may be the first worker's callback alone that saves, after all have gathered.
     if context is None or not context.is_of_method:
         variables = getattr(getattr(model, "optimizer", None), "variables", ())
-        strategy.gather_state([*model.variables, *gathered_for_file(variables)])
+        strategy._gather_state([*model.variables, *gathered_for_file(variables)])
     result = write(original, bound) if strategy.is_chief else None
     strategy.process_group.share_file(path)
     return result

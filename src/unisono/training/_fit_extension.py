@@ -48,13 +48,13 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
     """A callback with a context around Keras' `fit`, in which it may change the call."""
 
     #: Whether a call of `fit` has entered its context.
-    is_entered = False
+    _is_entered = False
     #: Whether it reads the state after every single batch: then no step runs ahead.
-    sees_batches = True
+    _sees_batches = True
     #: Whether it reads weights where an epoch ends, perhaps on one worker alone.
-    reads_weights = True
+    _reads_weights = True
     #: What of it must be the same on all workers, besides its class.
-    common = ""
+    _common = ""
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Check that the context was entered.
@@ -62,7 +62,7 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
         Raises:
             InvalidArgumentError: the callback is not one of `fit`.
         """
-        if not self.is_entered:
+        if not self._is_entered:
             name = type(self).__name__
             raise InvalidArgumentError(
                 f"`{name}` must be a callback of `fit`. Received: a call of `on_train_begin` outside of "
@@ -71,7 +71,7 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
             )
 
     @abc.abstractmethod
-    def around_fit(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
+    def _around_fit(self, call: FitCall) -> contextlib.AbstractContextManager[None]:
         """Return the context for Keras' `fit`.
 
         Args:
@@ -175,9 +175,9 @@ def around_fit(model: keras.Model, arguments: dict[str, object]) -> Iterator[dic
     wrapper = _Wrapper(call.wraps)
     with contextlib.ExitStack() as stack:
         for extension in extensions:
-            stack.enter_context(extension.around_fit(call))
-            extension.is_entered = True
-            stack.callback(setattr, extension, "is_entered", False)
+            stack.enter_context(extension._around_fit(call))
+            extension._is_entered = True
+            stack.callback(setattr, extension, "_is_entered", False)
         call.arguments["callbacks"] = [wrapper, *call.callbacks]
         try:
             yield call.arguments

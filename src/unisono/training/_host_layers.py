@@ -165,7 +165,7 @@ def _front_of(model: keras.Model, x: object) -> Encoder | None:
     if model in _FRONTS:
         return _FRONTS[model]
     first: Any = model.layers[0] if isinstance(model, keras.Sequential) and model.layers else None
-    if getattr(first, "encodes_on_host", False):
+    if getattr(first, "_encodes_on_host", False):
         # `DenseFeatures`: its step takes encoded features.
         encoder: Encoder = first
         _FRONTS[model] = encoder

@@ -39,7 +39,7 @@ _SIZES = ("batch_size", "validation_batch_size")
 def begins_on_host(model: keras.Model) -> bool:
     """Return whether a model has layers of strings, which `_host_layers` runs before each step."""
     return any(
-        getattr(layer, "computes_on_host", False) or getattr(layer, "encodes_on_host", False)
+        getattr(layer, "computes_on_host", False) or getattr(layer, "_encodes_on_host", False)
         for layer in all_layers(model, include_self=False)
     )
 
@@ -59,7 +59,7 @@ def keras_arguments(strategy: Strategy, model: keras.Model, name: str, arguments
     x, arguments = arguments.get("x"), dict(arguments)
     if x is None:
         raise InvalidTypeError(f"`{name}` needs data. Received: x=None. Pass arrays or a dataset of batches.")
-    if not strategy.workers_make_data:
+    if not strategy._workers_make_data:
         is_alone = name == "predict" or arguments.get("y") is None
         arguments["x"] = _batches_given(name, model, _made_here(strategy, x), is_alone)
         if name == "fit" and "validation_data" in arguments:
@@ -252,15 +252,15 @@ def _keras_input(strategy: Strategy, data: DataSet) -> object:
     from unisono.data._keras_input import as_keras_input
 
     if not isinstance(data, DistributedDataset):
-        return as_keras_input(strategy.shared_pipeline(data))
-    own = strategy.replicated
-    if own is None or data.mesh.devices != own.mesh.devices:
+        return as_keras_input(strategy._shared_pipeline(data))
+    own = strategy._replicated
+    if own is None or data._mesh.devices != own.mesh.devices:
         raise MixedStrategyError(
             "Distributed data must be made by the strategy of the model. Received: data for "
-            f"{len(data.mesh.devices)} replicas on {', '.join(map(str, data.mesh.devices))}, and a model of "
-            f"{strategy!r}. Distribute it with the model's strategy, or pass the dataset itself."
+            f"{len(data._mesh.devices)} replicas on {', '.join(map(str, data._mesh.devices))}, and a model "
+            f"of {strategy!r}. Distribute it with the model's strategy, or pass the dataset itself."
         )
-    batches = data.host_batches
+    batches = data._host_batches
     return as_keras_input(batches) if isinstance(batches, Dataset) else batches
 
 

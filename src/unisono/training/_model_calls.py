@@ -73,7 +73,7 @@ def wraps() -> list[KerasWrap]:
 
 def _compile(original: Callable[..., None], self: keras.Model, *args: object, **kwargs: object) -> None:
     strategy = holder_by_scope(self) or strategy_of(self)
-    if strategy is None or strategy.is_default:
+    if strategy is None or strategy._is_default:
         bind(self, None)
         original(self, *args, **kwargs)
         return
@@ -118,9 +118,9 @@ class MethodCall:
 
     def may_run_ahead(self, strategy: Strategy) -> bool:
         """Return whether no callback sees how many steps are done between two batches."""
-        is_compiled = self.name == "fit" or strategy.replicated is not None
+        is_compiled = self.name == "fit" or strategy._replicated is not None
         callbacks = self.arguments.get("callbacks")
-        return strategy.runs_ahead and is_compiled and can_run_ahead(self.model, callbacks, self.name)
+        return strategy._runs_ahead and is_compiled and can_run_ahead(self.model, callbacks, self.name)
 
 
 class Surrounding(NamedTuple):
@@ -223,7 +223,7 @@ def _take_data(call: MethodCall) -> None:
 
 def _check_not_in_replica(model: keras.Model, name: str) -> None:
     context = current()
-    if context is not None and context.replica is not None and not context.strategy.is_default:
+    if context is not None and context.replica is not None and not context.strategy._is_default:
         raise ContextError(
             f"`{name}` divides rows between the replicas itself. Received: a call of {model.name!r} inside "
             f"of `run`. Write `model.{name}(...)` outside, or a tape and `apply_gradients` in `run`."
@@ -286,9 +286,9 @@ def _on_all_processes(call: MethodCall) -> Iterator[None]:
     model, arguments, strategy = call.model, call.arguments, _known(call)
     ahead = call.may_run_ahead(strategy)
     if call.name == "fit":
-        around = strategy.around_fit(model, arguments, ahead)
+        around = strategy._around_fit(model, arguments, ahead)
     else:
-        around = strategy.around_test(model, call.name, arguments, ahead)
+        around = strategy._around_test(model, call.name, arguments, ahead)
     with around as (call.arguments, ahead):
         call.lookahead = lookahead_for(strategy, model, call.arguments, call.name, ahead)
         yield
@@ -311,7 +311,7 @@ def _ahead_of_loop(call: MethodCall) -> Iterator[None]:
 
 
 def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[None]:
-    own, callbacks = _known(call).own_callbacks, call.arguments["callbacks"]
+    own, callbacks = _known(call)._own_callbacks, call.arguments["callbacks"]
     # A user's own list calls what is in it.
     if own and not isinstance(callbacks, keras.callbacks.CallbackList):
         call.arguments = {**call.arguments, "callbacks": [*own, *flat_callbacks(callbacks)]}
@@ -337,7 +337,7 @@ def keeps_data(platform: str) -> bool:
 
 
 def _data_kept(call: MethodCall) -> contextlib.AbstractContextManager[object]:
-    replicated = _known(call).replicated
+    replicated = _known(call)._replicated
     if replicated is None or not keeps_data(replicated.mesh.platform):
         return set_for_block(_RESIDENT, _nothing_kept)
     keep: Callable[..., contextlib.AbstractContextManager[object]] = load("data on the devices")
@@ -371,7 +371,7 @@ _AROUND_ALL = (
     Surrounding(
         "weights kept", "Keras empties the variables while it trains", lambda call: weights_kept(call.model)
     ),
-    Surrounding("method", "a strategy keeps its own calls apart", lambda call: _known(call).around_method()),
+    Surrounding("method", "a strategy keeps its own calls apart", lambda call: _known(call)._around_method()),
     _APART,
     Surrounding("interrupts allowed", "training is long", lambda _: INTERRUPTS.allowed()),
 )
@@ -414,7 +414,7 @@ def _single_batches(original: Callable[[UserValue], Iterator[PyTree]], self: Use
     https://github.com/keras-team/keras/pull/23527 stacks those of `steps_per_execution` on one device.
     """
     context = current()
-    if context is None or context.strategy.is_default:
+    if context is None or context.strategy._is_default:
         return original(self)
     return _RESIDENT.get()(self) or (array_batches(self) if stacks_batches(self) else original(self))
 

@@ -87,7 +87,7 @@ def _all_rows(context: Context | None, *trees: PyTree) -> list[PyTree] | None:
     """Return the true rows of all replicas, for a padded batch."""
     if context is None or context.true_rows is None or context.replica is None:
         return None
-    engine = context.replica.engine
+    engine = context.replica._engine
     return [first_rows(gather_rows(tree, engine), context.true_rows) for tree in trees]
 
 
@@ -154,7 +154,7 @@ def _stateless_result(
         return original(self, metric_variables)
     # One all-reduce in the middle of the step: a `train_step` that reads no result does without it.
     rules = [merge_rule(kind_of(v)) for v in self.variables]
-    return original(self, merge_all(rules, list(metric_variables), context.replica.engine))
+    return original(self, merge_all(rules, list(metric_variables), context.replica._engine))
 
 
 def _mean_update_state(
@@ -166,7 +166,7 @@ def _mean_update_state(
     """
     context = _replica_context()
     replica = context.replica if context is not None and context.means else None
-    is_part = replica is not None and not isinstance(replica.engine, OneReplica) and sample_weight is None
+    is_part = replica is not None and not isinstance(replica._engine, OneReplica) and sample_weight is None
     if is_part and replica is not None and keras.ops.ndim(values) == 0:
         sample_weight = 1 / replica.num_replicas_in_sync
     return original(self, values, sample_weight)
@@ -213,7 +213,7 @@ def _must_aggregate(optimizer: keras.Optimizer) -> Context | None:
 def _noting_context() -> Context | None:
     """Return the context of code outside of the replicas whose updates the layout notes, else None."""
     context = current()
-    replicated = context.strategy.replicated if context is not None else None
+    replicated = context.strategy._replicated if context is not None else None
     if context is None or replicated is None or not replicated.state_layout.notes_updates:
         return None
     return dataclasses.replace(context, replica=ReplicaContext(replicated, OneReplica()))
@@ -223,7 +223,7 @@ def _layout_of(context: Context) -> StateLayout:
     """Return how the state of a replica's strategy lies."""
     # `_replica_context` has looked for the replica.
     replica: ReplicaContext = context.replica  # type: ignore[assignment]
-    if isinstance(replica.engine, StandInEngine):
+    if isinstance(replica._engine, StandInEngine):
         # A step that is read sees whole values, and its gradients reach the engine.
         return StateLayout(replica.strategy.mesh)
     return replica.strategy.state_layout
@@ -244,7 +244,7 @@ def _stateless_apply(
         return aggregate_gradients(list(grads), trained_variables(self), context, reduce)
 
     with _aggregated():
-        engine: object = context.replica.engine if context.replica is not None else None
+        engine: object = context.replica._engine if context.replica is not None else None
         given = [*trainable_variables, *optimizer_variables]
         if isinstance(engine, StandInEngine) and (new := engine.updated(given)) is not None:
             aggregate(None)
@@ -420,7 +420,7 @@ def _batch_normalization_moments(
     note_mean(self.moving_mean)
     note_mean(self.moving_variance)
     context = _replica_context()
-    engine: object = context.replica.engine if context is not None and context.replica is not None else None
+    engine: object = context.replica._engine if context is not None and context.replica is not None else None
     if isinstance(engine, StandInEngine):
         # In a step that is read, statistics are those of one replica by definition.
         return engine.like(self.moving_mean.value), engine.like(self.moving_variance.value)

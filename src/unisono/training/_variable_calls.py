@@ -71,7 +71,7 @@ def _marked(original: Callable[..., None], self: keras.Variable, *args: object, 
     if store is not None:
         store.made(self)
     if (strategy := current_strategy()) is not None:
-        strategy.variable_created(self)
+        strategy._variable_created(self)
 
 
 def _initialize(
@@ -79,7 +79,7 @@ def _initialize(
 ) -> None:
     """Let a variable begin with the value that its strategy's state layout chooses."""
     context = current()
-    replicated = None if context is None else context.strategy.replicated
+    replicated = None if context is None else context.strategy._replicated
     value = DeferredValue(initializer, tuple(self.shape), stored_dtype(self))
     held = replicated.state_layout.first(self, value) if replicated is not None and self.shape else None
     if held is None:

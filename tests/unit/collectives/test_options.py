@@ -23,9 +23,9 @@ from unisono.collectives._cross_device import BYTES_PER_PACK, PackedAllReduce
 )
 def test_the_way_that_sums_travel(implementation, platform, algorithm):
     options = CommunicationOptions(implementation=implementation)
-    assert PackedAllReduce(options, platform, on_one_host=True).algorithm == algorithm
+    assert PackedAllReduce(options, platform, on_one_host=True)._algorithm == algorithm
     between = "across_hosts" if algorithm == "exchange" else algorithm
-    assert PackedAllReduce(options, platform, on_one_host=False).algorithm == between
+    assert PackedAllReduce(options, platform, on_one_host=False)._algorithm == between
 
 
 def test_arrays_are_packed_where_xla_does_not_combine_them():

@@ -44,7 +44,7 @@ def test_binary_loss_and_predictions():
     )
     assert found["class_ids"].tolist() == [[1], [0]]
     assert found["all_class_ids"].tolist() == [[0, 1], [0, 1]]
-    host = head.host_predictions(found)
+    host = head._host_predictions(found)
     assert host["classes"].tolist() == [[b"1"], [b"0"]]
     assert host["all_classes"].tolist() == [[b"0", b"1"]] * 2
 
@@ -92,12 +92,12 @@ def test_binary_thresholds_and_names():
 def test_many_classes():
     head = MultiClassHead(3, label_vocabulary=["a", "b", "c"])
     logits = [[10.0, 0.0, 0.0], [0.0, 10.0, 0.0]]
-    labels = head.host_labels(np.array([["b"], ["b"]]))
+    labels = head._host_labels(np.array([["b"], ["b"]]))
     assert labels.tolist() == [[1], [1]]
     loss = head.loss(labels, np.array(logits, FLOATS))
     assert float(loss) == pytest.approx((10 + 2 * np.log1p(2 * np.exp(-10))) / 2, rel=1e-5)
     assert_close(metrics_of(head, logits, labels), {"average_loss": float(loss), "accuracy": 0.5})
-    found = head.host_predictions(head.predictions(np.array(logits, FLOATS)))
+    found = head._host_predictions(head.predictions(np.array(logits, FLOATS)))
     assert found["classes"].tolist() == [[b"a"], [b"b"]]
     np.testing.assert_allclose(np.asarray(found["probabilities"]).sum(1), 1, rtol=1e-6)
 
@@ -112,7 +112,7 @@ def test_many_labels():
     assert found["average_loss"] == pytest.approx(8.75, rel=1e-4)
     assert found["probability_mean/dog"] == pytest.approx(1.0, abs=1e-4)
     assert {"auc/dog", "auc_precision_recall/dog", "auc", "auc_precision_recall"} <= set(found)
-    assert head.host_predictions(head.predictions(logits))["classes"].tolist() == [[b"cat", b"dog"]] * 2
+    assert head._host_predictions(head.predictions(logits))["classes"].tolist() == [[b"cat", b"dog"]] * 2
 
 
 def test_regression():
@@ -165,7 +165,7 @@ def test_several_heads():
     assert set(spec.export_outputs) == {
         "serving_default", "head1", "predict/head1", "head2", "predict/head2",
     }  # fmt: skip
-    assert head.host_predictions({("head2", "logits"): every[:, 2:]})["head2", "classes"].shape == (2, 3)
+    assert head._host_predictions({("head2", "logits"): every[:, 2:]})["head2", "classes"].shape == (2, 3)
     assert head.loss_reduction == "sum_over_batch_size"
 
 
@@ -192,19 +192,19 @@ def test_an_own_loss():
         (lambda: BinaryClassHead().loss([[1], [0]], [[1.0]]), r"labels of shape \(1, 1\)"),
         (lambda: BinaryClassHead().loss([1], [[1.0, 2.0]]), r"logits of shape \(batch, 1\)"),
         (lambda: BinaryClassHead().predictions([[1.0]], ["class"]), "Prediction keys must be"),
-        (lambda: BinaryClassHead().host_labels([2]), "<= n_classes - 1 = 1"),
-        (lambda: BinaryClassHead().host_labels(["a"]), "need label_vocabulary"),
-        (lambda: BinaryClassHead(label_vocabulary="ab").host_labels([0]), "must be strings"),
-        (lambda: BinaryClassHead(label_vocabulary="ab").host_labels(["c"]), r"Received: \[b'c'\]"),
+        (lambda: BinaryClassHead()._host_labels([2]), "<= n_classes - 1 = 1"),
+        (lambda: BinaryClassHead()._host_labels(["a"]), "need label_vocabulary"),
+        (lambda: BinaryClassHead(label_vocabulary="ab")._host_labels([0]), "must be strings"),
+        (lambda: BinaryClassHead(label_vocabulary="ab")._host_labels(["c"]), r"Received: \[b'c'\]"),
         (lambda: MultiHead([]), "Must specify heads"),
         (lambda: MultiHead([BinaryClassHead()]), "must have a name"),
         (lambda: MultiHead([BinaryClassHead(name="a")], [1.0, 2.0]), "the same size"),
         (lambda: MultiHead([BinaryClassHead(name="a")]).loss([1], [[1.0]]), "a dict of labels"),
         (lambda: MultiHead([BinaryClassHead(name="a")]).loss({"a": [1]}, {"b": [1.0]}), "by the names"),
-        (lambda: MultiLabelHead(2).host_labels([["a", "b"]]), "zeros and ones"),
-        (lambda: RegressionHead().host_labels(["a"]), "takes numbers"),
-        (lambda: PoissonRegressionHead().host_labels([-1.0]), "at least 0"),
-        (lambda: LogisticRegressionHead().host_labels([2.0]), "from 0 to 1"),
+        (lambda: MultiLabelHead(2)._host_labels([["a", "b"]]), "zeros and ones"),
+        (lambda: RegressionHead()._host_labels(["a"]), "takes numbers"),
+        (lambda: PoissonRegressionHead()._host_labels([-1.0]), "at least 0"),
+        (lambda: LogisticRegressionHead()._host_labels([2.0]), "from 0 to 1"),
         (lambda: RegressionHead().create_estimator_spec({}, "train", [[1.0]], [1.0]), "an optimizer or"),
     ],
 )

@@ -37,10 +37,10 @@ def lines(caplog):
 def test_a_timer_of_steps():
     timer = h.SecondOrStepTimer(every_steps=3)
     assert timer.should_trigger_for_step(7)
-    assert timer.steps_until(7) == 1
+    assert timer._steps_until(7) == 1
     assert timer.update_last_triggered_step(7) == (None, None)
     assert [timer.should_trigger_for_step(s) for s in (7, 8, 9, 10, 11)] == [False, False, False, True, True]
-    assert [timer.steps_until(s) for s in (7, 8, 10)] == [3, 2, 1]
+    assert [timer._steps_until(s) for s in (7, 8, 10)] == [3, 2, 1]
     seconds, steps = timer.update_last_triggered_step(11)
     assert seconds >= 0
     assert (steps, timer.last_triggered_step()) == (4, 11)
@@ -49,18 +49,18 @@ def test_a_timer_of_steps():
 def test_a_timer_of_seconds_asks_again_in_time(clock):
     timer = h.SecondOrStepTimer(every_secs=10)
     timer.update_last_triggered_step(0)
-    assert timer.steps_until(0) == 1
+    assert timer._steps_until(0) == 1
     clock.time += 1
     assert not timer.should_trigger_for_step(10)
-    assert timer.steps_until(10) == 10  # no more than were measured
-    assert timer.steps_until(60) == 60
-    assert timer.steps_until(1000) == 100
+    assert timer._steps_until(10) == 10  # no more than were measured
+    assert timer._steps_until(60) == 60
+    assert timer._steps_until(1000) == 100
     clock.time += 8
-    assert timer.steps_until(60) == 3  # half of the 6.7 steps of a second
+    assert timer._steps_until(60) == 3  # half of the 6.7 steps of a second
     clock.time -= 8
     clock.time += 9
     assert timer.should_trigger_for_step(11)
-    assert timer.steps_until(11) == 1
+    assert timer._steps_until(11) == 1
     assert timer.update_last_triggered_step(11) == (10.0, 11)
 
 

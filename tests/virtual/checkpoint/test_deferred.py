@@ -217,7 +217,7 @@ def test_attributes_that_are_set_later_are_restored_then(tmp_path):
     assert layer.kernel is later
     with pytest.raises(CheckpointUnmatchedError, match="not used: step"):
         status.assert_consumed()
-    root.include(step=found)
+    root._include(step=found)
     assert status.assert_consumed() == {}
     root.new = keras.Variable(0.0)
     with pytest.raises(CheckpointUnmatchedError, match="not in the checkpoint: new"):

@@ -206,8 +206,8 @@ def test_train_and_evaluate_in_turn(tmp_path):
         for _ in range(4):
             estimator.train(data(X, Y, 10), steps=2)
             assert [len(server.store.variables) for server in strategy.cluster.servers] == [0]
-            assert not strategy.job.variables._placed
-            assert not strategy.job._names
+            assert not strategy._job.variables._placed
+            assert not strategy._job._names
             assert not strategy.state_layout._notes
         assert estimator.get_variable_value("global_step") == 38
         kept = [len(client._known) for client in strategy.cluster.clients]
@@ -255,5 +255,5 @@ def test_a_rate_of_the_step_reaches_updates_by_rows(tuned, scales):
     one = trained(None, model_fn, data(words, Y[:40, 0], 10))
     with local_strategy(workers=1, servers=2) as strategy:
         ours = trained(strategy, model_fn, data(words, Y[:40, 0], 10))
-        assert any(placed.is_table for placed in strategy.job.variables._placed.values())
+        assert any(placed.is_table for placed in strategy._job.variables._placed.values())
     assert_equal(ours, one)

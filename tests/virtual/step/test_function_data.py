@@ -168,7 +168,7 @@ def get_next_of_closure(averager):
 )
 def test_the_numbers_are_those_of_the_loop_outside(idiom, make, fetch):
     strategy = make()
-    if strategy.is_default and idiom in (optional_in_loop, get_next_of_closure):
+    if strategy._is_default and idiom in (optional_in_loop, get_next_of_closure):
         pytest.skip("the default strategy gives the source itself, whose iterators are Python's")
     averager = Averager(strategy)
     epoch = idiom(averager)

@@ -133,7 +133,7 @@ def test_arguments_are_checked():
             LocalUpdates(4, overlap=overlap)
     assert [LocalUpdates(50, fragments=k, overlap=True).overlap for k in (1, 5, 50)] == [25, 5, 1]
     assert repr(LocalUpdates(4, fragments=2, overlap=True)) == "LocalUpdates(4, fragments=2, overlap=1)"
-    assert not LocalUpdates(1, overlap=True).is_synchronous
+    assert not LocalUpdates(1, overlap=True)._is_synchronous
     with pytest.raises(unisono.InvalidArgumentError, match="must hold its whole state"):
         unisono.MirroredStrategy(devices(2), sync=LocalUpdates(2, overlap=1), state_layout="sharded")
 

@@ -32,7 +32,7 @@ def compiled():
 
 def test_without_a_cluster_variables_rest_on_the_cpu_and_all_devices_compute():
     strategy = ParameterServerStrategy()
-    assert not strategy.has_cluster
+    assert not strategy._has_cluster
     assert strategy.cluster_resolver is None
     assert strategy.num_replicas_in_sync == len(unisono.MirroredStrategy().worker_devices)
     assert [str(d) for d in strategy.parameter_devices] == [
@@ -69,7 +69,7 @@ def test_a_cluster_without_servers_is_an_error():
 
 def test_an_evaluator_takes_no_part_in_the_cluster():
     spec = ClusterSpec({"worker": ["a:1"], "ps": ["b:1"]})
-    assert not ParameterServerStrategy(SimpleClusterResolver(spec, "", "evaluator", 0)).has_cluster
+    assert not ParameterServerStrategy(SimpleClusterResolver(spec, "", "evaluator", 0))._has_cluster
 
 
 def test_a_subclass_keeps_its_methods_on_a_cluster(monkeypatch):
@@ -81,9 +81,9 @@ def test_a_subclass_keeps_its_methods_on_a_cluster(monkeypatch):
             resolver = SimpleClusterResolver(ClusterSpec(servers), "", "chief", 0)
             super().__init__(resolver, max_staleness=3)
 
-        def variable_created(self, variable):
+        def _variable_created(self, variable):
             self.paths.append(variable.path)
-            super().variable_created(variable)
+            super()._variable_created(variable)
 
     cluster = LocalCluster()
     monkeypatch.setattr(_parameter_server, "connect", lambda roles: cluster.connections())
@@ -91,7 +91,7 @@ def test_a_subclass_keeps_its_methods_on_a_cluster(monkeypatch):
     try:
         assert isinstance(strategy, Noting)
         assert (type(strategy).__name__, type(strategy).__doc__) == ("Noting", "A user's.")
-        assert strategy.has_cluster
+        assert strategy._has_cluster
         assert strategy.cluster_resolver is not None
         with pytest.raises(unisono.ContextError, match="must have one `ParameterServerStrategy`"):
             ParameterServerStrategy(strategy.cluster_resolver)
@@ -120,7 +120,7 @@ def test_variables_lie_balanced_on_the_servers_and_slots_beside_them():
         with strategy.scope():
             model = compiled()
         model.fit(*data(), batch_size=32, verbose=0)
-        placed = strategy.job.variables
+        placed = strategy._job.variables
         homes = {v.path: placed[v].homes for v in model.variables}
         kernel, bias = model.layers[0].variables
         # 192 bytes on the first, then 32, 64 and 8 on the second.
@@ -144,7 +144,7 @@ def test_variables_that_come_home_go_to_the_servers_again():
         for each in (model, twin):
             each.set_weights([w + 0.01 for w in twin.get_weights()])
             each.fit(x, y, batch_size=32, shuffle=False, verbose=0)
-        placed, stores = strategy.job.variables, [server.store for server in strategy.cluster.servers]
+        placed, stores = strategy._job.variables, [server.store for server in strategy.cluster.servers]
         count, nbytes = sum(len(store.variables) for store in stores), sum(placed._placement.nbytes)
         of_model = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
         placed.release(of_model)
@@ -154,8 +154,8 @@ def test_variables_that_come_home_go_to_the_servers_again():
             np.testing.assert_array_equal(one, other)
         # Once more, it finds nothing; training goes on with new programs.
         placed.release(of_model)
-        strategy.job._plans.forget([model.optimizer])
-        strategy.job._names.clear()
+        strategy._job._plans.forget([model.optimizer])
+        strategy._job._names.clear()
         for each in (model, twin):
             each.compile(each.optimizer, each.loss, metrics=["accuracy"])
             each.fit(x, y, batch_size=32, shuffle=False, verbose=0)
@@ -173,10 +173,10 @@ def test_reads_and_assignments_reach_the_servers():
         kernel.assign(np.ones(kernel.shape))
         assert repr(stored_value(kernel)).startswith("<on servers:")
         np.testing.assert_array_equal(kernel.numpy(), 1)
-        ((server, number),) = strategy.job.variables[kernel].keys()
+        ((server, number),) = strategy._job.variables[kernel].keys()
         np.testing.assert_array_equal(strategy.cluster.servers[server].store.read(number), 1)
         model.optimizer.learning_rate = 0.25
-        assert strategy.job.variables[model.optimizer.learning_rate].homes == (0, 1)
+        assert strategy._job.variables[model.optimizer.learning_rate].homes == (0, 1)
         for server in strategy.cluster.servers:
             values = [v.host() for v in server.store.variables.values() if "learning_rate" in v.spec.name]
             assert [float(v) for v in values] == [0.25]
@@ -187,7 +187,7 @@ def test_steps_on_the_chief_read_and_write_what_lies_on_servers():
         with strategy.scope():
             read = unisono.Variable(np.zeros(3, "float32"))
             written = unisono.Variable(np.zeros(3, "float32"), aggregation="sum")
-        strategy.job.variables.place([(read, None), (written, None)])
+        strategy._job.variables.place([(read, None), (written, None)])
 
         def step():
             written.assign_add(read.value + 1)
@@ -200,7 +200,7 @@ def test_steps_on_the_chief_read_and_write_what_lies_on_servers():
         for number, call in enumerate((lambda: strategy.run(step),) * 3 + (function,) * 2):
             np.testing.assert_array_equal(call(), number)
             read.assign_add(np.ones(3))
-        np.testing.assert_array_equal(strategy.job.variables[written], 5 + sum(range(5)))
+        np.testing.assert_array_equal(strategy._job.variables[written], 5 + sum(range(5)))
         np.testing.assert_array_equal(written, 15)
 
 
@@ -226,4 +226,4 @@ def test_an_empty_tf_config_is_no_cluster(monkeypatch, form):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if form == "empty":
         monkeypatch.setitem(os.environ, "TF_CONFIG", "{}")
-    assert not ParameterServerStrategy().has_cluster
+    assert not ParameterServerStrategy()._has_cluster

@@ -125,7 +125,7 @@ def test_without_a_bound_it_trains_as_well_and_every_step_counts():
         assert history["accuracy"][-1] > 0.85
         assert strategy.cluster.servers[0].store.applied_count == 12 * 13
         # Each worker has had its part.
-        used = strategy.job.pool.queue.num_workers
+        used = strategy._job.pool.queue.num_workers
         assert used == 2
         assert len(model.predict(data()[0], batch_size=64, verbose=0)) == 200
 
@@ -136,7 +136,7 @@ def test_steps_run_beside_each_other_also_where_each_epoch_is_saved(tmp_path):
     with local_strategy(workers=2) as strategy:
         with strategy.scope():
             model = compiled()
-        queue = strategy.job.pool.queue
+        queue = strategy._job.pool.queue
         schedule = queue.schedule
         queue.schedule = lambda request: at_once.append(len(queue._closures)) or schedule(request)
         save = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")

@@ -77,7 +77,7 @@ def test_after_an_interrupt_the_model_trains_on(callbacks):
         before = int(model.optimizer.iterations.numpy())
         model.fit(*batch(32), batch_size=8, verbose=0)
         assert int(model.optimizer.iterations.numpy()) == before + 4
-        assert strategy.job.pool.queue.done()
+        assert strategy._job.pool.queue.done()
 
 
 @pytest.mark.parametrize("callbacks", [[], [Reads()]])

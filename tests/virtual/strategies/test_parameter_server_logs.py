@@ -40,7 +40,7 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
             self.model.train_on_batch(*data(8))
 
         def on_epoch_end(self, epoch, logs=None):
-            seen.append((dict(logs), dict(strategy.numbers_of_workers)))
+            seen.append((dict(logs), dict(strategy._numbers_of_workers)))
 
     board = unisono.callbacks.TensorBoard(tmp_path / "board")
     history = model.fit(
@@ -64,7 +64,7 @@ def test_the_logs_of_an_epoch_have_speed_staleness_and_bytes(strategy, tmp_path,
     for tag in (b"epoch_staleness", b"epoch_pushed_mb", *(name.encode() for name in seen[-1][1])):
         assert tag in files
     # Behind the call there is nothing.
-    assert strategy.numbers_of_workers == {}
+    assert strategy._numbers_of_workers == {}
     assert strategy._form.calls.tally is None
 
 

@@ -47,7 +47,7 @@ def test_with_staleness_0_the_numbers_are_those_of_one_device(partitioner, serve
         with strategy.scope():
             model = compiled(make())
         model.fit(*data(), batch_size=32, shuffle=False, verbose=0)
-        kernel = strategy.job.variables[model.layers[0].kernel]
+        kernel = strategy._job.variables[model.layers[0].kernel]
         assert kernel.division.is_divided
         assert len(kernel.homes) == min(servers, len(kernel.division.parts))
         assert_same(model, alone)
@@ -64,7 +64,7 @@ def test_moving_statistics_and_metrics_are_divided_too():
         with strategy.scope():
             model = make()
         model.fit(*data(), batch_size=32, shuffle=False, verbose=0)
-        assert len(strategy.job.variables[model.layers[1].moving_mean].division.parts) == 3
+        assert len(strategy._job.variables[model.layers[1].moving_mean].division.parts) == 3
         assert_same(model, alone)
         expected, found = (m.evaluate(*data(), verbose=0) for m in (alone, model))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -83,4 +83,4 @@ def test_an_optimizer_that_mixes_rows_names_itself_and_the_variable_and_can_be_r
         model.compile(K.SGD(0.1), loss, metrics=["accuracy"])
         model.fit(*data(), batch_size=32, shuffle=False, verbose=0)
         assert_same(model, alone)
-        assert all(strategy.job.variables[v].division.is_divided for v in model.trainable_variables)
+        assert all(strategy._job.variables[v].division.is_divided for v in model.trainable_variables)

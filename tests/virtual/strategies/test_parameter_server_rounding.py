@@ -191,7 +191,7 @@ def test_rows_of_a_table_are_rounded_too():
         with strategy.scope():
             model = table()
         variable = model.layers[1].embeddings
-        assert strategy.job.variables[variable].is_table
+        assert strategy._job.variables[variable].is_table
         assert seen == {"float16"}
         seen.clear()
         model.predict(np.zeros((8, 3), "int32"), verbose=0)

@@ -91,7 +91,7 @@ def test_all_state_is_taken_elsewhere_and_training_goes_on(saved, where, kind):
         assert_same(state(model), before)
         assert_same(state(fitted(model)), after)
         if strategy is not None:
-            division = strategy.job.variables[model.layers[0].kernel].division
+            division = strategy._job.variables[model.layers[0].kernel].division
             assert (len(division.parts), division.servers) == (7, (0, 1, 2))
 
 

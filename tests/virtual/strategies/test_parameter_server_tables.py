@@ -50,7 +50,7 @@ def assert_same(model, other):
 
 
 def is_table(strategy, variable):
-    return strategy.job.variables[variable].is_table
+    return strategy._job.variables[variable].is_table
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def made(strategy, value=VALUE, **options):
 def variable(strategy, request):
     variable = made(strategy, name="v")
     if request.param == "on servers":
-        strategy.job.variables.place([(variable, None)])
+        strategy._job.variables.place([(variable, None)])
     return variable
 
 
@@ -114,7 +114,7 @@ def test_assignments_reach_all_parts(variable):
 
 def test_only_the_needed_rows_travel(strategy):
     variable = made(strategy)
-    strategy.job.variables.place([(variable, None)])
+    strategy._job.variables.place([(variable, None)])
     before = [dict(server.counts) for server in strategy.cluster.servers]
     np.testing.assert_array_equal(variable[5:6], VALUE[5:6])
     np.testing.assert_array_equal(unisono.nn.embedding_lookup(variable, [3, 8]), VALUE[[3, 8]])
@@ -172,7 +172,7 @@ def test_scheduled_functions_use_it_as_a_whole(strategy):
     np.testing.assert_array_equal(some, after[7:3:-2])
     np.testing.assert_array_equal(last, after[7:])
     np.testing.assert_array_equal(variable, after)
-    assert strategy.job.variables[variable].division.is_divided
+    assert strategy._job.variables[variable].division.is_divided
 
 
 @pytest.mark.parametrize("ids", [3, [0, 9, 9], np.zeros((0,), "int32"), np.array([[[1], [2]]], "int64")])

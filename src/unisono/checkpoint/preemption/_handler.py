@@ -164,7 +164,7 @@ class PreemptionCheckpointHandler:
             self._stop = weakref.finalize(self, self._signals.restore)
         try:
             # Before restoring, which sets the number of steps.
-            self._manager.checkpoint.include(total_run_calls=self._calls)
+            self._manager.checkpoint._include(total_run_calls=self._calls)
             self._manager.restore_or_initialize()
             self._agreement.begin(self._calls.count)
         # A constructor that fails must leave neither its SIGTERM handler nor its thread behind.
@@ -278,7 +278,7 @@ class PreemptionCheckpointHandler:
         elif self._is_chief:
             self._manager.save(*args, **kwargs)
         else:
-            self._manager.checkpoint.read_along()
+            self._manager.checkpoint._read_along()
         # Also what `save_fn` began with the manager must be on the disk.
         self._manager.close()
 

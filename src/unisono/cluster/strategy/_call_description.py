@@ -122,7 +122,7 @@ def _decides(callback: keras.callbacks.Callback) -> bool:
 
 
 def _text_of(callback: keras.callbacks.Callback) -> str:
-    common = callback.common if isinstance(callback, FitExtension) else ""
+    common = callback._common if isinstance(callback, FitExtension) else ""
     return f"{type(callback).__name__} {common}".strip()
 
 

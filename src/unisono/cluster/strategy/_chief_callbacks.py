@@ -106,7 +106,7 @@ def may_read_weights(callback: keras.callbacks.Callback) -> bool:
     """
     if type(callback) is keras.callbacks.EarlyStopping:
         return bool(callback.restore_best_weights)
-    return type(callback) not in _READ_NOTHING and bool(getattr(callback, "reads_weights", True))
+    return type(callback) not in _READ_NOTHING and bool(getattr(callback, "_reads_weights", True))
 
 
 #: Where a callback may decide something before the first step of an epoch.

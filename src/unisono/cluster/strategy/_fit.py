@@ -60,7 +60,7 @@ class MultiWorkerFit:
     def around(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> Iterator[tuple[Arguments, bool]]:
-        """Surround `fit`; see `Strategy.around_fit`.
+        """Surround `fit`; see `Strategy._around_fit`.
 
         Raises:
             ClusterError: on all workers, when their calls differ.
@@ -71,7 +71,7 @@ class MultiWorkerFit:
         reads = self._strategy.state_layout.keeps_weights or any(map(may_read_weights, callbacks))
         random = _EncodedRandomState()
         others = json.dumps(other_callbacks(callbacks)).encode()
-        validates_ahead = self._strategy.runs_ahead and can_run_ahead(model, callbacks, "evaluate")
+        validates_ahead = self._strategy._runs_ahead and can_run_ahead(model, callbacks, "evaluate")
         own = _Message(
             bytes([ahead, validates_ahead, *(hook in hooks for hook in DECISION_HOOKS), reads]),
             hashlib.sha256(others).digest(),
@@ -82,7 +82,7 @@ class MultiWorkerFit:
         every = _Message.read(
             self._group.require_same(call_fingerprint(model, arguments), "A call of `fit`", own.to_bytes())
         )
-        self._strategy.replicas.begin_again("TRAIN")
+        self._strategy._replicas.begin_again("TRAIN")
         # Names and the state of generators are sent only where their digests differ.
         if any(answer.callbacks != every[0].callbacks for answer in every):
             self._compare_callbacks(others)
@@ -136,7 +136,7 @@ class MultiWorkerFit:
         """
         # What a layout adds is in no file that callbacks write.
         if gathers:
-            self._strategy.gather_state(gathered_for_file(variables))
+            self._strategy._gather_state(gathered_for_file(variables))
         variables = [v for v in variables if not isinstance(stored_value(v), AgreedHandle)]
         paths = canonical_paths(v.path for v in variables)
         values = [stored_value(v) for v in variables]

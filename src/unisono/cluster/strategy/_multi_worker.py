@@ -108,13 +108,13 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         else:
             _say_that_it_is_alone(type(self).__name__, self._mesh.num_replicas)
         if cross_device_ops is not None:
-            self._ops = cross_device_ops.over(self._ops)
+            self._ops = cross_device_ops._over(self._ops)
         self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
         for mesh in () if self._fit is None else self._state_layout.meshes_beside:
             _connect(mesh, group)
 
     @property
-    def of_servers(self) -> Callable[[], Strategy]:
+    def _of_servers(self) -> Callable[[], Strategy]:
         """Makes the strategy of all devices of a remote cluster."""
         return MultiWorkerMirroredStrategy
 
@@ -138,21 +138,21 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         """This process' number."""
         return self._group.index
 
-    def around_fit(
+    def _around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround `fit`: all workers begin alike, the chief writes, and decisions are shared."""
         if self._fit is None:
-            return super().around_fit(model, arguments, ahead)
+            return super()._around_fit(model, arguments, ahead)
         return self._fit.around(model, arguments, ahead)
 
-    def around_test(
+    def _around_test(
         self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Compare a call of `evaluate` or `predict` between the workers; the chief prints."""
         if self._fit is not None:
             arguments, ahead = self._fit.prepare(model, name, arguments, ahead)
-        return super().around_test(model, name, arguments, ahead)
+        return super()._around_test(model, name, arguments, ahead)
 
 
 def _say_that_it_is_alone(name: str, replicas: int) -> None:

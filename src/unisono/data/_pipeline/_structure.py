@@ -75,7 +75,7 @@ class DatasetSpec:
 def is_dataset(value: object) -> bool:
     """Return whether a component is a data set, as in a window."""
     # An attribute instead of `isinstance`: `Dataset` is above this module, and would be a circular import.
-    return getattr(value, "is_data_set", False) is True
+    return getattr(value, "_is_data_set", False) is True
 
 
 def check_no_dataset(value: Component, path: Path, what: str) -> None:

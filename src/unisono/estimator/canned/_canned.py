@@ -74,7 +74,7 @@ class CannedEstimator(Estimator):
         wanted = {keys} if isinstance(keys, str) else set(keys or ())
         computed: Any = list({_computed(key) for key in wanted}) if wanted else None
         for predictions in super()._predictions(task, data, computed, single):
-            named = self._head.host_predictions(predictions)
+            named = self._head._host_predictions(predictions)
             yield {key: value for key, value in named.items() if not wanted or key in wanted}
 
     def _input_fn(self, input_fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ class CannedEstimator(Estimator):
             features = self.encode(parts[0])
             if len(parts) == 1 or not with_labels:
                 return features
-            return features, self._head.host_labels(parts[1]), *parts[2:]
+            return features, self._head._host_labels(parts[1]), *parts[2:]
 
         if isinstance(data, dict):
             return encode(data)

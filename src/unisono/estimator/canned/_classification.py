@@ -88,7 +88,7 @@ class ClassHead(Head):
         self._classes = classes
         self._vocabulary = None if label_vocabulary is None else tuple(map(str, label_vocabulary))
 
-    def host_labels(self, labels: object) -> UserValue:
+    def _host_labels(self, labels: object) -> UserValue:
         """Return labels as integers on the host."""
         array = labels_on_host(labels)
         if array is None:
@@ -114,16 +114,16 @@ class ClassHead(Head):
         flat = [table[label] for label in array.ravel().tolist()]
         return np.array(flat, np.int32).reshape(array.shape)
 
-    def class_names(self) -> np.ndarray:
+    def _class_names(self) -> np.ndarray:
         """Return the classes' names as bytes, from the vocabulary, or else their numbers."""
         names = map(str, range(self._classes)) if self._vocabulary is None else self._vocabulary
         result = np.empty(self._classes, object)
         result[:] = [name.encode() for name in names]
         return result
 
-    def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with "classes" and "all_classes", as bytes."""
-        names, named = self.class_names(), dict(predictions)
+        names, named = self._class_names(), dict(predictions)
         if "class_ids" in named:
             named["classes"] = names[np.asarray(named["class_ids"])]
         if "all_class_ids" in named:
@@ -334,12 +334,12 @@ class MultiLabelHead(ClassHead):
         return self._classes
 
     @property
-    def label_width(self) -> int:
+    def _label_width(self) -> int:
         """One for each class."""
         return self._classes
 
     @TEXTS.with_texts(raises={"InvalidArgumentError": "a label is another number, or a string."})
-    def host_labels(self, labels: object) -> UserValue:
+    def _host_labels(self, labels: object) -> UserValue:
         """Return labels on the host, if they are zeros and ones."""
         array = labels_on_host(labels)
         if array is not None and array.dtype.kind == "O":
@@ -365,10 +365,10 @@ class MultiLabelHead(ClassHead):
         )
 
     @TEXTS
-    def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with "classes": the names of all."""
         shape = np.shape(next(iter(predictions.values())))
-        return {**predictions, "classes": np.broadcast_to(self.class_names(), shape)}
+        return {**predictions, "classes": np.broadcast_to(self._class_names(), shape)}
 
     def _own_metrics(self) -> dict[str, keras.metrics.Metric]:
         made: dict[str, keras.metrics.Metric] = {

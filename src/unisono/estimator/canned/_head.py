@@ -111,11 +111,11 @@ class Head(abc.ABC):
         return {}
 
     @TEXTS
-    def host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _host_predictions(self, predictions: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return predictions with those that are strings, which only the host can hold."""
         return predictions
 
-    def host_labels(self, labels: object) -> UserValue:
+    def _host_labels(self, labels: object) -> UserValue:
         """Return labels as a step takes them: strings as integers.
 
         Args:
@@ -152,7 +152,7 @@ class Head(abc.ABC):
         self, labels: jax.Array, logits: jax.Array, features: Mapping[str, jax.Array] | None
     ) -> tuple[jax.Array, jax.Array | None]:
         logits = self._checked_logits(logits)
-        labels = self.label_array(labels, logits)
+        labels = self._label_array(labels, logits)
         if self._loss_fn is None:
             losses = self.losses(labels, logits)
         else:
@@ -169,7 +169,7 @@ class Head(abc.ABC):
             )
         return logits
 
-    def label_array(self, labels: Any, logits: Any) -> Any:
+    def _label_array(self, labels: Any, logits: Any) -> Any:
         """Return labels of the shape that the losses need.
 
         Args:
@@ -188,15 +188,15 @@ class Head(abc.ABC):
             raise InvalidTypeError("A head takes an array of labels. Received: a dict.")
         labels = jnp.asarray(labels)
         labels = labels[..., None] if labels.ndim == logits.ndim - 1 else labels
-        if labels.shape != (*logits.shape[:-1], self.label_width):
+        if labels.shape != (*logits.shape[:-1], self._label_width):
             raise InvalidArgumentError(
-                f"{type(self).__name__} needs labels of shape {(*logits.shape[:-1], self.label_width)}. "
+                f"{type(self).__name__} needs labels of shape {(*logits.shape[:-1], self._label_width)}. "
                 f"Received: {labels.shape}."
             )
         return labels
 
     @property
-    def label_width(self) -> int:
+    def _label_width(self) -> int:
         """How many labels an example has."""
         return 1
 
@@ -214,7 +214,7 @@ class Head(abc.ABC):
         logits = self._checked_logits(logits)
         if regularization_losses:
             eval_metrics[self.key("regularization_loss")].update_state(sum(regularization_losses))
-        values = self._batch_values(self.label_array(labels, logits), logits)
+        values = self._batch_values(self._label_array(labels, logits), logits)
         for name, given in {"average_loss": (losses,), **values}.items():
             shares = None if weights is None else jnp.broadcast_to(weights, jnp.shape(given[0]))
             eval_metrics[self.key(name)].update_state(*given, shares)

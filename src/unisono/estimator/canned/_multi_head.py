@@ -200,7 +200,7 @@ class MultiHead(Head):
 
     # --- on the host -------------------------------------------------------------------------------
 
-    def host_labels(self, labels: object) -> UserValue:
+    def _host_labels(self, labels: object) -> UserValue:
         """Return labels in each head's form for steps.
 
         Args:
@@ -209,9 +209,9 @@ class MultiHead(Head):
         if labels is None:
             return None
         given = self._checked_labels(labels)
-        return {name: head.host_labels(given[name]) for name, head in self._heads.items()}
+        return {name: head._host_labels(given[name]) for name, head in self._heads.items()}
 
-    def host_predictions(self, predictions: dict[Any, Any]) -> dict[Any, Any]:
+    def _host_predictions(self, predictions: dict[Any, Any]) -> dict[Any, Any]:
         """Return predictions with those that are strings.
 
         Args:
@@ -221,5 +221,5 @@ class MultiHead(Head):
         for name, head in self._heads.items():
             own = {key: value for (owner, key), value in predictions.items() if owner == name}
             if own:
-                named |= {(name, key): value for key, value in head.host_predictions(own).items()}
+                named |= {(name, key): value for key, value in head._host_predictions(own).items()}
         return named

@@ -58,7 +58,7 @@ class RegressionHead(Head):
         return self._dimension
 
     @property
-    def label_width(self) -> int:
+    def _label_width(self) -> int:
         """How many numbers an example has."""
         return self._dimension
 
@@ -67,7 +67,7 @@ class RegressionHead(Head):
         return jnp.square(logits - labels.astype(logits.dtype))
 
     @TEXTS.with_texts(raises={"InvalidArgumentError": "they are strings."})
-    def host_labels(self, labels: object) -> UserValue:
+    def _host_labels(self, labels: object) -> UserValue:
         """Return labels on the host, if they are numbers."""
         array = labels_on_host(labels)
         if array is not None and array.dtype.kind == "O":

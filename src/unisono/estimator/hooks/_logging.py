@@ -86,7 +86,7 @@ class LoggingTensorHook(SessionRunHook):
 
     def steps_until_next(self, global_step: int) -> int | None:
         """Return the steps until the next line."""
-        left = self._timer.steps_until(self._count)
+        left = self._timer._steps_until(self._count)
         # The timer is asked with the number of steps before the one to log: one more has run then.
         return left + 1 if left is not None and left > 1 and self._counts else left
 

@@ -77,7 +77,7 @@ class SecondOrStepTimer:
         """Return the step at which it last triggered, or None."""
         return self._step
 
-    def steps_until(self, step: int) -> int:
+    def _steps_until(self, step: int) -> int:
         """Return after how many more steps to ask again.
 
         Args:
@@ -108,7 +108,7 @@ class IntervalHook(SessionRunHook):
 
     def steps_until_next(self, global_step: int) -> int:
         """Return the steps until it acts."""
-        return self._timer.steps_until(global_step)
+        return self._timer._steps_until(global_step)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Note the step."""
@@ -149,5 +149,5 @@ class NeverTriggerTimer:
         """Return None."""
         return None
 
-    def steps_until(self, step: int) -> None:
+    def _steps_until(self, step: int) -> None:
         """Return None: any number of steps may run."""

@@ -156,7 +156,7 @@ def parts() -> int:
 
 def _is_empty() -> bool:
     replica = several_replicas()
-    return replica is not None and replica.engine.is_empty
+    return replica is not None and replica._engine.is_empty
 
 
 def sum_of_part(values: jax.Array) -> jax.Array:
@@ -174,7 +174,7 @@ def _over_replicas(values: jax.Array) -> jax.Array:
 def _total_size(values: jax.Array) -> int:
     """Return the number of elements of all replicas, which is known while tracing."""
     size, replica = (0 if _is_empty() else values.size), several_replicas()
-    return size if replica is None else replica.engine.total(size)
+    return size if replica is None else replica._engine.total(size)
 
 
 def _number_present(values: jax.Array, weights: ArrayLike) -> int | jax.Array:

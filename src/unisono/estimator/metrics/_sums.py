@@ -59,7 +59,7 @@ class SumsMetric(keras.metrics.Metric):
         """Add arrays to the sums."""
         replica = running_step().replica
         # The arrays of a replica without data are stand-ins.
-        if replica is not None and replica.engine.is_empty:
+        if replica is not None and replica._engine.is_empty:
             return
         for key, part in parts.items():
             variable = self._sums[key]

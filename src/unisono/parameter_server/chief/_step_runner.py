@@ -114,7 +114,7 @@ class RemoteStepRunner:
     """
 
     def __init__(self, strategy: ParameterServerStrategy, step: NamedStep, source: ElementSource) -> None:
-        self._strategy, self._job, self._step, self._source = strategy, strategy.job, step, source
+        self._strategy, self._job, self._step, self._source = strategy, strategy._job, step, source
         self._steps = FunctionSteps(strategy, self._job.destination)
         self._layout = push_layout_of(strategy)
         number = next(_NUMBERS)
@@ -163,7 +163,7 @@ class RemoteStepRunner:
             if element is not END:
                 self._like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), element)
                 like = jax.tree.map(lambda leaf: leaf[None], element)
-                Programs(self._strategy.replicas).create_variables(self._step.create, like, is_whole=False)
+                Programs(self._strategy._replicas).create_variables(self._step.create, like, is_whole=False)
                 return True
         return False
 

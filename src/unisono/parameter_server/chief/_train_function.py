@@ -62,7 +62,7 @@ class RemoteTrainFunction:
         calls: RunningCalls,
     ) -> None:
         self._model, self._task, self._job, self._calls = model, task, job, calls
-        self._steps = WorkerStep(model, strategy.replicas, task, job.destination)
+        self._steps = WorkerStep(model, strategy._replicas, task, job.destination)
         #: What the last call returned, and Keras' loop gives to the next one.
         self._after: State = ()
         #: The `id`s of the variables that are on servers.
@@ -181,7 +181,7 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
         calls: RunningCalls,
     ) -> None:
         super().__init__(model, strategy, task, job, calls)
-        self._step = StatefulStep(model, strategy.replicas, task).alone
+        self._step = StatefulStep(model, strategy._replicas, task).alone
         self._functions = FunctionSteps(strategy, job.destination)
 
     @property

@@ -157,7 +157,7 @@ class ClusterCoordinator:
 
     def __new__(cls, strategy: ParameterServerStrategy) -> ClusterCoordinator:
         """Return the coordinator of a strategy: the second time, the same one."""
-        job = getattr(strategy, "job", None)
+        job = getattr(strategy, "_job", None)
         if not isinstance(job, Job):
             raise InvalidArgumentError(
                 "A `ClusterCoordinator` needs a `ParameterServerStrategy`. "
@@ -171,7 +171,7 @@ class ClusterCoordinator:
     def __init__(self, strategy: ParameterServerStrategy) -> None:
         if hasattr(self, "_strategy"):
             return
-        self._strategy, self._job = strategy, strategy.job
+        self._strategy, self._job = strategy, strategy._job
         strategy_used(strategy)
         self._steps = FunctionSteps(strategy, self._job.destination)
         #: By function and kinds of arguments.

@@ -70,7 +70,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
     """
 
     #: The state is elsewhere after each step.
-    runs_ahead = False
+    _runs_ahead = False
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class ParameterServerStrategy(ReplicatedStrategy):
         self._state_layout = self._form.state_layout
 
     @property
-    def has_cluster(self) -> bool:
+    def _has_cluster(self) -> bool:
         """Whether variables live on parameter servers, and not in this process."""
         return self._form.job is not None
 
     @property
-    def workers_make_data(self) -> bool:
+    def _workers_make_data(self) -> bool:
         """Whether a function as data of `fit` is called on the workers."""
-        return self.has_cluster
+        return self._has_cluster
 
     @property
-    def job(self) -> Job:
+    def _job(self) -> Job:
         """What the chief does with the cluster.
 
         Raises:
@@ -144,11 +144,11 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return self._resolver
 
     @property
-    def of_servers(self) -> Callable[[], Strategy]:
+    def _of_servers(self) -> Callable[[], Strategy]:
         """Makes this strategy in each task of a remote cluster."""
         return ParameterServerStrategy
 
-    def variable_created(self, variable: keras.Variable) -> None:
+    def _variable_created(self, variable: keras.Variable) -> None:
         """Divide a variable that was made in the scope, where the partitioner wants it."""
         self._form.variable_created(variable)
 
@@ -163,29 +163,29 @@ class ParameterServerStrategy(ReplicatedStrategy):
         return self._form.step_runner(self, step, source, executables)
 
     @property
-    def own_callbacks(self) -> list[keras.callbacks.Callback]:
+    def _own_callbacks(self) -> list[keras.callbacks.Callback]:
         """What adds speed, staleness and bytes to the logs of epochs."""
         return [] if self._numbers is None else [self._numbers]
 
     @property
-    def numbers_of_workers(self) -> Mapping[str, float]:
+    def _numbers_of_workers(self) -> Mapping[str, float]:
         """Speed, staleness and bytes of each worker in the last epoch of the `fit` that runs now."""
         return {} if self._numbers is None else self._numbers.of_workers
 
-    def around_method(self) -> contextlib.AbstractContextManager[None]:
+    def _around_method(self) -> contextlib.AbstractContextManager[None]:
         """Surround a call of `fit` and the like: its steps are left where it raises."""
         calls = self._form.calls
-        return super().around_method() if calls is None else calls.around_method()
+        return super()._around_method() if calls is None else calls.around_method()
 
-    def around_fit(
+    def _around_fit(
         self, model: keras.Model, arguments: Arguments, ahead: bool
     ) -> contextlib.AbstractContextManager[tuple[Arguments, bool]]:
         """Surround `fit`: a function as `x` or `validation_data` makes a dataset on each worker."""
         calls = self._form.calls
-        return super().around_fit(model, arguments, ahead) if calls is None else calls.around_fit(arguments)
+        return super()._around_fit(model, arguments, ahead) if calls is None else calls.around_fit(arguments)
 
     @contextlib.contextmanager
-    def around_test(
+    def _around_test(
         self, model: keras.Model, name: str, arguments: Arguments, ahead: bool
     ) -> Iterator[tuple[Arguments, bool]]:
         """Surround `evaluate` or `predict`: a function as `x` makes a dataset on each worker."""

@@ -383,7 +383,7 @@ def _sole_replicas(used: set[Replicas]) -> Replicas:
     if used:
         return next(iter(used))
     # Without `run` in it the function asks for no replicas: any mesh will do.
-    return (get_strategy().replicated or default_strategy()).replicas
+    return (get_strategy()._replicated or default_strategy())._replicas
 
 
 def function(

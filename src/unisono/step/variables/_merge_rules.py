@@ -196,7 +196,7 @@ def merge_in_turn(rule: Merge, copies: list[Any], present: list[bool]) -> Any:
 
 def kind_of(variable: keras.Variable) -> VariableKind:
     """Return what decides the rule of a variable that Keras or the user created."""
-    own = getattr(variable, "kind", None)
+    own = getattr(variable, "_kind", None)
     if isinstance(own, VariableKind):
         return own
     return VariableKind(

@@ -140,7 +140,7 @@ class Variable(keras.Variable, DistributedValues):
                 self.stored_copies = jnp.broadcast_to(jnp.asarray(initial, dtype), shape)
 
     @property
-    def kind(self) -> VariableKind:
+    def _kind(self) -> VariableKind:
         """What the variable's rule depends on."""
         return VariableKind(self._sync, self._agg, _is_float(stored_dtype(self)), owns_copies=True)
 
@@ -194,7 +194,7 @@ class Variable(keras.Variable, DistributedValues):
         replica = _replica()
         if replica is None:
             return self._assign_everywhere(value, combine)
-        own_copy = merge_rule(self.kind) is Merge.STACK
+        own_copy = merge_rule(self._kind) is Merge.STACK
         # Nothing to aggregate: the copy is this replica's own.
         if own_copy or replica.num_replicas_in_sync == 1:
             return super().assign(self._combined(combine, value))  # type: ignore[no-any-return]
@@ -240,7 +240,7 @@ class Variable(keras.Variable, DistributedValues):
     def _aggregate_rows(self, slices: IndexedSlices, replica: ReplicaContext) -> IndexedSlices:
         """The rows of all replicas one after the other, or the first replica's."""
         if self._agg is VariableAggregation.ONLY_FIRST_REPLICA:
-            every = replica.engine.exchange(slices)
+            every = replica._engine.exchange(slices)
             return IndexedSlices(every.values.values[0], every.indices.values[0])
         op = ReduceOp.MEAN if self._agg is VariableAggregation.MEAN else ReduceOp.SUM
         rows: IndexedSlices = replica.all_reduce(op, slices)
@@ -327,7 +327,7 @@ class Variable(keras.Variable, DistributedValues):
 
     def _assign_per_replica(self, value: PerReplica, combine: Callable[[Any, Any], Any]) -> jax.Array:
         """Cross-replica assignment of one value per replica."""
-        if merge_rule(self.kind) is not Merge.STACK or self._sync is VariableSynchronization.ON_READ:
+        if merge_rule(self._kind) is not Merge.STACK or self._sync is VariableSynchronization.ON_READ:
             raise InvalidArgumentError(
                 "A PerReplica can be assigned only to an ON_WRITE variable with aggregation NONE, whose "
                 f"copies may differ. Received: {self.path} with {self._sync} and {self._agg}. Reduce the "
@@ -351,7 +351,7 @@ class Variable(keras.Variable, DistributedValues):
         check_holder(self)
         scope = _scope()
         if (replica := self._merging_replica()) is not None:
-            merged: PerReplica = replica.engine.exchange(super().value)
+            merged: PerReplica = replica._engine.exchange(super().value)
             return merged.stacked
         if scope is not None:
             return scope.get_copies(self)
@@ -362,20 +362,20 @@ class Variable(keras.Variable, DistributedValues):
         """The replica whose `merge_call` runs this code, and which has its own copy."""
         context = current()
         replica = None if context is None else context.merging
-        if replica is None or replica.num_replicas_in_sync == 1 or merge_rule(self.kind) is not Merge.STACK:
+        if replica is None or replica.num_replicas_in_sync == 1 or merge_rule(self._kind) is not Merge.STACK:
             return None
         return replica
 
     def _set_copies(self, copies: jax.Array) -> None:
         scope = _scope()
         if (replica := self._merging_replica()) is not None:
-            super().assign(replica.own_part(PerReplica.from_stacked(copies)))
+            super().assign(replica._own_part(PerReplica.from_stacked(copies)))
         elif scope is None:
             self.stored_copies = copies
         else:
             scope.set_copies(self, copies)
 
-    def promote(self, replicas: int) -> jax.Array:
+    def _promote(self, replicas: int) -> jax.Array:
         """Keep one copy per replica from now on; return the copies."""
         # Once: after that the copies are the variable's state, and `stored_value` is old.
         if self.stored_copies is None:
@@ -428,7 +428,7 @@ def _check_declaration(
     dtype: str,
     strategy: Strategy | None,
 ) -> None:
-    if synchronization is VariableSynchronization.NONE and strategy is not None and not strategy.is_default:
+    if synchronization is VariableSynchronization.NONE and strategy is not None and not strategy._is_default:
         raise InvalidArgumentError(
             "A variable of a strategy must be synchronized on write or on read. Received: "
             "synchronization=NONE. Write `VariableSynchronization.ON_READ` for one value per replica."

@@ -60,14 +60,14 @@ def mirrored(
         return _of_workers(*asked)
     if gpus == 0:
         devices, gpus = ["cpu:0"], None
-    return MirroredStrategy(devices, cross_device_ops or cross_tower_ops, num_gpus=gpus).with_terms(*asked)
+    return MirroredStrategy(devices, cross_device_ops or cross_tower_ops, num_gpus=gpus)._with_terms(*asked)
 
 
 def _of_workers(num_devices: int, shards_input: bool = False) -> MultiWorkerMirroredStrategy:
     """Return a strategy of all workers; without a cluster its devices are counted where it is used."""
-    strategy = MultiWorkerMirroredStrategy().with_terms(num_devices, shards_input)
+    strategy = MultiWorkerMirroredStrategy()._with_terms(num_devices, shards_input)
     if strategy.num_workers > 1:
-        strategy.terms.check(len(strategy.worker_devices))
+        strategy._terms.check(len(strategy.worker_devices))
     return strategy
 
 

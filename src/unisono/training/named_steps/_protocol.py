@@ -82,4 +82,4 @@ def elements_for(strategy: Strategy, source: ElementSource) -> Iterator[PyTree]:
     """
     group = strategy.process_group
     context = InputContext(group.size, group.index, strategy.num_replicas_in_sync)
-    return source(context, group if strategy.terms.shards_input and group.size > 1 else None)
+    return source(context, group if strategy._terms.shards_input and group.size > 1 else None)

@@ -58,7 +58,7 @@ class ReplicaStepRunner:
         # Without a scope nothing else does it.
         wrap_keras()
         self._strategy, self._step = strategy, step
-        self._programs = Programs(strategy.replicas, executables)
+        self._programs = Programs(strategy._replicas, executables)
         self._stagers = StagerCache(strategy.mesh, RowStager)
         self._pace = AdaptiveGroupSize(platform=strategy.mesh.platform)
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
@@ -148,7 +148,7 @@ class ReplicaStepRunner:
 
     def _slots(self, row: Row, extra: frozenset[str] = frozenset()) -> int:
         """Return how many rows like this one a program has room for."""
-        if extra or row.is_whole or not self._strategy.runs_ahead or self._can_loop is False:
+        if extra or row.is_whole or not self._strategy._runs_ahead or self._can_loop is False:
             return 1
         return slots_for(jax.tree.map(lambda x: np.broadcast_to(x[0], x.shape), row.batch))
 

@@ -128,7 +128,7 @@ def aggregate_gradients(
     replica = context.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return grads
-    if replica.engine.is_empty:
+    if replica._engine.is_empty:
         # A mean over no rows is NaN.
         grads = [None if g is None else jnp.zeros_like(g) for g in grads]
     next_values = {i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)}
@@ -151,7 +151,7 @@ def _largest(values: list[jax.Array], replica: ReplicaContext) -> list[jax.Array
     # An engine adds, and gathers: the histories are a few hundred numbers, so gathering costs nothing.
     flat = jnp.concatenate([v.astype(jnp.float32).reshape(-1) for v in values])
     ends = list(itertools.accumulate(v.size for v in values))[:-1]
-    best = jnp.split(jnp.max(replica.engine.all_gather(flat[None], 0), axis=0), ends)
+    best = jnp.split(jnp.max(replica._engine.all_gather(flat[None], 0), axis=0), ends)
     return [x.reshape(v.shape).astype(v.dtype) for x, v in zip(best, values, strict=True)]
 
 
@@ -170,7 +170,7 @@ def added_losses(model: keras.Model, x: PyTree, training: bool, context: Context
     rows = rows_of(x)
     if replica is None or replica.num_replicas_in_sync == 1 or len(losses) <= regularized or not rows:
         return None
-    total = replica.engine.total(rows)
+    total = replica._engine.total(rows)
     try:
         uses = _uses(model, x, training, rows, total)
     except Exception:  # a user's layer may do anything with another number of rows
@@ -289,8 +289,8 @@ def _row_use(
     original: LossCall, loss: keras.Loss, given: Given, rows: int, replica: ReplicaContext
 ) -> RowUse:
     """Return what a loss without reduction does with rows; `MIXED` also where one replica has none."""
-    total = replica.engine.total(rows)
-    empty_replicas = replica.engine.total(int(rows == 0))
+    total = replica._engine.total(rows)
+    empty_replicas = replica._engine.total(int(rows == 0))
     # The analysis compares two traces, of different numbers of rows; at least one row each.
     few, many = (rows, total) if 0 < rows < total else (max(1, total), 2 * max(1, total))
 
@@ -326,14 +326,14 @@ def _scalar_share(
         value = original(loss, *given)
     if use is RowUse.SUM:
         return value * _parts(context)
-    return value * (_parts(context) * rows / replica.engine.total(rows))
+    return value * (_parts(context) * rows / replica._engine.total(rows))
 
 
 def _of_all_rows(
     original: LossCall, loss: keras.Loss, given: Given, rows: int, means: bool, replica: ReplicaContext
 ) -> jax.Array:
     """Return this replica's part of the loss of all replicas' rows, which each replica computes."""
-    engine = replica.engine
+    engine = replica._engine
     gathered = gather_rows((*given, masks_of(given[1])), engine, means=means)
     with entered(None):
         value = original(loss, *_masked(gathered))
@@ -356,7 +356,7 @@ def _divisor(
     """Return what Keras would divide by if it had all replicas' rows: examples, or weights."""
     weights = sample_weight if loss.reduction == "mean_with_sample_weight" else None
     if weights is None and not masks_of(y_pred):
-        return max(1, replica.engine.total(values.size))
+        return max(1, replica._engine.total(values.size))
     ones = original(_CountingLoss(loss), y_true, y_pred, weights)
     total = replica.all_reduce(ReduceOp.SUM, jnp.sum(ones).astype(values.dtype))
     # Without a weight the sum is 0 too, and Keras returns 0 for it.
@@ -416,7 +416,7 @@ def synchronized_moments(
     if mask is None:
         weights = jnp.ones((), inputs.dtype)
         kept = math.prod(n for i, n in enumerate(inputs.shape) if i not in axis)
-        count: int | jax.Array = max(1, replica.engine.total(inputs.size // max(1, kept)))
+        count: int | jax.Array = max(1, replica._engine.total(inputs.size // max(1, kept)))
         total = replica.all_reduce(ReduceOp.SUM, jnp.sum(inputs, axis=axis))
     else:
         weights = jnp.broadcast_to(mask[..., None], inputs.shape).astype(inputs.dtype)

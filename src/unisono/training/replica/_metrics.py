@@ -53,7 +53,7 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
     variables = [v for m in metrics for v in m.variables]
     if any(merge_rule(kind_of(v)) is not Merge.SUM for v in variables):
         return False
-    total = replica.engine.total(rows)
+    total = replica._engine.total(rows)
     shapes = [jax.ShapeDtypeStruct((rows, *v.shape), v.dtype) for v in variables]
 
     def after(given: PyTree, before: list[jax.Array]) -> list[jax.Array]:
@@ -92,7 +92,7 @@ def update_with_all_rows(
     """Update metrics with the rows of all replicas, and leave in each replica its part of a sum."""
     variables = [v for m in metrics for v in m.variables]
     summed = [v for v in variables if merge_rule(kind_of(v)) is Merge.SUM]
-    engine = replica.engine
+    engine = replica._engine
     gathered = gather_rows(jax.tree.map(jnp.asarray, given), engine)
     sums = engine.all_reduce(ReduceOp.SUM, [jnp.asarray(v.value) for v in summed])
     for variable, value in zip(summed, sums, strict=True):

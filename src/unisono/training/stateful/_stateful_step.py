@@ -52,7 +52,7 @@ class StatefulStep:
         context, frame = self._running()
         if context.replica is None or context.replica.num_replicas_in_sync == 1:
             return self.whole(batch)
-        engine = context.replica.engine
+        engine = context.replica._engine
         metrics = ReplicaMetrics(self.model, engine, frame.scope)
         # A context of its own: optimizers note in it whose loss was scaled.
         own = self.replicas.replica(engine)
@@ -67,7 +67,7 @@ class StatefulStep:
         context, frame = self._running()
         own = self.replicas.replica(OneReplica())
         if context.replica is not None and context.replica.num_replicas_in_sync > 1:
-            self._unite_copies(context.replica.engine, frame.scope)
+            self._unite_copies(context.replica._engine, frame.scope)
         with entered(dataclasses.replace(context, replica=own, means=True)), frame.scope.synced():
             result = self._step(batch)
         self.used.update(frame.scope.seen)

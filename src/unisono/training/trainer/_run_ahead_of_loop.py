@@ -102,8 +102,8 @@ def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
             return False
     elif isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
-    elif hasattr(callback, "sees_batches"):
-        return bool(callback.sees_batches)
+    elif hasattr(callback, "_sees_batches"):
+        return bool(callback._sees_batches)
     is_safe = name != "predict" and getattr(callback, "async_safe", False)
     return overrides(callback, *before) or (not is_safe and overrides(callback, *after))
 
@@ -159,7 +159,7 @@ def _needs_each_state(callback: keras.callbacks.Callback) -> bool:
     """Return whether a callback is known to use the state between batches, or to wrap the step's function."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
-    return isinstance(callback, FitExtension) or bool(getattr(callback, "sees_batches", False))
+    return isinstance(callback, FitExtension) or bool(getattr(callback, "_sees_batches", False))
 
 
 @contextlib.contextmanager
@@ -193,9 +193,9 @@ def lookahead_for(
     """Return what a call runs ahead with; None where its steps run one by one."""
     if is_free:
         return StepLookahead(model.steps_per_execution, name == "predict")
-    replicated = strategy.replicated
+    replicated = strategy._replicated
     # Of several workers, one may use the state alone: no program that all run can then be repeated.
-    if not strategy.runs_ahead or replicated is None or replicated.process_group.size > 1:
+    if not strategy._runs_ahead or replicated is None or replicated.process_group.size > 1:
         return None
     can_repeat = name != "fit" or replicated.state_layout.can_repeat
     guesses = can_repeat and can_speculate(model, arguments.get("callbacks"), arguments, name)

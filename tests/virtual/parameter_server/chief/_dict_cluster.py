@@ -138,6 +138,6 @@ def cluster_of(model, num_servers):
 def trained(model, strategy, batches, num_servers):
     """Train a model on a cluster of dictionaries; return the logs of each step and the cluster."""
     cluster = cluster_of(model, num_servers)
-    step = WorkerStep(model, strategy.replicas, TrainerTask.TRAIN)
+    step = WorkerStep(model, strategy._replicas, TrainerTask.TRAIN)
     logs = [cluster.run(step.program(batch), jax.tree.leaves(batch)) for batch in batches]
     return logs, cluster, step

@@ -204,7 +204,7 @@ def test_training_is_that_of_one_device(name):
 def test_a_program_is_found_by_the_shapes_of_the_batch_and_the_state():
     strategy = DictStrategy()
     model = compiled_in(strategy, mlp)
-    step = WorkerStep(model, strategy.replicas, TrainerTask.TRAIN)
+    step = WorkerStep(model, strategy._replicas, TrainerTask.TRAIN)
     first, *_, last = batches(29)
     program = step.program(first)
     assert step.program(first) is program
@@ -221,7 +221,7 @@ def test_a_program_is_found_by_the_shapes_of_the_batch_and_the_state():
 def test_operations_are_lowered_as_in_this_process():
     strategy = DictStrategy()
     model = compiled_in(strategy, cnn)
-    program = WorkerStep(model, strategy.replicas, TrainerTask.TRAIN).program(batches()[0])
+    program = WorkerStep(model, strategy._replicas, TrainerTask.TRAIN).program(batches()[0])
     text = jax.export.deserialize(bytearray(program.blob)).mlir_module()
     # XLA's gradient of max pooling, instead of which `_lowering` compares and adds.
     assert "stablehlo.convolution" in text
@@ -232,7 +232,7 @@ def test_a_program_takes_only_what_it_reads():
     strategy = DictStrategy()
     model = compiled_in(strategy, frozen)
     batch = batches()[0]
-    train = WorkerStep(model, strategy.replicas, TrainerTask.TRAIN).program(batch)
+    train = WorkerStep(model, strategy._replicas, TrainerTask.TRAIN).program(batch)
     names = [v.path for v in train.reads]
     assert not [n for n in names if "momentum" in n or "velocity" in n or "learning_rate" in n]
     # A frozen layer is read, and gets nothing.
@@ -242,7 +242,7 @@ def test_a_program_takes_only_what_it_reads():
     assert moving <= {v.path for v in train.adds}
     assert not train.assigns
     assert not train.streams
-    predict = WorkerStep(model, strategy.replicas, TrainerTask.PREDICT).program(batch)
+    predict = WorkerStep(model, strategy._replicas, TrainerTask.PREDICT).program(batch)
     # The targets are left out.
     assert predict.arrays == (0,)
     assert train.arrays == (0, 1)
@@ -256,8 +256,8 @@ def test_evaluate_and_predict_are_those_of_one_device():
     strategy = DictStrategy()
     plain, model = compiled(cnn), compiled_in(strategy, cnn)
     cluster = cluster_of(model, 2)
-    test = WorkerStep(model, strategy.replicas, TrainerTask.TEST)
-    predict = WorkerStep(model, strategy.replicas, TrainerTask.PREDICT)
+    test = WorkerStep(model, strategy._replicas, TrainerTask.TEST)
+    predict = WorkerStep(model, strategy._replicas, TrainerTask.PREDICT)
     for batch in batches():
         logs = cluster.run(test.program(batch), jax.tree.leaves(batch))
         outputs = cluster.run(predict.program(batch), jax.tree.leaves(batch))
@@ -276,7 +276,7 @@ def test_each_run_has_dropout_masks_of_its_own():
 
     strategy = DictStrategy()
     model = compiled_in(strategy, make)
-    program = WorkerStep(model, strategy.replicas, TrainerTask.TRAIN).program(batches()[0])
+    program = WorkerStep(model, strategy._replicas, TrainerTask.TRAIN).program(batches()[0])
     (stream,) = program.streams
     np.testing.assert_array_equal(stream.increment, [0, 1])
     state = np.asarray(stream.variable.value)
@@ -345,14 +345,14 @@ def test_what_no_worker_can_do_is_refused(fault):
     strategy = DictStrategy()
     model = compiled_in(strategy, lambda: (Broken(fault), K.SGD(0.1)))
     with pytest.raises(unisono.UnsupportedError, match=FAULTS[fault]):
-        WorkerStep(model, strategy.replicas, TrainerTask.TRAIN).program(batches()[0])
+        WorkerStep(model, strategy._replicas, TrainerTask.TRAIN).program(batches()[0])
 
 
 def test_a_strategy_without_servers_is_refused():
     strategy = unisono.OneDeviceStrategy("cpu:0")
     model = compiled_in(strategy, mlp)
     with pytest.raises(unisono.UnsupportedError, match="variables lie on servers"):
-        WorkerStep(model, strategy.replicas, TrainerTask.TRAIN)
+        WorkerStep(model, strategy._replicas, TrainerTask.TRAIN)
 
 
 #: Runs programs as a worker and a server do, which have neither Keras nor the user's code.
@@ -374,7 +374,7 @@ def test_a_process_without_keras_runs_the_programs(tmp_path):
     strategy = DictStrategy()
     model = compiled_in(strategy, cnn)
     batch = batches()[0]
-    program = WorkerStep(model, strategy.replicas, TrainerTask.TRAIN).program(batch)
+    program = WorkerStep(model, strategy._replicas, TrainerTask.TRAIN).program(batch)
     cluster = cluster_of(model, 2)
     update = cluster.update_program(0, model.optimizer, program.has_gradient(program.updates[0]))
     given = [*map(cluster.read, program.reads), *(cluster.read(s.variable) for s in program.streams)]

@@ -35,7 +35,7 @@ def built(call, optimizer="sgd"):
     model.optimizer.build(model.trainable_variables)
     tables = {id(layer.embeddings) for layer in (model.one, model.two, model.other)}
     step = WorkerStep(
-        model, strategy.replicas, TrainerTask.TRAIN, Destination(lambda v, optimizer: id(v) in tables)
+        model, strategy._replicas, TrainerTask.TRAIN, Destination(lambda v, optimizer: id(v) in tables)
     )
     return model, step.program(batch), batch
 
