@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: Python 3.11 to 3.13, make, and the package index.
+# Everything a fresh machine needs: Python 3.11 to 3.14, make, and the package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable . --group dev
 	touch $@
 
 # Without what the tests need, which takes three times as long to install.
 $(VENV)/demo-installed: pyproject.toml
 	test -e $(VENV)/installed || $(PYTHON) -m venv $(VENV)
-	test -e $(VENV)/installed || $(BIN)/python -m pip install --quiet --editable '.[demo]'
+	test -e $(VENV)/installed || $(BIN)/python -m pip install --quiet --upgrade pip
+	test -e $(VENV)/installed || $(BIN)/python -m pip install --quiet --editable . --group demo
 	touch $@
 
 demo: $(VENV)/demo-installed  ## train a CNN on handwritten digits over two virtual devices
@@ -76,7 +77,7 @@ keras-sources: $(VENV)/installed  ## the core of the tests with sources of Keras
 
 EXTRAS ?=
 
-extras: $(VENV)/installed  ## every public name with each extra alone, each in an environment that pip makes; EXTRAS="none hashing": some
+extras: $(VENV)/installed  ## every public name with each extra alone, each in an environment that pip makes; EXTRAS="none cluster": some
 	$(BIN)/python tools/extras.py $(EXTRAS)
 
 recording: $(VENV)/installed  ## docs/kill.svg: a worker is killed, and training goes on
@@ -108,7 +109,7 @@ dist: $(VENV)/installed  ## the wheel and the source distribution, checked
 	$(BIN)/twine check --strict dist/*
 
 $(VENV)/bench-installed: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
+	$(BIN)/python -m pip install --quiet --editable . --group bench
 	touch $@
 
 bench: $(VENV)/bench-installed  ## all claims about speed; QUICK=1 for some of them, ROWS='mlp-*' by name
@@ -125,15 +126,17 @@ GPU_PYTHON := $(GPU_VENV)/bin/python
 GPU_INSTALLED := $(GPU_VENV)/installed-cuda$(CUDA)
 
 WHEELS ?=
-GPU_EXTRAS ?= gpu
+GPU_EXTRAS ?= cluster
 
 # JAX for one version of CUDA, and what the tests of tests/gpu and the benchmarks import.
 $(GPU_INSTALLED): pyproject.toml
 	tools/gpu_environment.sh $(PYTHON) $(GPU_VENV) $(CUDA) $(WHEELS)
 	touch $@
 
-gpu-wheels:  ## WHEELS=folder for `make gpu WHEELS=folder` where JAX for CUDA is, but no index; GPU_EXTRAS=cuda13,gpu: JAX, too
-	$(PYTHON) -m pip wheel --quiet --wheel-dir $(or $(WHEELS),$(error WHEELS must be a folder)) '.[$(GPU_EXTRAS)]' hatchling editables
+gpu-wheels:  ## WHEELS=folder for `make gpu WHEELS=folder` where JAX for CUDA is, but no index; GPU_EXTRAS=cuda13,cluster: JAX, too
+	$(PYTHON) -m venv build/wheels
+	build/wheels/bin/python -m pip install --quiet --upgrade pip
+	build/wheels/bin/python -m pip wheel --quiet --wheel-dir $(or $(WHEELS),$(error WHEELS must be a folder)) '.[$(GPU_EXTRAS)]' --group gpu pip hatchling hatch-fancy-pypi-readme editables
 
 gpu:  ## on a machine with NVIDIA GPUs: tests/gpu and the numbers of docs/gpu.md; CUDA=12 for older drivers; WHEELS=folder: no index
 	$(PYTHON) -m tests.gpu.machine --cuda $(CUDA)

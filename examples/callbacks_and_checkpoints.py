@@ -4,7 +4,7 @@
 
 It writes ./training_checkpoints, ./logs (`tensorboard --logdir=logs`) and ./saved_model.
 
-Needs scikit-learn (`pip install 'unisono[demo]'`); half a minute on two cores.
+Needs scikit-learn (`pip install scikit-learn`); half a minute on two cores.
 """
 
 import argparse

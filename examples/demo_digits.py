@@ -5,7 +5,7 @@
 Shows Keras' progress bar, the accuracy on digits that were held out, images per second, and saves a
 picture of some predictions and of the training: demo_output/digits.png.
 
-Needs scikit-learn and Matplotlib (`pip install 'unisono[demo]'`).
+Needs scikit-learn and Matplotlib (`pip install scikit-learn matplotlib`).
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 python examples/hugging_face_data.py [--epochs 10]
 
-Needs scikit-learn and datasets (`pip install 'unisono[demo]' datasets`); 20 s on two cores.
+Needs scikit-learn and datasets (`pip install scikit-learn datasets`); 20 s on two cores.
 The dataset is made here, of scikit-learn's digits. Where it can be downloaded, the one that
 `datasets.load_dataset("mnist")` returns has the same two columns.
 """

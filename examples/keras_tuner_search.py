@@ -2,7 +2,7 @@
 
 python examples/keras_tuner_search.py [--trials 6] [--epochs 5]
 
-Needs scikit-learn and KerasTuner (`pip install 'unisono[demo]' keras-tuner`); a minute on two cores. The same
+Needs scikit-learn and KerasTuner (`pip install scikit-learn keras-tuner`); a minute on two cores. The same
 by Optuna: optuna_search.py.
 """
 

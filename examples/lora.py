@@ -2,7 +2,7 @@
 
 python examples/lora.py [--epochs 12] [--rank 4]
 
-Needs scikit-learn (`pip install 'unisono[demo]'`); half a minute on two cores. A classifier learns the digits
+Needs scikit-learn (`pip install scikit-learn`); half a minute on two cores. A classifier learns the digits
 0 to 4. With `Dense.enable_lora` (KerasHub: `backbone.enable_lora`) it then learns 5 to 9, and its own weights
 stay as they are. It prints how many weights learn, and the accuracy before and after.
 """

@@ -2,7 +2,7 @@
 
 python examples/mirrored_fit.py [--mnist] [--epochs 5]
 
-Needs scikit-learn (`pip install 'unisono[demo]'`); 15 s on two cores.
+Needs scikit-learn (`pip install scikit-learn`); 15 s on two cores.
 """
 
 import argparse

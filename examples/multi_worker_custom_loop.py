@@ -9,7 +9,7 @@ TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
 
 Without TF_CONFIG it runs in one process, with the same numbers.
 
-Needs scikit-learn (`pip install 'unisono[demo]'`).
+Needs scikit-learn (`pip install scikit-learn`).
 """
 
 import argparse

@@ -7,7 +7,7 @@ tensorboard --logdir run/logs
 All tasks run this program. Killed at any moment, training resumes at the exact next batch, and the
 evaluator repeats nothing. Without a cluster it trains in one process.
 
-Needs scikit-learn (`pip install 'unisono[demo]'`).
+Needs scikit-learn (`pip install scikit-learn`).
 """
 
 import unisono  # before Keras, so that it runs on JAX

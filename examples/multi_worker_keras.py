@@ -10,7 +10,7 @@ TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"]},
 Without TF_CONFIG it runs in one process, with the same numbers. The parts of that page about the Estimator
 are in estimator.py.
 
-Needs scikit-learn (`pip install 'unisono[demo]'`).
+Needs scikit-learn (`pip install scikit-learn`).
 """
 
 import unisono  # before Keras, so that it runs on JAX

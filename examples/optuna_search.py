@@ -2,7 +2,7 @@
 
 python examples/optuna_search.py [--trials 6] [--epochs 5]
 
-Needs scikit-learn and Optuna (`pip install 'unisono[demo]' optuna`); a minute on two cores. Trials run one
+Needs scikit-learn and Optuna (`pip install scikit-learn optuna`); a minute on two cores. Trials run one
 after the other; trials that fall behind end early. On a cluster of Ray: ray_tune.py.
 """
 

@@ -10,7 +10,7 @@ TF_CONFIG='{"cluster": {"worker": ["127.0.0.1:23456", "127.0.0.1:23457"], "ps": 
 
 Without TF_CONFIG variables live on the CPU, and all devices of this machine compute.
 
-Needs scikit-learn (`pip install 'unisono[demo]'`), with servers the extra `cluster`.
+Needs scikit-learn (`pip install scikit-learn`), with servers the extra `cluster`.
 """
 
 import unisono  # before Keras, so that it runs on JAX

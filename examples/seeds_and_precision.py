@@ -2,7 +2,7 @@
 
 python examples/seeds_and_precision.py
 
-Needs scikit-learn (`pip install 'unisono[demo]'`); half a minute on two cores.
+Needs scikit-learn (`pip install scikit-learn`); half a minute on two cores.
 """
 
 import random

@@ -2,7 +2,7 @@
 
 python examples/strategies_overview.py
 
-Needs scikit-learn (`pip install 'unisono[demo]'`).
+Needs scikit-learn (`pip install scikit-learn`).
 """
 
 import unisono  # before Keras, so that it runs on JAX

@@ -2,7 +2,7 @@
 
 python examples/torch_loader.py [--epochs 10]
 
-Needs scikit-learn and torch (`pip install 'unisono[demo]' torch`); half a minute on two cores.
+Needs scikit-learn and torch (`pip install scikit-learn torch`); half a minute on two cores.
 """
 
 import argparse

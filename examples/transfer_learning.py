@@ -5,7 +5,7 @@
 changed: cats_vs_dogs and ImageNet weights are downloads. A small ResNet learns first whether a digit
 is even; its weights then serve for another question: is the digit larger than four?
 
-Needs scikit-learn (`pip install 'unisono[demo]'`); half a minute on two cores.
+Needs scikit-learn (`pip install scikit-learn`); half a minute on two cores.
 """
 
 import unisono  # before Keras, so that it runs on JAX

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-#: Extras of developers, and those that only choose a JAX.
-NOT_FEATURES = {"bench", "cuda12", "cuda13", "dev", "docs", "gpu"}
+#: Extras that only choose a JAX, and `all`, which names the others.
+NOT_FEATURES = {"all", "cuda12", "cuda13"}
 #: What `tests/doors.py` says of names that need an extra.
 NEEDS = {
     "cluster": {
@@ -34,7 +34,6 @@ NEEDS = {
         "unisono.standalone.run_on_cluster", "unisono.standalone.run_standard_server",
     },
     "export": {"saved"},
-    "hashing": {"Hashing", "StringLookup", "HashedCrossing", "hash_bucket", "vocabulary", "to_hash_bucket"},
 }  # fmt: skip
 
 
@@ -63,9 +62,9 @@ def requirements(extras=()):
     return found
 
 
-def packages(extras=()):
+def packages(extras=(), more=()):
     """The names of the packages that Unisono with some extras has, as far as they are installed here."""
-    waiting, seen = requirements(extras), set()
+    waiting, seen = [*requirements(extras), *map(Requirement, more)], set()
     while waiting:
         needed = waiting.pop()
         name = canonicalize_name(needed.name)
@@ -108,9 +107,13 @@ def owned():
     return owners, places
 
 
-def linked(folder, extras=()):
-    """Make a folder with links to the packages of Unisono with some extras, and to Unisono; return it."""
-    wanted = packages(extras)
+def linked(folder, extras=(), more=()):
+    """Make a folder with links to the packages of Unisono with some extras, and to Unisono; return it.
+
+    Args:
+        more: requirements besides those of Unisono.
+    """
+    wanted = packages(extras, more)
     owners, places = owned()
     folder.mkdir()
     for path in sorted(owners):

@@ -1,7 +1,7 @@
 """Install Unisono with each extra alone in an environment of its own, and open its doors there.
 
     python tools/extras.py               # with the required packages alone, and with each extra
-    python tools/extras.py none hashing  # some of them
+    python tools/extras.py none cluster  # some of them
 
 `tests/unit/test_extras.py` does the same with links to the packages of one environment, in seconds.
 """

@@ -8,13 +8,14 @@ cd "$(dirname "$0")/.."
 "$python" -m venv --clear "$venv"
 if [ -z "$wheels" ]; then
     "$venv/bin/python" -m pip install --quiet --upgrade pip
-    "$venv/bin/python" -m pip install --quiet --editable ".[cuda$cuda,gpu]"
+    "$venv/bin/python" -m pip install --quiet --editable ".[cuda$cuda,cluster]" --group gpu
     exit
 fi
 # A path file and not --system-site-packages, which would show the system's packages where PYTHON is a venv, too.
 "$python" -c 'import site; [print(f"import site; site.addsitedir({path!r})") for path in site.getsitepackages()]' \
     > "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')/reused.pth"
-extras=gpu
+extras=cluster
 # The plugin may use CUDA libraries of the image: those of packages are not needed then.
-"$venv/bin/python" -c "import importlib.metadata as m; m.version('jax-cuda$cuda-plugin')" 2> /dev/null || extras="cuda$cuda,gpu"
-"$venv/bin/python" -m pip install --quiet --no-index --find-links "$wheels" --editable ".[$extras]"
+"$venv/bin/python" -c "import importlib.metadata as m; m.version('jax-cuda$cuda-plugin')" 2> /dev/null || extras="cuda$cuda,cluster"
+"$venv/bin/python" -m pip install --quiet --no-index --find-links "$wheels" --upgrade pip
+"$venv/bin/python" -m pip install --quiet --no-index --find-links "$wheels" --editable ".[$extras]" --group gpu

@@ -110,9 +110,9 @@ def of_places(places, every):
 def problems(cuda, found, places):
     """What stands between these GPUs and a version of JAX, in words; nothing where all is well."""
     driver, capability = CUDA[cuda]
-    if not (3, 11) <= sys.version_info < (3, 14):
+    if not (3, 11) <= sys.version_info < (3, 15):
         yield (
-            f"Unisono needs Python 3.11 to 3.13. Received: {platform.python_version()}. "
+            f"Unisono needs Python 3.11 to 3.14. Received: {platform.python_version()}. "
             "Write `make gpu PYTHON=python3.12`."
         )
     if importlib.util.find_spec("ensurepip") is None:

@@ -1,5 +1,6 @@
 """What a user installs: the wheel has all files of the package, no others, and works by itself."""
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 import unisono
 
@@ -34,6 +36,7 @@ def test_the_wheel_is_whole_and_runs(tmp_path):
     files = (path for path in SRC.rglob("*.*") if path.suffix != ".pyc")
     assert packed == {path.relative_to(SRC).as_posix() for path in files}
     assert f"\nVersion: {unisono.__version__}\n" in metadata
+    check_metadata(metadata)
     code = (
         "import unisono; from unisono.cli import _app\n"
         "assert unisono.MirroredStrategy(['cpu:0']).num_replicas_in_sync == 1\n"
@@ -43,6 +46,28 @@ def test_the_wheel_is_whole_and_runs(tmp_path):
     assert run("-c", code, cwd=tmp_path / "site").strip() == str(
         tmp_path / "site" / "unisono" / "__init__.py"
     )
+
+
+def check_metadata(metadata):
+    """What a package index shows: no link to a file that is not there, and extras for users alone."""
+    head, _, description = metadata.partition("\n\n")
+    assert description.startswith("# Unisono\n")
+    links = re.findall(r"\]\(([^)]*)\)", description)
+    assert links
+    assert not [link for link in links if not link.startswith("https://")]
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", head, re.MULTILINE))
+    assert not extras & {"bench", "demo", "dev", "docs", "gpu"}
+    # With `all`, a user has every feature.
+    needed = {extra: requirements(head, extra) for extra in extras}
+    features = extras - {"all", "cuda12", "cuda13"}
+    assert set().union(*(needed[extra] for extra in features)) == needed["all"]
+
+
+def requirements(head, extra):
+    """The packages that an extra needs; the builder has put theirs in place of extras that it names."""
+    needed = map(Requirement, re.findall(r"^Requires-Dist: (.*)$", head, re.MULTILINE))
+    of_extras = [one for one in needed if one.marker is not None and not one.marker.evaluate({"extra": ""})]
+    return {one.name for one in of_extras if one.marker.evaluate({"extra": extra})}
 
 
 @pytest.mark.exhaustive

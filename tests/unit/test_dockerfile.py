@@ -33,7 +33,8 @@ def test_what_is_copied_is_there_and_is_what_a_build_reads():
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     copied = [name for words in instructions("COPY") for name in words.split()[:-1]]
     assert all((REPOSITORY / name).exists() for name in copied)
-    read = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    fragments = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"]
+    read = {"pyproject.toml", *(part["path"] for part in fragments), *project["project"]["license-files"]}
     read |= {Path(p).parts[0] for p in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
     assert set(copied) == read
 

@@ -48,12 +48,13 @@ def test_everything_is_collected_and_skipped_with_a_reason(skipped):
     assert not re.search(r"\d+ (passed|failed|error)", skipped.stdout)
 
 
-def test_the_extra_has_what_the_suite_imports():
+def test_the_group_has_what_the_suite_imports():
     """Packages that tests/gpu and the tests that it collects import, also in functions."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = [*project["dependencies"], *project["optional-dependencies"]["gpu"]]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extra = pyproject["project"]["optional-dependencies"]["cluster"]
+    packages = [*pyproject["project"]["dependencies"], *extra, *pyproject["dependency-groups"]["gpu"]]
     words = {re.split(r"[\[>=;-]", package.replace("scikit-learn", "sklearn"))[0] for package in packages}
-    known = words | set(sys.stdlib_module_names) | {"tests"}
+    known = words | set(sys.stdlib_module_names) | {"tests", "unisono"}
     files = [*(ROOT / "tests/gpu").rglob("*.py"), *(ROOT / name for name in NEEDED)]
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):

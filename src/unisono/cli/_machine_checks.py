@@ -23,8 +23,8 @@ from unisono.launcher._processes import free_ports
 
 #: The newest versions that `make versions` has run with.
 _TESTED = {"jax": Version("0.12.0.1"), "keras": Version("3.15.1")}
-#: Extras of developers, and those that only choose a JAX.
-_NOT_FEATURES = ("bench", "cuda12", "cuda13", "dev", "docs", "gpu")
+#: Extras that only choose a JAX, and `all`, which names the others.
+_NOT_FEATURES = ("all", "cuda12", "cuda13")
 #: Docker gives a container so much of /dev/shm, unless it is told otherwise.
 _LITTLE_SHARED = 64 << 20
 #: The first driver that runs CUDA 13.

@@ -30,7 +30,6 @@ from unisono.preprocessing._fingerprints import (
     crossed_buckets,
     hash_buckets,
     on_host,
-    require_farmhash,
 )
 
 
@@ -41,10 +40,6 @@ class VocabularyColumn(KeyColumn, CategoricalColumn):
     vocabulary: tuple[bytes | int, ...]
     default_value: int = -1
     num_oov_buckets: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_oov_buckets > 1:
-            require_farmhash()
 
     @property
     def kind(self) -> str:
@@ -123,9 +118,6 @@ class HashedColumn(KeyColumn, CategoricalColumn):
     """The hash of a value; made by `categorical_column_with_hash_bucket`."""
 
     hash_bucket_size: int
-
-    def __post_init__(self) -> None:
-        require_farmhash()
 
     @property
     def kind(self) -> str:

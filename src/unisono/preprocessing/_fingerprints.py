@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidTypeError
-from unisono._system._packages import require_packages
+from unisono.preprocessing._farmhash import fingerprints_of
 
 #: The seed of TensorFlow's crossed columns and of `tf.sparse.cross_hashed`.
 CROSS_KEY = 0xDECAFCAFFE
@@ -77,30 +77,13 @@ def decimal_strings(array: np.ndarray) -> np.ndarray:
     return result.reshape(array.shape)
 
 
-def require_farmhash() -> None:
-    """Check that strings can be hashed.
-
-    Raises:
-        MissingPackageError: FarmHash, an optional package, is not installed.
-    """
-    require_packages("Hashing strings", "hashing", "farmhash")
-
-
 def fingerprints(array: np.ndarray) -> np.ndarray:
     """Return FarmHash's 64-bit fingerprints of an object array of bytes.
-
-    Raises:
-        MissingPackageError: FarmHash is not installed.
 
     >>> int(fingerprints(np.array([b"hello"], object))[0])
     13009744463427800296
     """
-    require_farmhash()
-    import farmhash
-
-    flat = array.ravel().tolist()
-    hashes = np.fromiter(map(farmhash.Fingerprint64, flat), np.uint64, len(flat))
-    return hashes.reshape(array.shape)
+    return fingerprints_of(array.ravel().tolist()).reshape(array.shape)
 
 
 def hash_buckets(array: np.ndarray, buckets: int) -> np.ndarray:

@@ -49,7 +49,6 @@ class Hashing(keras.layers.Layer):
     Raises:
         InvalidArgumentError: an argument is out of range.
         InvalidTypeError: `num_bins` is not a whole number.
-        MissingPackageError: the extra `hashing` is not installed.
         UnsupportedError: `salt` or `sparse` is set.
 
     >>> Hashing(num_bins=3)([["A"], ["B"], ["C"]]).tolist()
@@ -75,7 +74,6 @@ class Hashing(keras.layers.Layer):
         self.num_bins = checked_whole(num_bins, "num_bins", 1, _BINS)
         self.mask_value = mask_value
         self.output_mode = checked_mode(output_mode, "Hashing")
-        _fingerprints.require_farmhash()
         prepare_host_layer(self)
 
     def call(self, inputs: object) -> np.ndarray:

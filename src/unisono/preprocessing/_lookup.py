@@ -13,7 +13,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import UserValue
 from unisono.preprocessing._encoding import checked_mode, encoded, encoded_shape
-from unisono.preprocessing._fingerprints import hash_buckets, on_host, require_farmhash
+from unisono.preprocessing._fingerprints import hash_buckets, on_host
 from unisono.preprocessing._hashing import prepare_host_layer, refuse_sparse
 
 #: A term of a vocabulary: bytes of a string, or an integer.
@@ -85,8 +85,6 @@ class IndexLookup(keras.layers.Layer):
             raise InvalidArgumentError(
                 f'{layer}(invert=True) has output_mode="int". Received: {output_mode!r}.'
             )
-        if self._strings and num_oov_indices > 1:
-            require_farmhash()
         self.max_tokens = max_tokens
         self.num_oov_indices = num_oov_indices
         self.mask_token = mask_token

@@ -20,7 +20,7 @@ from unisono.parameter_server.state._checksums import checksum
 from unisono.parameter_server.state._push import Array
 from unisono.parameter_server.state._records import Record, boot_id, map_file
 
-_MAGIC = b"UNPSACK1"
+_MAGIC = b"UNPSACK2"
 #: Magic, boot, number, updates, generation, checksum.
 _NOTE = struct.Struct("<8s36sQQQQ")
 #: Notes take turns at two places: one of them is complete at each moment.

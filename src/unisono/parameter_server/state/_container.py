@@ -30,7 +30,7 @@ from unisono.parameter_server.state._records import FIRST, boot_id, map_file
 from unisono.rpc._frames import aligned
 
 #: The digit is that of the format.
-_MAGIC = b"UNPSARR2"
+_MAGIC = b"UNPSARR3"
 #: Magic, boot, number of the last change, begin and length of the meta, its checksum, and the header's.
 _HEADER = struct.Struct("<8s36sQQQII")
 

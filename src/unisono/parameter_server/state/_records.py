@@ -38,8 +38,8 @@ FIRST = 4096
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 #: The digit is that of the format.
-_MAGIC = b"UNPSLOG2"
-_RECORD = b"UNPSREC2"
+_MAGIC = b"UNPSLOG3"
+_RECORD = b"UNPSREC3"
 #: Magic, boot, number of the first record, checksum.
 _FILE_HEADER = struct.Struct("<8s36sQI")
 #: Magic, number, size of the record, begin and length of its meta, checksums of arrays, meta and header.
