@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import SupportsIndex, TypeGuard
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._features import load
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+#: A drive of Windows, or a server's folder.
+_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
 
 
 def whole_number(value: object, least: int) -> int | None:
@@ -133,11 +136,14 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         UnsupportedError: it is an address, such as `gs://bucket/run`, which would be a folder `gs:` here.
+        InvalidArgumentError: it is a path of Windows, on another system.
 
     >>> local_path("run").name
     'run'
     """
     text = os.fspath(path)
+    if os.name == "posix" and isinstance(text, str) and _WINDOWS.match(text):
+        raise load("mistake")("path of Windows", text)
     if isinstance(text, str) and _SCHEME.match(text):
         raise UnsupportedError(
             "Files are written and read on file systems of this machine; checkpoints, backups, logs, models "

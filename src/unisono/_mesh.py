@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono._backend import devices_forced_by, reserve_threads, threads_of_xla
 from unisono._errors import BackendError, DeviceError, InvalidArgumentError
+from unisono._features import load
 from unisono._types import ArrayLike, PyTree
 
 _LOG = logging.getLogger("unisono")
@@ -299,6 +300,8 @@ def _find(kind: str, index: int) -> jax.Device:
         available = ()
     if index < len(available):
         return available[index]
+    if kind == "gpu":
+        raise load("mistake")("no GPU", f"{kind}:{index}", list_devices())
     hint = (
         "Create the strategy before JAX computes anything, or write "
         f'`jax.config.update("jax_num_cpu_devices", {index + 1})` at the top of the program.'

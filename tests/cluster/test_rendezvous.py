@@ -217,7 +217,7 @@ def test_one_is_missing(monkeypatch, caplog, wait_for_hellos):
     with Cluster(3, start_up=2.5) as cluster:
         futures = [cluster.start(0), cluster.start(1)]
         wait_for_hellos(1)
-        monkeypatch.setattr("unisono.cluster.rendezvous._server._REMIND_SECONDS", 0.0)
+        monkeypatch.setattr(_protocol, "REMIND_SECONDS", 0.0)
         texts = messages(*futures)
     assert time.monotonic() - cluster.began > 2.4
     assert texts[0] == texts[1]
@@ -231,7 +231,44 @@ def test_one_is_missing(monkeypatch, caplog, wait_for_hellos):
     ):
         assert words in texts[0]
     reminder = f"waits for all processes to connect; missing: process 2 at {where[2]}"
-    assert len([r for r in caplog.records if reminder in r.message]) == 1
+    said = sorted(r.message for r in caplog.records if reminder in r.message)
+    assert said == [f"Process {n} {reminder}" for n in (0, 1)]
+
+
+def test_a_process_says_once_that_it_does_not_reach_process_0(monkeypatch, caplog):
+    monkeypatch.setattr(_protocol, "REMIND_SECONDS", 0.0)
+    with Cluster(2, start_up=2.0) as cluster:
+        messages(cluster.start(1))
+    said = [r.message for r in caplog.records if "Waiting for process 0" in r.message]
+    assert len(said) == 1
+    assert f"{cluster.addresses[0]} cannot be reached (connection refused)" in said[0]
+
+
+def test_an_unknown_name_of_process_0_is_said_at_once(caplog):
+    with Cluster(2, start_up=1.0) as cluster:
+        cluster.addresses[0] = f"no-such-host.invalid:{port_of(cluster.addresses[0])}"
+        messages(cluster.start(1))
+    assert [r for r in caplog.records if "(name not known)" in r.message]
+
+
+def test_process_0_says_at_once_which_names_it_does_not_know_and_the_others_read_it(caplog, monkeypatch):
+    monkeypatch.setattr(_addresses, "resolve", unknown_if_invalid)
+    with Cluster(3, start_up=2.0) as cluster:
+        cluster.addresses[2] = f"host7.invalid:{port_of(cluster.addresses[2])}"
+        texts = messages(cluster.start(0), cluster.start(1))
+    said = [r.message for r in caplog.records if "The name 'host7.invalid' of a host" in r.message]
+    assert len(said) == 1
+    missing = (
+        f"missing: process 2 at {cluster.addresses[2]}, a name that the machine of process 0 does not know"
+    )
+    assert all(missing in text for text in texts)
+
+
+def unknown_if_invalid(host):
+    """Resolve a name; those that end in `.invalid` are unknown at once, whatever DNS there is."""
+    if host.endswith(".invalid"):
+        raise socket.gaierror(socket.EAI_NONAME, "not known")
+    return [host]
 
 
 def test_process_0_waits_longer_than_the_others(monkeypatch):

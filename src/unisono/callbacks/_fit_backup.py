@@ -64,7 +64,7 @@ from unisono.checkpoint._snapshot import Snapshot
 from unisono.step._keras_internals import epochs_before, is_synced
 from unisono.step._value_handle import ValueHandle
 from unisono.training._binding import phases_of, strategy_of
-from unisono.training._fit_extension import FitCall, WorkersCallback
+from unisono.training._fit_extension import FitCall
 from unisono.training.trainer._protocol import set_usual_rows, usual_rows_of
 from unisono.training.trainer._trainer_step import TrainerTask, variables_of
 
@@ -133,7 +133,8 @@ class FitBackup:
             # Keras would add its own behind `LastCallback`: a backup would lack the epoch that just ended.
             self._others.append(keras.callbacks.History())
         call.callbacks = [owner, *self._others, LastCallback(self)]
-        self._remembering = [c for c in self._others if not isinstance(c, WorkersCallback)]
+        # Other numbers of workers resume a backup.
+        self._remembering = [c for c in self._others if not getattr(c, "is_of_workers", False)]
         self._made = [CallbackBaseline.of(c) for c in self._remembering]
         call.wraps.append(self._watch)
 

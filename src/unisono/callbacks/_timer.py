@@ -79,7 +79,7 @@ class StepTimer(keras.callbacks.Callback):
     the first input is `[rows, tokens]`, of integers; `memory_gb`, the most memory in use so far, where JAX
     has it for the device.
 
-    Keras' progress bar, its `History` and callbacks listed after this one get the numbers.
+    Keras' progress bar, its `History` and all other callbacks get the numbers, wherever this one is listed.
     Validation does not count, nor does what a sample costs; the first epoch includes compiling.
     Nothing is done for single batches, so Keras continues to read logs in a thread of its own.
 
@@ -101,6 +101,9 @@ class StepTimer(keras.callbacks.Callback):
     >>> sorted(history.history)
     ['compute_ms', 'data_ms', 'examples_per_s', 'exchange_ms', 'host_ms', 'loss', 'step_ms', 'tflop_per_s']
     """
+
+    #: True if other callbacks must come after this one, wherever it is listed.
+    adds_to_logs = True
 
     def __init__(self, tokens_per_row: int | None = None, peak_flops: float | None = None) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from unisono._backend import require_jax
 from unisono._checks import check_instance, takes_arguments
 from unisono._context import Context, check_same_strategy, entered, require_cross_replica
 from unisono._errors import ContextError, InvalidTypeError, UnisonoError, UnsupportedError
+from unisono._features import load
 from unisono._reads import DataSet
 from unisono._types import PyTree, UserValue
 from unisono._values import IndexedSlices, PerReplica, ReduceOp
@@ -27,7 +28,7 @@ from unisono.strategies._deprecated import DeprecatedMethods
 from unisono.strategies._options import RunOptions, WorkerTerms
 from unisono.training._bind import wrap_keras
 from unisono.training._binding import bind, check_no_distribution
-from unisono.training._scope_warnings import strategy_made, strategy_used
+from unisono.training._scope_warnings import scope_method, strategy_made, strategy_used
 from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -261,6 +262,7 @@ class Strategy(DeprecatedMethods, abc.ABC):
             variable: just made.
         """
 
+    @scope_method
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
         """Make this strategy current: variables, models and metrics made inside belong to it.
@@ -445,6 +447,11 @@ class Strategy(DeprecatedMethods, abc.ABC):
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
     experimental_distribute_values_from_function = distribute_values_from_function
     experimental_run_v2 = run
+
+    def __enter__(self) -> NoReturn:
+        raise load("mistake")("with a strategy", type(self).__name__)
+
+    def __exit__(self, *error: object) -> None: ...
 
     def __copy__(self) -> NoReturn:
         raise _not_copied("copy.copy(strategy)")

@@ -79,15 +79,14 @@ class FitExtension(keras.callbacks.Callback, abc.ABC):
         """
 
 
-class WorkersCallback(keras.callbacks.Callback):
-    """A callback of a strategy for its workers: not in backups, which other numbers of workers resume."""
-
-
 class _Wrapper(keras.callbacks.Callback):
     """Puts the wraps of all extensions around the train function.
 
     Keras makes that function within `fit`, before `on_train_begin`.
     """
+
+    #: It stays before callbacks that measure what it has wrapped.
+    adds_to_logs = True
 
     def __init__(self, wraps: list[Wrap]) -> None:
         super().__init__()

@@ -13,11 +13,12 @@ import numpy as np
 
 from unisono._checks import checked_whole
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MixedStrategyError
+from unisono._features import load
 from unisono._reads import DataSet
 from unisono._types import UserValue
-from unisono.data._batches import check_no_rows, check_values, empty, is_of_class, keys_of_dicts, owned
+from unisono.data._batches import check_no_rows, check_values, empty, is_of_class, owned
 from unisono.data._sharding import DatasetCreator
-from unisono.step._keras_internals import all_layers, is_of_no_batch
+from unisono.step._keras_internals import all_layers
 from unisono.training.replica._losses import check_labels
 
 if TYPE_CHECKING:
@@ -189,9 +190,13 @@ def _batches_given(name: str, model: keras.Model, data: UserValue, alone: bool) 
         # It may write into its last batch, and batches are read after later ones were taken.
         return (jax.tree.map(owned, batch) for batch in data)
     check_no_rows(f"`{name}`", data)
-    if isinstance(data, (DataSet, tuple, dict, str, bytes)) or not hasattr(data, "__iter__"):
+    if isinstance(data, (DataSet, tuple, dict, str, bytes)):
         return data
     if any(c.__module__.partition(".")[0] in _KNOWN_TO_KERAS for c in type(data).__mro__):
+        return data
+    if not hasattr(data, "__iter__"):
+        if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+            raise load("mistake")("items", name, data)
         return data
     return (jax.tree.map(owned, batch) for batch in data) if isinstance(data, Iterator) else _dataset_of(data)
 
@@ -217,32 +222,6 @@ def _dataset_of(batches: UserValue) -> DataSet:
     from unisono.data._distribute import dataset_of
 
     return dataset_of(batches)
-
-
-def _check_has_rows(model: keras.Model, data: DataSet) -> None:
-    """Raise where elements have the shapes of single examples of a model.
-
-    Called only where Keras has rejected them: to find the shapes may need the first element to be read.
-    """
-    from unisono.data._dataset import Dataset
-
-    wanted = getattr(model, "inputs", None)
-    if not isinstance(data, Dataset):
-        return
-    spec = data.element_spec
-    given = jax.tree_util.tree_leaves_with_path(spec[0] if isinstance(spec, tuple) and spec else spec)
-    if not isinstance(wanted, list) or len(wanted) != len(given):
-        return
-    for (_, leaf), one in zip(given, wanted, strict=True):
-        # Keras itself adds a last dimension of one.
-        if leaf.shape is None or len(leaf.shape) != len(one.shape) - 1 or one.shape[-1] == 1:
-            return
-    path, leaf = given[0]
-    raise InvalidArgumentError(
-        f"Data must be batches, with one row for each example. Received: elements of shape {leaf.shape} at "
-        f"x{jax.tree_util.keystr(path)}, where {model.name!r} takes {wanted[0].shape}. "
-        "Did you forget `.batch()`? Write `dataset.batch(64)`."
-    )
 
 
 def _keras_input(strategy: Strategy, data: DataSet) -> object:
@@ -283,24 +262,6 @@ def data_needed(name: str, model: keras.Model, data: object) -> Iterator[None]:
     """
     try:
         yield
-    except StopIteration as error:
-        raise empty(f"data without a batch in `{name}`") from error
-    except ValueError as error:
-        # Keras 3 makes a `KerasTensor` of each component of the first batch: these are its texts for a dtype
-        # that it does not know.
-        if str(error).startswith(("Invalid dtype: str", "Invalid dtype: obj")):
-            error.add_note(
-                "The data hold strings or Python objects. Turn them into numbers before training, with "
-                "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
-            )
-        if isinstance(data, DataSet) and "shape" in str(error):
-            _check_has_rows(model, data)
-        raise
-    except AttributeError as error:
-        if str(error) == "'str' object has no attribute 'shape'":
-            raise keys_of_dicts() from error
-        raise
-    except UnboundLocalError as error:
-        if is_of_no_batch(error):
-            raise empty(f"data without a batch in `{name}`") from error
+    except (StopIteration, ValueError, AttributeError, UnboundLocalError) as error:
+        load("explanation of an error of data")(name, model, data, error)
         raise

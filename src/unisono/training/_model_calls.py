@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -203,6 +204,8 @@ def _by_name(
 def _take_data(call: MethodCall) -> None:
     """Give a call's data the form that Keras reads."""
     model, name, strategy = call.model, call.name, call.strategy
+    if "polars" in sys.modules:
+        call.arguments = load("arrays of frames")(call.arguments)
     if call.arguments.get("x") is not None and begins_on_host(model):
         call.arguments = load("strings on the host")(model, call.arguments)
     call.data = call.arguments.get("x")
@@ -313,8 +316,10 @@ def _ahead_of_loop(call: MethodCall) -> Iterator[None]:
 def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[None]:
     own, callbacks = _known(call)._own_callbacks, call.arguments["callbacks"]
     # A user's own list calls what is in it.
-    if own and not isinstance(callbacks, keras.callbacks.CallbackList):
-        call.arguments = {**call.arguments, "callbacks": [*own, *flat_callbacks(callbacks)]}
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        # Those that add numbers to the logs come before those that write the logs.
+        given = sorted(flat_callbacks(callbacks), key=lambda c: not getattr(c, "adds_to_logs", False))
+        call.arguments = {**call.arguments, "callbacks": [*own, *given]}
     return contextlib.nullcontext()
 
 

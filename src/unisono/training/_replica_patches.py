@@ -25,6 +25,7 @@ import jax
 import keras
 
 from unisono._context import Context, OneReplica, ReplicaContext, current, entered
+from unisono._features import load
 from unisono._system._blocks import set_attribute, set_for_block
 from unisono._types import KerasWrap, PyTree
 from unisono.step._keras_internals import (
@@ -278,17 +279,23 @@ def _apply(
     grads: Gradients,
     trainable_variables: Sequence[keras.Variable] | None = None,
 ) -> None:
-    context = _must_aggregate(self)
+    grads, context = list(grads), _must_aggregate(self)
+    variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
+    _require_gradient(grads, variables)
     if context is None:
         return original(self, grads, trainable_variables)
-    variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
-    if _apply_in_parts(self, list(grads), variables, context):
+    if _apply_in_parts(self, grads, variables, context):
         return None
-    grads = aggregate_gradients(list(grads), variables, context)
+    grads = aggregate_gradients(grads, variables, context)
     with _aggregated():
         original(self, grads, trainable_variables)
     _prepare(self, context)
     return None
+
+
+def _require_gradient(grads: Gradients, variables: Sequence[keras.Variable]) -> None:
+    if variables and all(grad is None for grad in grads):
+        raise load("mistake")("no gradient", variables)
 
 
 def _prepare(optimizer: keras.Optimizer, context: Context) -> None:
@@ -366,6 +373,7 @@ def _apply_loss_scale(
         return original(self, grads, trainable_variables)
     context = _must_aggregate(self)
     variables = trained_variables(self) if trainable_variables is None else list(trainable_variables)
+    _require_gradient(grads := list(grads), variables)
     if context is not None and _apply_in_parts(self, list(grads), variables, context):
         return None
     grads = list(grads) if context is None else aggregate_gradients(list(grads), variables, context)

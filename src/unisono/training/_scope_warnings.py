@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import keras
 
@@ -15,6 +17,8 @@ from unisono.collectives._process_group import joined_group
 
 if TYPE_CHECKING:
     from unisono.strategies._base import Strategy
+
+Scope = TypeVar("Scope", bound=Callable[..., object])
 
 _LOG = logging.getLogger("unisono")
 
@@ -83,3 +87,34 @@ def _say(kind: str, text: str) -> None:
     if kind not in _said:
         _said.add(kind)
         _LOG.warning(text)
+
+
+class _ScopeMethod:
+    """A strategy's `scope`, which says what to write where a `with` has it without brackets or strategy."""
+
+    def __init__(self, method: Callable[..., object], *strategy: Strategy) -> None:
+        self._method, self._strategy = method, strategy
+        functools.update_wrapper(self, method)
+
+    def __get__(self, strategy: Strategy | None, kind: type | None = None) -> Callable[..., object]:
+        return self._method if strategy is None else _ScopeMethod(self._method, strategy)
+
+    def __call__(self) -> object:
+        return self._method(*self._strategy)
+
+    def __enter__(self) -> NoReturn:
+        raise load("mistake")("scope without brackets")
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def scope_method(method: Scope) -> Scope:
+    """Return a method of strategies whose calls are given to `with`."""
+
+    @functools.wraps(method)
+    def of_strategy(*strategy: Any) -> object:
+        if not strategy:
+            raise load("mistake")("scope of a class")
+        return method(*strategy)
+
+    return cast(Scope, _ScopeMethod(of_strategy))

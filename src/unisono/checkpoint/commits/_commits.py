@@ -37,6 +37,9 @@ _LOG = logging.getLogger("unisono")
 #: The contents of a commit.
 Content = TypeVar("Content")
 
+#: Errors of the system that a directory gives whose path, or whose owner, is another than was meant.
+_WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
+
 _ASIDE = re.compile(
     r"^\.(?P<name>.+)\.(?P<host>[^@]+)@(?P<pid>\d+)\.[0-9a-f]{8}\.(?P<kind>partial|replaced)$"
 )
@@ -75,12 +78,14 @@ def _rename_commit(
     directory = target.parent
     aside = _aside(target)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        with _placed(directory):
+            directory.mkdir(parents=True, exist_ok=True)
         if target.exists() and not (replaces and (target / MANIFEST).is_file()):
             raise CheckpointError(
                 f"A checkpoint must have a new name. Received: {target}, which exists. Use the next number."
             )
-        aside.mkdir()
+        with _placed(directory):
+            aside.mkdir()
         write(aside)
         # The order is the guarantee: complete, on the disk, checked, and only then visible under its name.
         (aside / MANIFEST).write_text(make_manifest(aside)[1])
@@ -213,6 +218,17 @@ def check_place(directory: Place, *, writes: bool) -> None:
             raise _no_place(directory, error) from None
     # `ValueError`: Python rejects a path with a null byte.
     except (OSError, ValueError) as error:
+        raise _no_place(directory, error) from None
+
+
+@contextlib.contextmanager
+def _placed(directory: Path) -> Iterator[None]:
+    """Say what a directory must be that cannot be made or written to; a full disk is another error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _WRONG_PLACE:
+            raise
         raise _no_place(directory, error) from None
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import collections
 import ipaddress
 import socket
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Collection, Iterable, Sequence
 
 from unisono.cluster_resolver._spec import as_ip
 
@@ -72,3 +73,31 @@ def resolve(host: str) -> list[str]:
 def is_loopback(ip: str) -> bool:
     """Return whether only this machine reaches an IP address."""
     return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
+
+
+class UnknownNames:
+    """The names of hosts that this machine cannot resolve, looked up in a thread: a lookup may be slow.
+
+    Args:
+        hosts: names and IP addresses of the hosts; addresses need no lookup.
+
+    >>> UnknownNames(["10.0.0.1", "localhost"]).found
+    ()
+    """
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        names = [host for host in dict.fromkeys(hosts) if host != "localhost" and not as_ip(host)]
+        #: Those that were found so far.
+        self.found: tuple[str, ...] = ()
+        if names:
+            threading.Thread(target=self._look, args=(names,), name="unisono-names", daemon=True).start()
+
+    def _look(self, names: Sequence[str]) -> None:
+        for name in names:
+            try:
+                resolve(name)
+            except socket.gaierror:
+                self.found = (*self.found, name)
+            except OSError:
+                # The lookup itself has failed, which says nothing about the name.
+                continue

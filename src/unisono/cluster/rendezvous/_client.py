@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import math
 import os
 import secrets
 import socket
@@ -24,6 +25,7 @@ from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster.rendezvous import _addresses, _protocol
+from unisono.cluster.rendezvous._addresses import UnknownNames
 from unisono.cluster.rendezvous._protocol import (
     Member,
     Message,
@@ -40,6 +42,8 @@ _LOG = logging.getLogger("unisono")
 _HELLO_SECONDS = 5.0
 #: Seconds that every attempt has, also the last one: without them its error would be its own short timeout.
 _LEAST_SECONDS = 0.5
+#: Seconds of one wait for a message, after which other things may be due.
+_TICK = 0.25
 #: Seconds in which a port may become free: a supervisor restarts all while an earlier run is still ending.
 _BIND_SECONDS = 2.0
 
@@ -94,7 +98,7 @@ def rendezvous(
     hello = _protocol.frame(_protocol.hello(own))
     began_at = time.monotonic()
     if process_id:
-        return RendezvousClient(address_of[0], hello, began_at, timeouts.start_up).run()
+        return RendezvousClient(process_id, address_of[0], hello, began_at, timeouts.start_up).run()
     # Resolvers that know only process 0's address repeat it for all.
     known = address_of[:1] if len(set(address_of)) == 1 else address_of
     return _serve(_protocol.open_rendezvous(own, num_processes, known, timeouts.start_up, began_at))
@@ -131,7 +135,8 @@ def _serve(state: RendezvousState) -> RendezvousResult:
         host, port = split_address(state.address_of[0])
         # A lone process waits for no other, and needs no port to be free.
         listener = _listen(host, port if state.num_processes > 1 else 0, state)
-        server = stack.enter_context(RendezvousServer(listener, state))
+        names = UnknownNames(split_address(address)[0] for address in state.address_of[1:])
+        server = stack.enter_context(RendezvousServer(listener, state, names))
         # JAX takes the port over: the others have reached it, through firewalls and behind a service's name.
         coordinator = with_port(host, port)
         secret = secrets.token_hex(16)
@@ -208,12 +213,15 @@ class RendezvousClient:
         began_at: when the rendezvous began, in seconds of a monotonic clock.
     """
 
-    def __init__(self, address: str, hello: bytes, began_at: float, start_up: float) -> None:
+    def __init__(self, process_id: int, address: str, hello: bytes, began_at: float, start_up: float) -> None:
         self._address = address
         self._hello = hello
         self._began_at = began_at
         self._start_up = start_up
         self._roster: list[str] | None = None
+        self._process_id = process_id
+        #: Whether a line has said what this process waits for.
+        self._reminded = False
 
     def run(self) -> RendezvousResult:
         """Return what was agreed on.
@@ -227,12 +235,24 @@ class RendezvousClient:
                 return self._attempt()
             except _RetryError as problem:
                 trouble = str(problem)
+                is_unknown = isinstance(problem.__cause__, socket.gaierror)
             attempts += 1
             remaining = self._remaining()
+            if is_unknown or self._until_reminder() <= 0:
+                self._remind(_protocol.waiting_text(self._address, trouble, max(0.0, remaining)))
             if remaining <= 0:
                 text = _protocol.unreachable_text(self._address, trouble, attempts, self._start_up)
                 raise ClusterError(text)
             time.sleep(min(remaining, _protocol.retry_delay(attempts - 1)))
+
+    def _until_reminder(self) -> float:
+        """Return the seconds until a line says what this process waits for."""
+        return math.inf if self._reminded else self._began_at + _protocol.REMIND_SECONDS - time.monotonic()
+
+    def _remind(self, text: str) -> None:
+        if not self._reminded:
+            self._reminded = True
+            _LOG.warning(text)
 
     def _remaining(self) -> float:
         grace = 0.0 if self._roster is None else _protocol.GRACE_SECONDS
@@ -262,9 +282,9 @@ class RendezvousClient:
         host, port = split_address(self._address)
         sock = None
         try:
-            sock = socket.create_connection(
-                (host, port), min(_HELLO_SECONDS, max(_LEAST_SECONDS, self._remaining()))
-            )
+            # Not beyond the moment of the reminder, which names what the attempt has met.
+            left = min(self._remaining(), self._until_reminder())
+            sock = socket.create_connection((host, port), min(_HELLO_SECONDS, max(_LEAST_SECONDS, left)))
             # TCP's simultaneous open: a connection to a free port of the own machine may get that very port
             # as its source, and then it is connected to itself.
             if sock.getsockname() == sock.getpeername():
@@ -282,8 +302,16 @@ class RendezvousClient:
         deadline = time.monotonic() + timeout
         try:
             while (message := _protocol.take_frame(inbox)) is None:
-                sock.settimeout(max(0.01, deadline - time.monotonic()))
-                data = sock.recv(1 << 16)
+                # In short waits, so that the reminder is in time.
+                sock.settimeout(max(0.01, min(_TICK, deadline - time.monotonic())))
+                try:
+                    data = sock.recv(1 << 16)
+                except TimeoutError:
+                    if time.monotonic() >= deadline:
+                        raise
+                    if self._roster is not None and self._until_reminder() <= 0:
+                        self._remind(_protocol.absent_text(self._process_id, self._roster))
+                    continue
                 if not data:
                     raise _RetryError("the connection was closed before all processes had connected")
                 inbox += data

@@ -16,6 +16,7 @@ from typing import Any
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster.rendezvous._mismatch import differences, shortened
+from unisono.cluster_resolver._spec import split_address
 
 #: Raised when the meaning of a message changes.
 VERSION = 4
@@ -25,6 +26,9 @@ MAX_BYTES = 1 << 20
 #: Seconds beyond its own time for which a connected process waits for process 0's decision, so that all raise
 #: the same error; process 0 may have started a little later.
 GRACE_SECONDS = 5.0
+
+#: Seconds after which each process that waits says for what, once: a line within ten.
+REMIND_SECONDS = 8.0
 
 #: A JSON object with a `"kind"`.
 Message = Mapping[str, Any]
@@ -178,6 +182,7 @@ class RendezvousState:
         disconnected: the last process of each number that lost its connection again.
         rejections: which connections were rejected, and why.
         newest: the newest generation that has connected, None without a supervisor.
+        unknown_names: of hosts, which process 0's machine cannot resolve.
     """
 
     num_processes: int
@@ -188,6 +193,7 @@ class RendezvousState:
     disconnected: Mapping[int, Member] = dataclasses.field(default_factory=dict)
     rejections: tuple[str, ...] = ()
     newest: int | None = None
+    unknown_names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +290,8 @@ def roster(state: RendezvousState) -> list[str]:
     present = filter(known.__contains__, range(count))
     connected = (f"connected: {_name(state, p)} ({known[p]})" for p in present)
     absent = itertools.filterfalse(known.__contains__, range(count))
-    missing = (f"missing: {_name(state, p)}{_departure(state.disconnected.get(p))}" for p in absent)
+    ended = state.disconnected
+    missing = (f"missing: {_name(state, p)}{_departure(ended.get(p))}{_unknown(state, p)}" for p in absent)
     return [*_first(connected, len(known)), *_first(missing, count - len(known)), *state.rejections]
 
 
@@ -293,6 +300,13 @@ def _name(state: RendezvousState, process: int) -> str:
         return f"process {process} at {state.address_of[process]}"
     member = state.connected.get(process)
     return f"process {process}" + (f" from {member.address}" if member and member.address else "")
+
+
+def _unknown(state: RendezvousState, process: int) -> str:
+    is_unknown = (
+        process < len(state.address_of) and split_address(state.address_of[process])[0] in state.unknown_names
+    )
+    return ", a name that the machine of process 0 does not know" if is_unknown else ""
 
 
 def _departure(member: Member | None) -> str:
@@ -363,6 +377,34 @@ def unreachable_text(address: str, trouble: str, attempts: int, start_up: float)
         f"Process 0 must answer at its address within {start_up:g} s. Received: cannot reach {address}: "
         f"{trouble} ({attempts} attempts). Start process 0, check that its log shows no error and that no "
         f"firewall blocks the port, or wait longer with `Timeouts(start_up={2 * math.ceil(start_up)})`."
+    )
+
+
+def waiting_text(address: str, trouble: str, remaining: float) -> str:
+    """Return the line of a process that does not reach process 0 and tries again."""
+    return (
+        f"Waiting for process 0, the first task of the cluster: {address} cannot be reached ({trouble}). It "
+        f"is tried for another {remaining:.0f} s. See that it has started, and whether its address is right: "
+        "the host of the first task in TF_CONFIG, `getent hosts` for a name, the firewall for a port."
+    )
+
+
+def absent_text(process: int, lines: Sequence[str]) -> str:
+    """Return the line of a process that waits for others.
+
+    Args:
+        process: its number.
+        lines: of the roster.
+    """
+    missing = "; ".join(line for line in lines if line.startswith("missing"))
+    return f"Process {process} waits for all processes to connect; {missing or 'process 0 compares them'}"
+
+
+def unknown_name_text(name: str) -> str:
+    """Return the line about the host of another process, whose name is not known."""
+    return (
+        f"The name {name!r} of a host of the cluster is not known on this machine, at least not yet. See "
+        f"`getent hosts {name}`; write the name as it is, or its IP address, into TF_CONFIG of every task."
     )
 
 

@@ -6,6 +6,7 @@ Tests: tests/cluster/test_rendezvous.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import selectors
@@ -15,6 +16,7 @@ from types import TracebackType
 
 from unisono._errors import ClusterError
 from unisono.cluster.rendezvous import _addresses, _protocol
+from unisono.cluster.rendezvous._addresses import UnknownNames
 from unisono.cluster.rendezvous._protocol import (
     Abort,
     Member,
@@ -33,8 +35,6 @@ _HELLO_SECONDS = 5.0
 _DRAIN_SECONDS = 5.0
 #: Seconds between two rosters: a thousand processes that connect at once would otherwise send a million.
 _ROSTER_SECONDS = 1.0
-#: Seconds after which the log names the missing processes, once.
-_REMIND_SECONDS = 10.0
 #: Seconds that the loop sleeps at most.
 _TICK = 0.25
 #: Unknown peers that may be connected, beyond one for each process.
@@ -59,8 +59,11 @@ class _RendezvousPeer:
 class RendezvousServer:
     """Process 0's end of a rendezvous: one thread, the caller's, and non-blocking sockets."""
 
-    def __init__(self, listener: socket.socket, state: RendezvousState) -> None:
+    def __init__(
+        self, listener: socket.socket, state: RendezvousState, names: UnknownNames | None = None
+    ) -> None:
         self._listener = listener
+        self._names = names or UnknownNames(())
         #: The IP address at which the other processes reach this one; known when all have connected.
         self.reached = str(listener.getsockname()[0])
         self._state = state
@@ -139,6 +142,7 @@ class RendezvousServer:
             elif key.data.sock.fileno() >= 0:
                 self._serve(key.data, mask)
         self._expire()
+        self._note_names()
         self._remind()
         self._send_rosters()
 
@@ -249,13 +253,22 @@ class RendezvousServer:
             elif peer.process_id is None:
                 self._reject(peer, f"it sent no hello within {_HELLO_SECONDS:g} s")
 
+    def _note_names(self) -> None:
+        """Say at once which hosts of other processes have names that this machine does not know."""
+        found = self._names.found
+        for name in found[len(self._state.unknown_names) :]:
+            _LOG.warning(_protocol.unknown_name_text(name))
+        if found != self._state.unknown_names:
+            self._state = dataclasses.replace(self._state, unknown_names=found)
+            self._roster_changed = True
+
     def _remind(self) -> None:
-        if self._reminded or time.monotonic() < self._state.began_at + _REMIND_SECONDS:
+        if self._reminded or time.monotonic() < self._state.began_at + _protocol.REMIND_SECONDS:
             return
         self._reminded = True
-        missing = [line for line in _protocol.roster(self._state) if line.startswith("missing")]
-        if missing:
-            _LOG.warning("Process 0 waits for all processes to connect; %s", "; ".join(missing))
+        roster = _protocol.roster(self._state)
+        if any(line.startswith("missing") for line in roster):
+            _LOG.warning(_protocol.absent_text(0, roster))
 
     def _send_rosters(self) -> None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ import keras
 
 from unisono._types import Json, Logs
 from unisono.step._keras_internals import held_rate, restored_epoch, set_restored_epoch
-from unisono.training._fit_extension import WorkersCallback, overrides
+from unisono.training._fit_extension import overrides
 from unisono.training._step_form import optimizers_of
 
 _LOG = logging.getLogger("unisono")
@@ -139,12 +139,15 @@ def shared_decisions(
     return SharedDecisions(broadcast, moments)
 
 
-class SameState(WorkersCallback):
+class SameState(keras.callbacks.Callback):
     """The first callback on every worker: before others save what an epoch has left, all compare it.
 
     Args:
         compare: raises where the values of variables differ between workers.
     """
+
+    #: True for a callback of a strategy for its workers: it is in no backup.
+    is_of_workers = True
 
     def __init__(self, compare: Callable[[Sequence[keras.Variable]], None]) -> None:
         super().__init__()
@@ -157,12 +160,15 @@ class SameState(WorkersCallback):
         self._compare([*slots, *model.trainable_variables, *model.non_trainable_variables])
 
 
-class SharedDecisions(WorkersCallback):
+class SharedDecisions(keras.callbacks.Callback):
     """The last callback on every worker: at an epoch's end all take over what the chief has decided.
 
     Whether to stop, and the learning rate, may come from clocks or files, which differ between
     workers. A stop in the middle of an epoch waits for its end, where all workers receive it.
     """
+
+    #: As for `SameState`.
+    is_of_workers = True
 
     def __init__(self, broadcast: Callable[[bytes], bytes], moments: Collection[str]) -> None:
         super().__init__()

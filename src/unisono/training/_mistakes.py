@@ -1,0 +1,209 @@
+"""What is said of mistakes that are recognised where they are made: loaded with the first of them.
+
+Tests: tests/virtual/test_mistakes.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import keras
+
+from unisono._errors import (
+    ContextError,
+    DeviceError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnisonoError,
+)
+from unisono._reads import DataSet
+from unisono.data._batches import empty, keys_of_dicts
+from unisono.step._keras_internals import is_of_no_batch
+
+
+def mistake(kind: str, *given: object) -> UnisonoError:
+    """Return the error for a mistake.
+
+    Args:
+        kind: a key of the table below.
+        given: what its text is made of.
+
+    >>> mistake("scope of a class")
+    ContextError('A scope belongs to a strategy, and not to its class. ...')
+    """
+    return _MISTAKES[kind](*given)
+
+
+_IN_SCOPE = "Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)"
+
+
+def _no_brackets() -> ContextError:
+    return ContextError(
+        f"`scope` is a method. Received: `with strategy.scope:`, without brackets. {_IN_SCOPE}"
+    )
+
+
+def _bare_strategy(name: str) -> ContextError:
+    return ContextError(
+        f"What a strategy trains is created in its scope. Received: `with` and the {name} itself. {_IN_SCOPE}"
+    )
+
+
+def _scope_of_class() -> ContextError:
+    return ContextError(
+        "A scope belongs to a strategy, and not to its class. Received: `scope()` of a class. Write\n"
+        "    strategy = unisono.MirroredStrategy()\n    with strategy.scope():\n        model = ..."
+    )
+
+
+def _no_gradient(variables: Sequence[keras.Variable]) -> InvalidArgumentError:
+    names = ", ".join(repr(v.path) for v in variables[:2]) + (", …" if len(variables) > 2 else "")
+    return InvalidArgumentError(
+        "An optimizer must get a gradient for at least one variable. Received: None for each of "
+        f"{len(variables)}, {names}: what was differentiated does not depend on them, as far as the tape has "
+        "seen. Compute predictions and loss inside of the tape, and from these variables:\n"
+        "    with unisono.GradientTape() as tape:\n"
+        "        predictions = model(x, training=True)\n"
+        "        loss = loss_fn(y, predictions)\n"
+        "    gradients = tape.gradient(loss, model.trainable_variables)"
+    )
+
+
+def _path_of_windows(text: str) -> InvalidArgumentError:
+    name = text.replace("\\", "/").rpartition("/")[2] or "run"
+    return InvalidArgumentError(
+        f"A path must be one of this system. Received: {text!r}, a path of Windows, which would be one name "
+        f"in the working directory here. Write {str(Path.home() / name)!r}, or another path with `/`."
+    )
+
+
+def _no_gpu(name: str, there: str) -> DeviceError:
+    plugins = [p for p in _CUDA_PLUGINS if importlib.util.find_spec(p) is not None]
+    if plugins:
+        write = (
+            f"JAX has support for GPUs ({plugins[0]}) and finds fewer: see `nvidia-smi`, `unisono doctor` "
+            "and the variables CUDA_VISIBLE_DEVICES and JAX_PLATFORMS."
+        )
+    else:
+        write = (
+            "The jaxlib of this Python computes on CPUs alone. On a machine with an NVIDIA GPU write "
+            "`pip install -U 'jax[cuda13]'`."
+        )
+    return DeviceError(
+        f"A device must exist. Received: {name!r}. There are: {there}. {write} To try a program "
+        "without GPUs, use virtual CPU devices: ['cpu:0', 'cpu:1']."
+    )
+
+
+#: The modules that bring support for NVIDIA's and AMD's GPUs to JAX.
+_CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")
+
+
+def _items(method: str, data: Sequence[object]) -> InvalidTypeError:
+    try:
+        first = data[0]
+    except Exception:  # a user's code may do anything
+        first = None
+    name, found, source = type(data).__name__, "", "unisono.data.Dataset.from_source(data)"
+    if isinstance(first, Mapping):
+        found, chosen = f" that are dicts with the keys {list(first)}", _chosen("row", first)
+        source += f".map(lambda row: {chosen})"
+    write = f"For items that are rows write `{source}.batch(64)`; for items that are batches derive the class"
+    return InvalidTypeError(
+        f"`{method}` needs arrays, or batches `(x, y)`. Received: an object of the class {name} with "
+        f"{len(data)} items{found}. {write} from `keras.utils.PyDataset`."
+    )
+
+
+def _chosen(name: str, keys: Mapping[str, object]) -> str:
+    """Return the code of `(x, y)` of a dict, by its own keys where they tell which they are."""
+    y = next((k for k in ("y", "label", "labels", "target", "targets") if k in keys), None)
+    others = [k for k in keys if k != y]
+    x = others[0] if y is not None and len(others) == 1 else "x"
+    return f"({name}[{x!r}], {name}[{y or 'y'!r}])"
+
+
+_MISTAKES: dict[str, Callable[..., UnisonoError]] = {
+    "scope without brackets": _no_brackets,
+    "with a strategy": _bare_strategy,
+    "scope of a class": _scope_of_class,
+    "no gradient": _no_gradient,
+    "path of Windows": _path_of_windows,
+    "no GPU": _no_gpu,
+    "items": _items,
+}
+
+
+def explain_data(name: str, model: keras.Model, data: object, error: Exception) -> None:
+    """Raise a clear error where Keras' `fit` and the like have failed because of their data; else return.
+
+    Args:
+        name: of the method.
+        data: that it was given.
+        error: of Keras.
+
+    Raises:
+        InvalidArgumentError: the data were empty, or not batches.
+        InvalidTypeError: the batches are dicts.
+    """
+    if isinstance(error, StopIteration) or (isinstance(error, UnboundLocalError) and is_of_no_batch(error)):
+        raise empty(f"data without a batch in `{name}`") from error
+    if isinstance(error, AttributeError) and str(error) == "'str' object has no attribute 'shape'":
+        raise keys_of_dicts() from error
+    if not isinstance(error, ValueError):
+        return
+    # Keras 3 makes a `KerasTensor` of each component of the first batch: these are its texts for a dtype
+    # that it does not know.
+    if str(error).startswith(("Invalid dtype: str", "Invalid dtype: obj")):
+        error.add_note(
+            "The data hold strings or Python objects. Turn them into numbers before training, with "
+            "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
+        )
+    if any(part in str(error) for part in ("structure of `inputs`", "Missing data for input")):
+        _check_no_dicts(name, data)
+    if isinstance(data, DataSet) and "shape" in str(error):
+        _check_has_rows(model, data)
+
+
+def _check_no_dicts(name: str, data: object) -> None:
+    """Raise for batches that are dicts, which Keras takes for the inputs of a model by name."""
+    batch = getattr(data, "element_spec", None)
+    if isinstance(data, keras.utils.PyDataset):
+        batch = data[0]
+    if isinstance(batch, Mapping):
+        chosen = _chosen("batch", batch)
+        if name == "predict":
+            chosen = chosen[1:].partition(",")[0]
+        raise InvalidTypeError(
+            f"`{name}` needs batches `(x, y)`. Received: dicts with the keys {list(batch)}, which Keras "
+            f"takes for inputs by name. Write `dataset.map(lambda batch: {chosen})`."
+        ) from None
+
+
+def _check_has_rows(model: keras.Model, data: DataSet) -> None:
+    """Raise where elements have the shapes of single examples of a model.
+
+    Called only where Keras has rejected them: to find the shapes may need the first element to be read.
+    """
+    from unisono.data._dataset import Dataset
+
+    wanted = getattr(model, "inputs", None)
+    if not isinstance(data, Dataset):
+        return
+    spec = data.element_spec
+    given = jax.tree_util.tree_leaves_with_path(spec[0] if isinstance(spec, tuple) and spec else spec)
+    if not isinstance(wanted, list) or len(wanted) != len(given):
+        return
+    for (_, leaf), one in zip(given, wanted, strict=True):
+        # Keras itself adds a last dimension of one.
+        if leaf.shape is None or len(leaf.shape) != len(one.shape) - 1 or one.shape[-1] == 1:
+            return
+    path, leaf = given[0]
+    raise InvalidArgumentError(
+        f"Data must be batches, with one row for each example. Received: elements of shape {leaf.shape} at "
+        f"x{jax.tree_util.keystr(path)}, where {model.name!r} takes {wanted[0].shape}. "
+        "Did you forget `.batch()`? Write `dataset.batch(64)`."
+    )
