@@ -251,7 +251,8 @@ def resolve_devices(
 
 def _check_devices(devices: object) -> None:
     if isinstance(devices, (str, jax.Device)):
-        raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `[{devices!r}]`.")
+        names = devices.replace(" ", "").split(",") if isinstance(devices, str) else [devices]
+        raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `{names!r}`.")
     what = "`devices` must be a list of names or `jax.Device`s, in replica order."
     if not isinstance(devices, Sequence):
         hint = (

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from unisono._context import require_cross_replica
 from unisono._errors import InvalidArgumentError
 from unisono._system._object_store import Place, place_of
 from unisono._types import Trackable
@@ -127,7 +128,9 @@ class Checkpoint(Holder):
 
         Raises:
             CheckpointError: it cannot be written, or not be read back; nothing is left then.
+            ContextError: inside a replica.
         """
+        require_cross_replica("checkpoint.save")
         series = place_of(file_prefix)
         # The counter remembers numbers whose files were deleted, the directory earlier processes' numbers.
         newest = max(self._counter, _commits.newest_number(series.parent, series.name))

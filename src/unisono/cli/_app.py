@@ -13,6 +13,7 @@ import typer
 
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._engine_flags import add_engine_flags, settings_of
+from unisono.cli._foreign_flags import LaunchCommand
 from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 from unisono.launcher.engines._engine import Submission, launch_on
 from unisono.launcher.engines._settings import ENGINES
@@ -52,6 +53,7 @@ _Interface = Annotated[
 
 
 @app.command(
+    cls=LaunchCommand,
     context_settings=_LAUNCH_SETTINGS,
     no_args_is_help=True,
     epilog=_examples(

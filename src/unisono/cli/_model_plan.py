@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import runpy
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -197,7 +198,10 @@ def examine(options: PlanOptions) -> ModelSize:
     given, temporary = {}, {}
     seconds, sizes = options.step_seconds, (0, 0, 0, 0)
     # The strategies of several devices first: the first one decides how many virtual devices there are.
-    for layout in (*LAYOUTS, "one"):
+    for number, layout in enumerate((*LAYOUTS, "one"), start=1):
+        # Each takes as long as the first step of the model.
+        what = "one device" if layout == "one" else f'two devices, state_layout="{layout}"'
+        print(f"compiling the step for {what} ({number} of {1 + len(LAYOUTS)})", file=sys.stderr, flush=True)
         count = 1 if layout == "one" else _COMPILED_FOR
         devices = [f"cpu:{i}" for i in range(count)]
         strategy = MirroredStrategy(devices, state_layout=LAYOUTS[0] if count == 1 else layout)
@@ -207,6 +211,7 @@ def examine(options: PlanOptions) -> ModelSize:
         x, y = make_batch(rows) if make_batch is not None else batch_for(model, rows)
         if count == 1:
             if seconds is None:
+                print("measuring the step of one device, on a CPU", file=sys.stderr, flush=True)
                 seconds = _step_seconds(model, x, y)
             model.optimizer.build(model.trainable_variables)
             weights, trained = (sum(_size(v) for v in vs) for vs in (model.weights, model.trainable_weights))
@@ -306,18 +311,22 @@ def table(size: ModelSize, options: PlanOptions) -> str:
     if options.memory is not None:
         cells_of[0] = (*cells_of[0], "fits")
     compute = options.step_seconds or size.step_seconds or 0.0
-    for row in plan_rows(size, options):
+    rows = plan_rows(size, options)
+    bytes_of = [(row.state, row.temporary, row.peak, row.sent) for row in rows]
+    # One unit in each column, that of its largest number, so that one sees which is larger.
+    units = [_unit_of(max(column)) for column in zip(*bytes_of, strict=True)]
+    for row, sizes in zip(rows, bytes_of, strict=True):
         exchange = max(row.seconds - compute, 0.0)
         times = (_ms(exchange), _ms(row.seconds)) if row.seconds else ("", "")
         fits = () if options.memory is None else ("yes" if row.peak <= options.memory else "no",)
-        cells_of.append((row.name, *map(_mb, (row.state, row.temporary, row.peak, row.sent)), *times, *fits))
+        cells_of.append((row.name, *map(_mb, sizes, units), *times, *fits))
     widths = [max(map(len, column)) for column in zip(*cells_of, strict=True)]
     lines = []
     for name, *others in cells_of:
         cells = [name.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
         lines.append("  ".join(cells).rstrip())
     servers = f", servers: {options.servers}" if options.servers else ""
-    how = "given" if options.step_seconds is not None else "measured here"
+    how = "given" if options.step_seconds is not None else "measured here, on a CPU"
     return "\n".join(
         [
             f"{options.devices} devices, {options.batch} rows each, links of "
@@ -333,10 +342,20 @@ def table(size: ModelSize, options: PlanOptions) -> str:
     )
 
 
-def _mb(size: float) -> str:
-    units = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
-    unit = next((name for name, scale in units.items() if size >= scale), "B")
-    return f"{size / units[unit]:.3g} {unit}"
+#: Units of sizes, the largest first, in bytes.
+_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
+
+
+def _unit_of(size: float) -> str:
+    return next((name for name, scale in _UNITS.items() if size >= scale), "B")
+
+
+def _mb(size: float, unit: str | None = None) -> str:
+    unit = unit or _unit_of(size)
+    number = size / _UNITS[unit]
+    # No power of ten beside a larger number of the same column.
+    text = f"{number:.3g}" if number >= 0.001 or not number else f"{number:.4f}"
+    return f"{text} {unit}"
 
 
 def _ms(seconds: float) -> str:

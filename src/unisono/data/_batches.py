@@ -208,7 +208,7 @@ def common_rows(batch: PyTree, arrays: list[Any]) -> int:
             raise InvalidArgumentError(
                 "All arrays of a batch must have the same number of rows. Received: shape "
                 f"{shape} at batch{jax.tree_util.keystr(path)}, where others have {rows} rows. "
-                "Give every array one row for each example."
+                "Give every array one row for each example; of a dataset of rows write `dataset.batch(64)`."
             )
     return int(rows)
 

@@ -6,6 +6,7 @@ Tests: tests/unit/data/test_dataset_sources.py, tests/unit/data/test_dataset_sta
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -240,7 +241,7 @@ class Dataset(FurtherTransforms, DataSet):
             raise InvalidArgumentError(
                 "list_files needs a pattern that matches files. "
                 f"Received: file_pattern={file_pattern!r}, which matches none. "
-                "Write an absolute path, as in '/data/*.txt'."
+                f"Write a path that `ls` shows, as '/data/*.txt'; relative ones begin at {os.getcwd()!r}."
             )
         # `files` lets `AutoShardPolicy.AUTO` divide the names, so that a worker opens only its own files.
         files = Dataset(Slices(_structure.as_element(names), files=True))

@@ -15,6 +15,7 @@ from typing import Any
 
 from unisono._checks import digits
 from unisono._errors import InvalidArgumentError
+from unisono._system._packages import require_packages
 from unisono.cluster_resolver._spec import Task
 from unisono.cluster_resolver._tf_config import read_tf_config
 from unisono.launcher._function_call import path_of_call, result_path
@@ -41,10 +42,14 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
 
     Raises:
         InvalidArgumentError: when the script does not exist or the directory cannot be used.
+        MissingPackageError: a package that parameter servers need is not installed.
         ClusterError: when another launcher uses the directory, or no ports are free.
     """
     check_program(program)
     _check_is_no_task(environ())
+    if options.ps:
+        # Now, and not in each task.
+        require_packages("`--ps`", "cluster", "zmq", "cityhash", "flatbuffers")
     paths = make_run_paths(log_dir)
     count = len(tasks_of(options, options.worker_range[1]))
     gpus = visible_gpus(environ())
@@ -94,6 +99,12 @@ def check_program(program: UserProgram) -> None:
             f"The script must be a Python program. Received: the notebook {program.target!r}. Write "
             "`unisono.launch(train, workers=2)` in the notebook, or make a script of it: "
             f"`jupyter nbconvert --to script {program.target}`."
+        )
+    if program.is_module and (path.suffix == ".py" or len(path.parts) > 1):
+        name = ".".join(path.with_suffix("").parts if path.suffix == ".py" else path.parts)
+        raise InvalidArgumentError(
+            f"A module is given by its name. Received: -m {program.target!r}. Write `unisono launch -n 2 "
+            f"{program.target}` for a script, or `-m {name}`."
         )
     if not program.is_module and not path.is_file() and not (path / "__main__.py").is_file():
         raise InvalidArgumentError(

@@ -28,7 +28,9 @@ _RAISED_GRACE = 0.5
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 
 #: Errors of the library about the program itself, which another start does not change.
-_MISUSE = re.compile(r"failed: unisono\.(InvalidArgument|InvalidType|Unsupported)Error\b")
+_MISUSE = re.compile(r"failed: unisono\.(InvalidArgument|InvalidType|Unsupported|MissingPackage)Error\b")
+#: A package or a module of the program that is not there, which another start does not change either.
+_MISSING = re.compile(r"failed: (unisono\.MissingPackageError|ModuleNotFoundError)\b")
 
 #: JAX aborts a process, in C++, when its coordination service loses a peer.
 _ABORTED = 128 + signal.SIGABRT
@@ -321,6 +323,8 @@ def next_generation(
     if ending.trained:
         # The failure is the evaluator's or a server's: training again would not repair it.
         return Quit(code, "training had succeeded and is not started again")
+    if options.restarts and ending.first is not None and _MISSING.match(ending.first.detail):
+        return Quit(code, f"{ending.first.task} lacks a package, and no task is started again")
     recent = _recent(record, options, now)
     if len(recent) > options.restarts:
         return Quit(code, _exhausted(options))
@@ -359,7 +363,7 @@ def task_restart(
     failure = failed.failure
     code, detail = (1, "") if failure is None else (failure.code, failure.detail)
     known = [(task, text) for at, task, text in record.errors if now - at <= options.window]
-    if failed.raised and _MISUSE.match(detail):
+    if failed.raised and (_MISUSE.match(detail) or _MISSING.match(detail)):
         return Quit(code, f"{failed.task} would fail again in the same way and is not started again")
     if failed.apart:
         return Quit(

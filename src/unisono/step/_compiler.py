@@ -327,6 +327,8 @@ class StepCompiler:
         step = ReplicatedStep(self._replicas, fn, call, parent=parent)
         discover(lambda arrays: step([], arrays), call.arrays)
         plan = StatePlan.from_scopes(step.scopes, self._replicas.state_layout)
+        if (replicas := self._replicas.num_replicas_in_sync) > 1:
+            load("check for whole batches")(fn, call, plan, replicas)
         # Inside a `unisono.function` the plan of the function does this.
         if parent is None:
             for slot in plan.slots:

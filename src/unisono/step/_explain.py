@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from unisono._context import ReplicaContext
+from unisono._features import load
 from unisono._tracebacks import add_advice, frames_of, is_explained, is_program
 from unisono._types import PyTree
 
@@ -146,7 +147,8 @@ def _note_at_end(error: BaseException) -> str | None:
             "global variable.\nWrite `return value` in the step, and read what `strategy.run` returns; or "
             "keep it in a `unisono.Variable` with `assign`."
         )
-    return None
+    note: str | None = load("note on a last error")(error)
+    return note
 
 
 def _has_no_targets(trace: TracebackType | None) -> bool:

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
@@ -241,12 +241,19 @@ class ExaminedProgram:
         remarks: its lines that need a change, or that mean something else here.
         unreadable: why it could not be read as Python; None if it could.
         uses_tensorflow: whether it imports TensorFlow, or `tf` of this library.
+        names: of TensorFlow and Keras that it uses, each once, such as `tf.keras.Model`.
     """
 
     file: Path
     remarks: tuple[Remark, ...] = ()
     unreadable: str | None = None
     uses_tensorflow: bool = True
+    names: frozenset[str] = frozenset()
+
+    @property
+    def changed_names(self) -> frozenset[str]:
+        """The names that do not run as they are."""
+        return self.names & {remark.name for remark in self.remarks if remark.is_error}
 
     @property
     def errors(self) -> int:
@@ -271,7 +278,11 @@ def as_text(programs: Sequence[ExaminedProgram]) -> str:
         errors = [program.errors for program in programs if program.errors]
         texts.append(
             f"{len(programs)} programs: {len(programs) - len(errors)} run as far as their names tell, "
-            f"{len(errors)} need a change, in {sum(errors)} {'line' if sum(errors) == 1 else 'lines'}."
+            f"{len(errors)} need a change, in {sum(errors)} {'line' if sum(errors) == 1 else 'lines'}. "
+            + _counted(
+                frozenset[str]().union(*(program.names for program in programs)),
+                frozenset[str]().union(*(program.changed_names for program in programs)),
+            )
         )
     return "\n".join(texts)
 
@@ -285,6 +296,8 @@ def as_json(programs: Sequence[ExaminedProgram]) -> str:
                 "needs_change": program.errors > 0,
                 "uses_tensorflow": program.uses_tensorflow,
                 "unreadable": program.unreadable,
+                "names": len(program.names),
+                "names_that_run": len(program.names - program.changed_names),
                 "remarks": [dataclasses.asdict(remark) for remark in program.remarks],
             }
             for program in programs
@@ -316,7 +329,11 @@ def _examine(path: Path, is_one_of_several: bool) -> ExaminedProgram:
     try:
         source = path.read_text(encoding="utf-8")
         found = tuple(findings(source, str(path)))
-        return ExaminedProgram(path, found, uses_tensorflow=bool(_aliases(ast.parse(source))))
+        tree = ast.parse(source)
+        aliases = _aliases(tree)
+        return ExaminedProgram(
+            path, found, uses_tensorflow=bool(aliases), names=frozenset(_names(tree, aliases))
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"A program is a text file. Received: {path} ({error}).") from None
     except InvalidArgumentError as error:
@@ -340,4 +357,24 @@ def _text_of(program: ExaminedProgram) -> str:
         lines.append(f"{path}: runs by `python -m unisono.tf {path}` as far as its names tell.")
     else:
         lines.append(f"{path}: {errors} {'line needs' if errors == 1 else 'lines need'} a change.")
+    if program.names:
+        lines[-1] += f" {_counted(program.names, program.changed_names)}"
     return "\n".join(lines)
+
+
+def _counted(names: Collection[str], changed: Collection[str]) -> str:
+    kind = "name" if len(names) == 1 else "names"
+    return f"{len(names) - len(changed)} of {len(names)} {kind} of TensorFlow and Keras run as they are."
+
+
+def _names(tree: ast.AST, aliases: dict[str, str]) -> Iterator[str]:
+    """Yield the names of TensorFlow and Keras that a program uses, as remarks name them."""
+    for name in _outermost_names(tree):
+        if path := _path_of(name, aliases):
+            yield f"tf.{path}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and _ROOTS.match(node.module or "") and not node.level:
+            below = _ROOTS.sub("", node.module or "")
+            for alias in node.names:
+                yield f"tf.{below}.{alias.name}" if below else f"tf.{alias.name}"
+    yield from (path for path, _ in _keras_names(tree) if path != "keras")

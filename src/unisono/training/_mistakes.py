@@ -6,6 +6,7 @@ Tests: tests/virtual/test_mistakes.py.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from unisono._errors import (
     UnisonoError,
 )
 from unisono._reads import DataSet
+from unisono._tracebacks import add_advice
 from unisono.data._batches import empty, keys_of_dicts
 from unisono.step._keras_internals import is_of_no_batch
 
@@ -150,9 +152,9 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
         InvalidTypeError: the batches are dicts.
     """
     if isinstance(error, StopIteration) or (isinstance(error, UnboundLocalError) and is_of_no_batch(error)):
-        raise empty(f"data without a batch in `{name}`") from error
+        raise empty(f"data without a batch in `{name}`") from None
     if isinstance(error, AttributeError) and str(error) == "'str' object has no attribute 'shape'":
-        raise keys_of_dicts() from error
+        raise keys_of_dicts() from None
     if not isinstance(error, ValueError):
         return
     # Keras 3 makes a `KerasTensor` of each component of the first batch: these are its texts for a dtype
@@ -162,10 +164,38 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
             "The data hold strings or Python objects. Turn them into numbers before training, with "
             "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
         )
+    if str(error).startswith("Unrecognized data type: "):
+        raise _unrecognized(name, data) from None
+    if "must have the same shape up until the last dimension" in str(error):
+        add_advice(
+            error,
+            "A sparse loss takes whole numbers as targets, without a dimension of classes. For targets "
+            'that are one-hot write the loss "categorical_crossentropy", or `y.argmax(-1)`.',
+        )
+    if (found := _UNBATCHED.search(str(error))) is not None and found[1] == found[2].rstrip(", "):
+        raise InvalidArgumentError(
+            f"Data must be batches, with one row for each example. Received: elements of shape ({found[2]}), "
+            f"where {model.name!r} takes (None, {found[1]}). Give batches `(x[i:i+64], y[i:i+64])`; of a "
+            "dataset of rows write `dataset.batch(64)`."
+        ) from None
     if any(part in str(error) for part in ("structure of `inputs`", "Missing data for input")):
         _check_no_dicts(name, data)
     if isinstance(data, DataSet) and "shape" in str(error):
         _check_has_rows(model, data)
+
+
+#: What Keras says of an element without rows.
+_UNBATCHED = re.compile(r"Expected shape \(None, ([^)]*)\), but input has incompatible shape \(([^)]*)\)")
+
+
+def _unrecognized(name: str, data: object) -> InvalidTypeError:
+    kind = type(data).__name__
+    if isinstance(data, (list, tuple)) and data:
+        kind += f" of {len(data)} objects of the class {type(data[0]).__name__}"
+    return InvalidTypeError(
+        f"`{name}` needs arrays, or batches `(x, y)`. Received: as `x` a {kind}, or as `y` what does not go "
+        "with it. Write `np.asarray(x, 'float32')` for lists of numbers, and the same for `y`."
+    )
 
 
 def _check_no_dicts(name: str, data: object) -> None:
@@ -206,4 +236,54 @@ def _check_has_rows(model: keras.Model, data: DataSet) -> None:
         f"Data must be batches, with one row for each example. Received: elements of shape {leaf.shape} at "
         f"x{jax.tree_util.keystr(path)}, where {model.name!r} takes {wanted[0].shape}. "
         "Did you forget `.batch()`? Write `dataset.batch(64)`."
+    ) from None
+
+
+#: What is added to an error of Python that ends a program: its kind, its text, and what to write.
+_NOTES: tuple[tuple[type[Exception], re.Pattern[str], str], ...] = tuple(
+    (kind, re.compile(text), note)
+    for kind, text, note in (
+        (
+            TypeError,
+            "'(Split|Function)Dataset' object is not (an iterator|subscriptable)",
+            "Distributed data are iterated: write `for batch in dataset:`, or `iterator = iter(dataset)` and "
+            "`next(iterator)`.",
+        ),
+        (
+            AttributeError,
+            "'PerReplica' object has no attribute",
+            "It holds one value for each replica. Give it to a step, `strategy.run(step, args=(batch,))`, in "
+            "which it is an array; or read the values by `strategy.local_results(value)`.",
+        ),
+        (
+            AttributeError,
+            "object has no attribute '(minimize|compute_gradients|get_gradients)'",
+            "Optimizers of Keras 3 have `apply_gradients` alone. Write\n"
+            "    with unisono.GradientTape() as tape:\n        loss = ...\n"
+            "    gradients = tape.gradient(loss, variables)\n"
+            "    optimizer.apply_gradients(zip(gradients, variables))",
+        ),
+        (
+            AttributeError,
+            "has no attribute '?backward'?",
+            "An array of JAX has no graph. Write `with unisono.GradientTape() as tape:` around the forward "
+            "pass, and `tape.gradient(loss, variables)`.",
+        ),
+        (
+            TypeError,
+            r"Strategy\.reduce\(\) missing 1 required positional argument: 'axis'",
+            'Write `strategy.reduce("sum", value, axis=None)` for one value of all replicas; `axis=0` also '
+            "sums over the rows.",
+        ),
     )
+)
+
+
+def note_on(error: BaseException) -> str | None:
+    """Return what to write, for an error of Python that ends a program; None for one that is not known.
+
+    >>> note_on(AttributeError("'SGD' object has no attribute 'minimize'"))
+    'Optimizers of Keras 3 have `apply_gradients` alone. ...'
+    """
+    known = (note for kind, text, note in _NOTES if isinstance(error, kind) and text.search(str(error)))
+    return next(known, None)

@@ -191,7 +191,7 @@ def reached(place: Place) -> Iterator[None]:
         raise CheckpointError(
             f"The store of checkpoints must answer. Received: {first:.300}. See whether it can be reached "
             "from this machine, whether there is such a bucket, and which credentials are used."
-        ) from error
+        ) from None
 
 
 def check_place(directory: Place, *, writes: bool) -> None:

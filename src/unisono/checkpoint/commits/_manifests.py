@@ -62,12 +62,18 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: there is no commit, or no manifest that is as it was written.
     """
     if not path.is_dir():
-        raise absent(path)
+        raise of_keras(path) if path.suffix in (".h5", ".keras") and path.is_file() else absent(path)
     try:
         if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
             raise damaged(path, f"{MANIFEST} is not a file")
         return parse_manifest(path, (path / MANIFEST).read_text())
     except FileNotFoundError:
+        below = sorted(folder.parent.name for folder in path.glob(f"*/{MANIFEST}"))
+        if below:
+            raise CheckpointError(
+                f"A checkpoint must be named. Received: {path}, a directory of {len(below)}. Write `restore("
+                f"unisono.checkpoint.latest_checkpoint({str(path)!r}))`, or {str(path / below[-1])!r}."
+            ) from None
         raise damaged(path, f"{MANIFEST} is missing") from None
     except CheckpointError:
         raise
@@ -142,6 +148,14 @@ def check_files(root: Path, manifest: Manifest, path: Place) -> Path:
         except OSError as error:
             raise damaged(path, f"{name} cannot be read ({error.strerror or error})") from None
     return root / manifest.get("folder", "")
+
+
+def of_keras(path: Place) -> CheckpointError:
+    """The error for a file of Keras, which is no checkpoint."""
+    return CheckpointError(
+        f"A checkpoint is a directory that `Checkpoint.save` has written. Received: {path}, a file of Keras. "
+        f"Write `keras.models.load_model({str(path)!r})` in the scope, or `model.load_weights` for weights."
+    )
 
 
 def absent(path: Place) -> CheckpointError:

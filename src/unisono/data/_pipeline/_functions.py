@@ -109,9 +109,10 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
 def checked(fn: Callable[..., Any], method: str) -> Callable[..., Any]:
     """Return `fn`, which must be callable."""
     if not callable(fn):
-        raise InvalidTypeError(
-            f"{method}() needs a function. Received: {fn!r:.200}. Write {method}(lambda element: ...)."
-        )
+        name = getattr(fn, "__name__", None)
+        # A generator, which the call of a function has made.
+        write = f"{method}({name}), without a call" if name else f"{method}(lambda element: ...)"
+        raise InvalidTypeError(f"{method}() needs a function. Received: {fn!r:.200}. Write {write}.")
     return fn
 
 
