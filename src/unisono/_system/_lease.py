@@ -61,6 +61,11 @@ class Lease:
         return self._now() - self._renewed_at
 
     @property
+    def was_renewed(self) -> bool:
+        """True if the one who has the right has given a sign."""
+        return self._renewed_at > self._began_at
+
+    @property
     def is_over(self) -> bool:
         """True if it was not renewed in time."""
         return self.silence > self.seconds

@@ -139,7 +139,7 @@ def _note_at_end(error: BaseException) -> str | None:
     if is_none or (isinstance(error, AttributeError) and _has_no_targets(error.__traceback__)):
         return (
             "Something that is None was used as an array, as targets are in `model.fit(x)`. Write "
-            "`model.fit(x, y)`, or give each batch its targets."
+            "`model.fit(x, y)`, or give each batch its targets; a model_fn has no labels in mode PREDICT."
         )
     if isinstance(error, _OF_TRACED):
         return (

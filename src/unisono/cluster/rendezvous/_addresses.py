@@ -9,7 +9,7 @@ import collections
 import ipaddress
 import socket
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from unisono.cluster_resolver._spec import as_ip
 
@@ -80,12 +80,14 @@ class UnknownNames:
 
     Args:
         hosts: names and IP addresses of the hosts; addresses need no lookup.
+        say: is given each name that was not found, in that thread.
 
     >>> UnknownNames(["10.0.0.1", "localhost"]).found
     ()
     """
 
-    def __init__(self, hosts: Iterable[str]) -> None:
+    def __init__(self, hosts: Iterable[str], say: Callable[[str], object] = lambda name: None) -> None:
+        self._say = say
         names = [host for host in dict.fromkeys(hosts) if host != "localhost" and not as_ip(host)]
         #: Those that were found so far.
         self.found: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ class UnknownNames:
                 resolve(name)
             except socket.gaierror:
                 self.found = (*self.found, name)
+                self._say(name)
             except OSError:
                 # The lookup itself has failed, which says nothing about the name.
                 continue

@@ -194,7 +194,7 @@ def _bind(ip: str, port: int, deadline: float) -> socket.socket | None:
                     f"{with_port(ip, port)}: {describe(error)}. End the program that holds the port "
                     f"(`ss -ltnp 'sport = :{port}'` shows it), or write another free port for the "
                     "first task, in the TF_CONFIG of every process."
-                ) from error
+                ) from None
         time.sleep(0.1)
 
 

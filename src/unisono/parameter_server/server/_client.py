@@ -42,7 +42,7 @@ ABSENCE_SECONDS = 300.0
 
 #: Seconds after which the log names a task that is away, once; one that is just starting imports for 2 to
 #: 8 s.
-WARN_AFTER = 10.0
+WARN_AFTER = 8.0
 
 _LOG = logging.getLogger("unisono")
 

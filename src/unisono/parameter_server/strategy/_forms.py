@@ -26,7 +26,7 @@ from unisono.parameter_server.chief._train_function import RemoteStatefulTrainFu
 from unisono.parameter_server.chief._worker_datasets import RunningCalls
 from unisono.parameter_server.programs._push_layout import PushLayout
 from unisono.parameter_server.strategy._roles import Roles
-from unisono.parameter_server.strategy._serve import WorkerService, is_supervised
+from unisono.parameter_server.strategy._serve import WorkerService, is_supervised, warn_of_unknown_names
 from unisono.parameter_server.tables._sharded_variable import divide
 from unisono.rpc._calls import RequestClient
 from unisono.rpc._loopback import LoopbackNetwork
@@ -163,6 +163,7 @@ def connect(roles: Roles) -> Cluster:
     Raises:
         ClusterError: when a task is on another machine and there is no key.
     """
+    warn_of_unknown_names(roles)
     allow_open_files()
     keys = read_keys(process_environ(), roles.task, roles.spec)
     servers = _clients_of(roles.servers, roles, keys)

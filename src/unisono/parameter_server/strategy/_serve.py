@@ -25,9 +25,12 @@ from unisono._system._process import allow_open_files, started_at
 from unisono._system._signals import SignalWatch
 from unisono.cluster._lone_task import servers_joined
 from unisono.cluster.liveness._health import report_ready
+from unisono.cluster.rendezvous._addresses import UnknownNames
+from unisono.cluster.rendezvous._protocol import unknown_name_text
 from unisono.cluster_resolver._base import seconds_of
+from unisono.cluster_resolver._spec import split_address
 from unisono.parameter_server.server._chief_presence import HEARTBEAT_SECONDS, end_marker_of
-from unisono.parameter_server.server._client import ServerClient
+from unisono.parameter_server.server._client import WARN_AFTER, ServerClient
 from unisono.parameter_server.server._durable import DurableStore
 from unisono.parameter_server.server._programs import ExportedProgram, own_platform
 from unisono.parameter_server.server._server import VariableServer
@@ -96,6 +99,12 @@ def durable_store(index: int) -> DurableStore | None:
     return DurableStore(own, LOG_BYTES, None)
 
 
+def warn_of_unknown_names(roles: Roles) -> None:
+    """Say, from a thread, which hosts of other tasks have names that this machine does not know."""
+    others = (address for task, address in roles.addresses.items() if task != roles.task)
+    UnknownNames((split_address(a)[0] for a in others), lambda name: _LOG.warning(unknown_name_text(name)))
+
+
 def service_of(roles: Roles) -> Service:
     """Begin to serve the chief of a cluster, in threads.
 
@@ -103,6 +112,7 @@ def service_of(roles: Roles) -> Service:
         ClusterError: when the task cannot listen at its address.
     """
     _LOG.info("%s serves at %s", roles.task, roles.addresses[roles.task])
+    warn_of_unknown_names(roles)
     allow_open_files()
     address, keys = roles.addresses[roles.task], read_keys(process_environ(), roles.task, roles.spec)
     # Else the chief would wait for a task that has ended.
@@ -186,7 +196,7 @@ class Service(abc.ABC):
 
     def _wait(self) -> int | None:
         """Wait for the end of the job; return the exit code that a chief has left which has ended before."""
-        asked_at = None
+        asked_at, has_said = None, False
         address, began = self._roles.addresses[self._roles.task], started_at()
         while True:
             if (code := end_marker_of(address, began)) is not None:
@@ -194,6 +204,9 @@ class Service(abc.ABC):
             if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._chief_seconds / 10))):
                 return None
             silence = self.chief_lease.silence
+            if not has_said and silence >= WARN_AFTER:
+                has_said = True
+                self._say_waiting()
             if self._waits_no_longer(silence):
                 return 128 + signal.SIGTERM
             if asked_at != self._asked_at:
@@ -204,6 +217,18 @@ class Service(abc.ABC):
                 )  # fmt: skip
             if self._chief_seconds and silence >= self._chief_seconds:
                 raise self._alone()
+
+    def _say_waiting(self) -> None:
+        """Say that the chief has not been there yet; a chief that is lost is reported later."""
+        chief = self._roles.chief
+        if self.chief_lease.was_renewed:
+            return
+        _LOG.warning(
+            "%s waits for %s%s, which has sent nothing for %.0f s. See whether it has started and reaches "
+            "%s: the hosts in TF_CONFIG, and the firewall.",
+            self._roles.task, chief, f" at {self._roles.addresses[chief]}" if chief in self._roles.addresses
+            else "", self.chief_lease.silence, self._roles.addresses[self._roles.task],
+        )  # fmt: skip
 
     def _alone(self) -> ClusterError:
         chief = self._roles.chief
