@@ -163,3 +163,30 @@ def test_a_server_that_is_cut_off_ends_its_tasks_and_the_client_continues(hosts,
     text = (tmp_path / "client").read_text()
     assert weights(text) == pytest.approx([single_device_weights()], rel=1e-5), text
     assert "silent for" in (tmp_path / "server-0").read_text()
+
+
+@pytest.mark.exhaustive
+def test_every_worker_says_within_ten_seconds_what_it_waits_for(hosts, tmp_path):
+    """A third one on a host whose name is not known; and a chief that packets do not reach."""
+    started = [f"{hosts.address(i)}:{PORT + i}" for i in (0, 1)]
+    whole = {"worker": [*started, f"no-such-host.invalid:{PORT}"]}
+    own = {("worker", i): {"cluster": whole} for i in (0, 1)}
+    tasks = Tasks(hosts, tmp_path, {"worker": started}, own=own)
+    lone = {"worker": [f"{hosts.address(0)}:{PORT + 5}", f"{hosts.address(2)}:{PORT + 6}"]}
+    (tmp_path / "lone").mkdir()
+    apart = Tasks(hosts, tmp_path / "lone", {})
+    apart.cluster, logs = lone, [*tasks.logs.values()]
+    try:
+        with hosts.dropped(2, 0):
+            apart.start("worker", 1)
+            logs += apart.logs.values()
+            until(lambda: all(re.search("[Ww]ait(s|ing) for", log.read_text()) for log in logs), LIMIT)
+    finally:
+        for process in [*tasks.processes.values(), *apart.processes.values()]:
+            process.kill()
+    texts = [log.read_text() for log in logs]
+    assert "The name 'no-such-host.invalid' of a host of the cluster is not known" in texts[0]
+    missing = f"missing: process 2 at no-such-host.invalid:{PORT}, a name that the machine of process 0"
+    for i in (0, 1):
+        assert f"Process {i} waits for all processes to connect; {missing}" in texts[i]
+    assert f"the first task of the cluster: {lone['worker'][0]} cannot be reached (timed out)" in texts[2]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-import click
+import typer
 import typer.core
 
 from unisono._errors import InvalidArgumentError
@@ -24,28 +24,32 @@ _NODES = frozenset({
 _GPUS = frozenset({"--gpus", "--gpu", "--num-gpus", "--gpus-per-worker", "--gpu-ids"})
 
 
+#: typer's own class of click's, or click's itself: which one depends on typer's version.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 class LaunchCommand(typer.core.TyperCommand):
     """The command `launch`, which knows the flags of other launchers."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; as click's method does."""
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """Read the command line; as typer's method does."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except (click.NoSuchOption, click.BadParameter) as error:
+        except _UsageError as error:
             if (found := foreign_flag(error, given)) is not None:
                 raise found from None
             raise
 
 
-def foreign_flag(error: click.UsageError, args: list[str]) -> InvalidArgumentError | None:
+def foreign_flag(error: Exception, args: list[str]) -> InvalidArgumentError | None:
     """Return the error for a flag that has another name here; None where that is not what was wrong.
 
     Args:
-        error: of click.
+        error: of the parser.
         args: that were given behind `launch`.
     """
-    named = error.option_name if isinstance(error, click.NoSuchOption) else ""
+    named = getattr(error, "option_name", "")
     for flag, value in zip(args, [*args[1:], ""], strict=True):
         name, _, own = flag.partition("=")
         plain = name.replace("_", "-").lower()

@@ -230,7 +230,7 @@ def checked_call(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function that a user gave."""
     if not callable(function):
         raise InvalidTypeError(
-            f"`{name}` must be callable. Received: {type(function).__name__} {function!r}. Pass the function "
-            "itself, not what it returns."
+            f"`{name}` must be callable. Received: {type(function).__name__} {function!r:.200}. Pass the "
+            "function itself, not what it returns."
         )
     return function

@@ -360,6 +360,31 @@ def test_a_place_that_is_no_directory_is_an_error(tmp_path, name, writes):
         _commits.check_place(tmp_path / name, writes=writes)
 
 
+@pytest.mark.parametrize("name", ["file", "file/below", "dangling"])
+def test_a_commit_at_a_wrong_place_is_one_error(tmp_path, name):
+    """And not a chain of the system's errors."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "file" / "absent")
+    with pytest.raises(CheckpointError, match=r"can be read and written. Received: '/.* \(.*\)") as raised:
+        _commits.write_commit(tmp_path / name, "backup-1", lambda folder: None)
+    assert raised.value.__suppress_context__
+    assert raised.value.__cause__ is None
+
+
+def test_a_directory_of_commits_is_no_commit(tmp_path):
+    for number in (1, 2):
+        _commits.write_commit(tmp_path, f"ck-{number}", lambda folder: (folder / "data").write_text("x"))
+    text = r"must be named. Received: .*, a directory of 2. Write .*latest_checkpoint\(.*/ck-2'"
+    with pytest.raises(CheckpointError, match=text):
+        _commits.check_commit(tmp_path)
+
+
+def test_a_file_of_keras_is_no_commit(tmp_path):
+    (tmp_path / "model.keras").write_text("")
+    with pytest.raises(CheckpointError, match=r"a file of Keras. Write `keras.models.load_model\('/"):
+        _commits.check_commit(tmp_path / "model.keras")
+
+
 def test_a_place_without_permission_is_an_error(tmp_path, monkeypatch):
     # The superuser, who runs some suites, may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: False)

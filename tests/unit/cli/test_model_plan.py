@@ -1,5 +1,8 @@
 """What `unisono plan` computes from the sizes of a model, and how it refuses what it cannot plan."""
 
+import dataclasses
+import re
+
 import pytest
 
 import unisono
@@ -63,6 +66,14 @@ def test_the_table_says_what_fits(file):
     assert (fits["OneDeviceStrategy"], fits["MirroredStrategy"]) == ("yes", "no")
     assert "ParameterServerStrategy" not in text
     assert "fits" not in _model_plan.table(SIZE, options(file))
+
+
+def test_a_column_has_one_unit_and_the_time_says_where_it_was_measured(file):
+    size = dataclasses.replace(SIZE, step_seconds=0.02)
+    lines = _model_plan.table(size, options(file, step_seconds=None, devices=1000)).splitlines()
+    assert lines[0].endswith("a step of one device takes 20 ms (measured here, on a CPU)")
+    columns = zip(*(re.findall(r"[\d.]+ ([GMk]?B)\b", line) for line in lines[4:10]), strict=True)
+    assert [set(column) for column in columns] == [{"MB"}, {"MB"}, {"MB"}, {"GB"}]
 
 
 @pytest.mark.parametrize(

@@ -388,3 +388,12 @@ def test_a_task_that_raises_the_same_error_again_is_not_started_a_third_time():
     ):
         assert isinstance(task_restart(record, other, WITH_SERVERS, 20.0), TaskRestart)
     assert isinstance(task_restart(record, failed, WITH_SERVERS, 700.0), TaskRestart)
+
+
+@pytest.mark.parametrize("error", ["unisono.MissingPackageError: zmq", "ModuleNotFoundError: No module 'x'"])
+def test_a_missing_package_is_no_reason_to_start_again(error):
+    failed = killed(PS[1], 1, f"failed: {error}", raised=True)
+    assert isinstance(task_restart(GenerationRecord(), failed, WITH_SERVERS, 10.0), Quit)
+    ending = Ending(FailureReason.FAILED, 0.0, 0.0, failed.failure)
+    quit_ = next_generation(GenerationRecord(), ending, (1,), LaunchOptions(2, max_restarts=3), 10.0)
+    assert quit_ == Quit(1, f"{PS[1]} lacks a package, and no task is started again")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -10,6 +11,7 @@ from tests.support import LIMIT
 
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._lease import Lease
+from unisono.cluster.rendezvous import _addresses
 from unisono.cluster_resolver._base import seconds_of
 from unisono.cluster_resolver._spec import ClusterSpec, Task
 from unisono.parameter_server.server._chief_presence import chief_lease, leave_end_marker
@@ -44,6 +46,36 @@ def test_a_task_whose_chief_has_vanished_ends_and_names_it(monkeypatch):
     with pytest.raises(ClusterError, match=r"no sign of chief:0 at a:1 for 0\.2 s; ps:0 ends"):
         served.join()
     assert served.is_closed
+
+
+def test_a_task_says_once_that_its_chief_was_not_there_yet(monkeypatch, tuned, caplog):
+    tuned(_serve, WARN_AFTER=0.05)
+    monkeypatch.setenv(CHIEF_VARIABLE, "0.5")
+    with pytest.raises(ClusterError):
+        Served().join()
+    said = [r.getMessage() for r in caplog.records if "waits for" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("ps:0 waits for chief:0 at a:1, which has sent nothing for 0 s.")
+    seen = Served()
+    seen.chief_lease.renew()
+    with pytest.raises(ClusterError):
+        seen.join()
+    assert len([r for r in caplog.records if "waits for" in r.getMessage()]) == 1
+
+
+def test_tasks_name_hosts_that_their_machine_does_not_know(monkeypatch, caplog):
+    monkeypatch.setattr(_addresses, "resolve", unknown_if_invalid)
+    spec = ClusterSpec({"chief": ["host7.invalid:1"], "worker": ["b:1"], "ps": ["localhost:1"]})
+    _serve.warn_of_unknown_names(roles_of(spec, Task("ps", 0)))
+    until(lambda: caplog.records)
+    assert "The name 'host7.invalid' of a host of the cluster is not known" in caplog.text
+    until(lambda: not [t for t in threading.enumerate() if t.name == "unisono-names"])
+
+
+def unknown_if_invalid(host):
+    if host.endswith(".invalid"):
+        raise socket.gaierror(socket.EAI_NONAME, "not known")
+    return [host]
 
 
 class Watch:

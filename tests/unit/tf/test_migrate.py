@@ -137,7 +137,13 @@ def test_a_report(tmp_path):
     text, can_run = report([bad])
     assert not can_run
     assert f"{bad}:2: error: `tf.SparseTensor`" in text
-    assert text.endswith("2 lines need a change.")
+    assert text.endswith("2 lines need a change. 0 of 2 names of TensorFlow and Keras run as they are.")
+    good.write_text(
+        "from tensorflow import keras\nimport tensorflow as tf\ntf.constant(1)\ntf.constant(2)\n"
+        "keras.layers.Dense(1)\ntf.ragged\n"
+    )
+    text, _ = report([good])
+    assert text.endswith("1 line needs a change. 3 of 4 names of TensorFlow and Keras run as they are.")
 
 
 def test_programs_that_cannot_be_read(tmp_path):
@@ -166,13 +172,19 @@ def test_folders_of_programs_end_with_a_count(tmp_path):
     text, can_run = report([tmp_path / "one.py", tmp_path / "below"])
     assert not can_run
     lines = text.splitlines()
-    assert lines[-1] == "3 programs: 1 run as far as their names tell, 2 need a change, in 3 lines."
+    assert lines[-1] == (
+        "3 programs: 1 run as far as their names tell, 2 need a change, in 3 lines. "
+        "1 of 3 names of TensorFlow and Keras run as they are."
+    )
     assert any("old.py: error: A program must be Python." in line for line in lines)
     text, can_run = report([tmp_path])
     assert text.splitlines()[-1] == lines[-1]
     text, can_run = report([tmp_path / "one.py"] * 2)
     assert can_run
-    assert text.endswith("2 programs: 2 run as far as their names tell, 0 need a change, in 0 lines.")
+    assert text.endswith(
+        "2 programs: 2 run as far as their names tell, 0 need a change, in 0 lines. "
+        "1 of 1 name of TensorFlow and Keras run as they are."
+    )
 
 
 def test_json_has_an_object_for_each_program(tmp_path):
@@ -185,5 +197,6 @@ def test_json_has_an_object_for_each_program(tmp_path):
         (1, "import tensorflow as tf", False),
         (2, "tf.SparseTensor", True),
     ]
+    assert (first["names"], first["names_that_run"]) == (1, 0)
     assert second["needs_change"]
     assert "line 1" in second["unreadable"]

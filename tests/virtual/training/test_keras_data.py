@@ -291,3 +291,38 @@ def test_data_without_end_need_a_number_of_batches(model, scope):
     ):
         with pytest.raises(unisono.InvalidArgumentError, match=f"without end.* Write `{needed}=n`"):
             call()
+
+
+# --- frames of polars, which need not be installed
+
+
+def polars(name, module, array):
+    """An object like polars': its class is known by its name."""
+    kind = type(name, (), {"__module__": f"polars.{module}", "to_numpy": lambda self: array})
+    return kind()
+
+
+@pytest.fixture
+def with_polars(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", sys)
+
+
+@pytest.mark.usefixtures("with_polars")
+def test_frames_of_polars_train_like_their_arrays(model):
+    frame = polars("DataFrame", "dataframe.frame", X)
+    series = polars("Series", "series.series", Y[:, 0])
+    weights = model.get_weights()
+    results = []
+    for x, y in ((X, Y), (frame, series)):
+        model.set_weights(weights)
+        results.append(
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0, validation_data=(x, y)).history
+        )
+    assert results[0] == results[1]
+    np.testing.assert_array_equal(model.predict(frame, verbose=0), model.predict(X, verbose=0))
+
+
+@pytest.mark.usefixtures("with_polars")
+def test_a_lazy_frame_was_not_read(model):
+    with pytest.raises(unisono.InvalidTypeError, match=r"a LazyFrame of polars. Write `frame.collect\(\)`"):
+        model.fit(polars("LazyFrame", "lazyframe.frame", X), Y, verbose=0)
