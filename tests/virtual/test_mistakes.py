@@ -132,7 +132,7 @@ IN_DICTS = Dataset.from_tensor_slices({"x": X, "y": Y}).batch(8)
         ),
         (Items(X), "24 items. For items that are rows write `unisono.data.Dataset.from_source(data).batch("),
         (IN_DICTS, "Write `dataset.map(lambda batch: (batch['x'], batch['y']))`"),
-        (list(zip(X, Y, strict=True)), "Received: elements of shape (4,), where 'sequential"),
+        (list(zip(X, Y, strict=True)), "Received: elements of (4,), where 'sequential"),
         (zip(X, Y, strict=True), "of a dataset of rows write `dataset.batch(64)`"),
         (X.tolist(), "as `x` a list of 24 objects of the class list, or as `y`"),
     ],

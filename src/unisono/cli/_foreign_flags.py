@@ -59,7 +59,7 @@ def foreign_flag(error: Exception, args: list[str]) -> InvalidArgumentError | No
             return _error("The number of workers is `-n`", name, f"`unisono launch -n {count} train.py`")
         if is_wrong and plain in _NODES:
             return _error(
-                "`unisono launch` starts the tasks of one machine, or by an engine those of several",
+                "`unisono launch` starts the tasks of one machine, and with an engine of several",
                 name,
                 "`unisono launch -n 2 train.py`; for several machines `--on slurm -N 2`, or `--cluster "
                 "host1:2222,host2:2222` where `unisono serve` runs on each",

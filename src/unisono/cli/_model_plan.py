@@ -313,7 +313,7 @@ def table(size: ModelSize, options: PlanOptions) -> str:
     compute = options.step_seconds or size.step_seconds or 0.0
     rows = plan_rows(size, options)
     bytes_of = [(row.state, row.temporary, row.peak, row.sent) for row in rows]
-    # One unit in each column, that of its largest number, so that one sees which is larger.
+    # The unit of the largest number in each column, for all of them: sizes can be compared at a glance.
     units = [_unit_of(max(column)) for column in zip(*bytes_of, strict=True)]
     for row, sizes in zip(rows, bytes_of, strict=True):
         exchange = max(row.seconds - compute, 0.0)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._features import load
 from unisono._types import ArrayLike, PyTree, UserValue
 from unisono._values import PerReplica
 from unisono.data._pipeline._structure import TensorSpec
@@ -61,7 +62,7 @@ def check_values(batch: PyTree, name: str = "batch") -> None:
         if kind not in "biufcV" or (kind in "iu" and dtype.itemsize == 8 and not _fits(leaf)):
             # Paths are built for the error only.
             path, _ = jax.tree_util.tree_leaves_with_path(batch)[number]
-            raise _unusable(f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
+            raise load("mistake")("unusable", f"{name}{jax.tree_util.keystr(path)}", np.asarray(leaf), kind)
 
 
 def check_no_rows(what: str, data: object) -> None:
@@ -125,40 +126,6 @@ def _fits(array: np.ndarray | jax.Array) -> bool:
         return True
     narrow = np.iinfo(np.int32 if array.dtype.kind == "i" else np.uint32)
     return bool(array.max() <= narrow.max and array.min() >= narrow.min)
-
-
-def _unusable(name: str, array: np.ndarray, kind: str) -> Exception:
-    """Return the error for an array that JAX cannot represent."""
-    if kind in "iu":
-        narrow = np.iinfo(np.int32 if kind == "i" else np.uint32)
-        odd = array.ravel()
-        odd = odd[(odd > narrow.max) | (odd < narrow.min)][0]
-        return InvalidArgumentError(
-            f"Without 64-bit numbers in JAX, integers must lie between {narrow.min} and {narrow.max}. "
-            f"Received: {name} of dtype {array.dtype} with {odd}. Hash into fewer buckets "
-            "(`ids % 2**31`), or write `jax.config.update('jax_enable_x64', True)` first."
-        )
-    if kind in "Mm":
-        return InvalidTypeError(
-            f"A batch must hold numbers. Received: {name} of dtype {array.dtype}. Convert times to numbers "
-            "before training, for example to hours as float32."
-        )
-    return _unusable_objects(name, array)
-
-
-def _unusable_objects(name: str, array: np.ndarray) -> InvalidTypeError:
-    example = array.ravel()[:1].tolist()
-    if not example or isinstance(example[0], (str, bytes)):
-        return InvalidTypeError(
-            f"A batch must hold numbers: devices cannot hold strings. Received: {name} with strings, "
-            f"such as {example[:1]}. Turn them into numbers before training, with "
-            "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
-        )
-    return InvalidTypeError(
-        f"A batch must hold numbers. Received: {name} with Python objects of type "
-        f"{type(example[0]).__name__}. Convert them with `np.asarray(values, 'float32')`; where rows differ "
-        "in length, pad them."
-    )
 
 
 def check_batched(batch: PyTree, strict: bool) -> None:

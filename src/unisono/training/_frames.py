@@ -1,4 +1,4 @@
-"""Frames and series of polars as arrays, as Keras takes those of pandas.
+"""Frames and series of polars as arrays, as Keras reads tables of pandas.
 
 Tests: tests/virtual/training/test_keras_data.py.
 """

@@ -1,4 +1,4 @@
-"""What is said of mistakes that are recognised where they are made: loaded with the first of them.
+"""The texts of errors for mistakes that are recognised where they are made; loaded with the first of them.
 
 Tests: tests/virtual/test_mistakes.py.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import keras
+import numpy as np
 
 from unisono._errors import (
     ContextError,
@@ -128,6 +129,40 @@ def _chosen(name: str, keys: Mapping[str, object]) -> str:
     return f"({name}[{x!r}], {name}[{y or 'y'!r}])"
 
 
+def _unusable(name: str, array: np.ndarray, kind: str) -> UnisonoError:
+    """Return the error for an array that JAX cannot represent."""
+    if kind in "iu":
+        narrow = np.iinfo(np.int32 if kind == "i" else np.uint32)
+        odd = array.ravel()
+        odd = odd[(odd > narrow.max) | (odd < narrow.min)][0]
+        return InvalidArgumentError(
+            f"Without 64-bit numbers in JAX, integers must lie between {narrow.min} and {narrow.max}. "
+            f"Received: {name} of dtype {array.dtype} with {odd}. Hash into fewer buckets "
+            "(`ids % 2**31`), or write `jax.config.update('jax_enable_x64', True)` first."
+        )
+    if kind in "Mm":
+        return InvalidTypeError(
+            f"A batch must hold numbers. Received: {name} of dtype {array.dtype}. Convert times to numbers "
+            "before training, for example to hours as float32."
+        )
+    return _unusable_objects(name, array)
+
+
+def _unusable_objects(name: str, array: np.ndarray) -> InvalidTypeError:
+    example = array.ravel()[:1].tolist()
+    if not example or isinstance(example[0], (str, bytes)):
+        return InvalidTypeError(
+            f"A batch must hold numbers: devices cannot hold strings. Received: {name} with strings, "
+            f"such as {example[:1]}. Turn them into numbers before training, with "
+            "`keras.layers.StringLookup` or `TextVectorization` in the data's `map`."
+        )
+    return InvalidTypeError(
+        f"A batch must hold numbers. Received: {name} with Python objects of type "
+        f"{type(example[0]).__name__}. Convert them with `np.asarray(values, 'float32')`; where rows differ "
+        "in length, pad them."
+    )
+
+
 _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
     "scope without brackets": _no_brackets,
     "with a strategy": _bare_strategy,
@@ -136,6 +171,7 @@ _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
     "path of Windows": _path_of_windows,
     "no GPU": _no_gpu,
     "items": _items,
+    "unusable": _unusable,
 }
 
 
@@ -172,10 +208,10 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
             "A sparse loss takes whole numbers as targets, without a dimension of classes. For targets "
             'that are one-hot write the loss "categorical_crossentropy", or `y.argmax(-1)`.',
         )
-    if (found := _UNBATCHED.search(str(error))) is not None and found[1] == found[2].rstrip(", "):
+    if (shapes := _UNBATCHED.search(str(error))) is not None and shapes[1] == shapes[2].rstrip(", "):
         raise InvalidArgumentError(
-            f"Data must be batches, with one row for each example. Received: elements of shape ({found[2]}), "
-            f"where {model.name!r} takes (None, {found[1]}). Give batches `(x[i:i+64], y[i:i+64])`; of a "
+            f"Data must be batches, with one row for each example. Received: elements of ({shapes[2]}), "
+            f"where {model.name!r} takes (None, {shapes[1]}). Give batches `(x[i:i+64], y[i:i+64])`; of a "
             "dataset of rows write `dataset.batch(64)`."
         ) from None
     if any(part in str(error) for part in ("structure of `inputs`", "Missing data for input")):
@@ -184,7 +220,7 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
         _check_has_rows(model, data)
 
 
-#: What Keras says of an element without rows.
+#: Keras' text for an element without rows.
 _UNBATCHED = re.compile(r"Expected shape \(None, ([^)]*)\), but input has incompatible shape \(([^)]*)\)")
 
 
@@ -239,7 +275,7 @@ def _check_has_rows(model: keras.Model, data: DataSet) -> None:
     ) from None
 
 
-#: What is added to an error of Python that ends a program: its kind, its text, and what to write.
+#: Notes on errors of Python that end a program: the kind, the text, and the note.
 _NOTES: tuple[tuple[type[Exception], re.Pattern[str], str], ...] = tuple(
     (kind, re.compile(text), note)
     for kind, text, note in (
@@ -280,7 +316,7 @@ _NOTES: tuple[tuple[type[Exception], re.Pattern[str], str], ...] = tuple(
 
 
 def note_on(error: BaseException) -> str | None:
-    """Return what to write, for an error of Python that ends a program; None for one that is not known.
+    """Return the note on an error of Python that ends a program; None for an unknown one.
 
     >>> note_on(AttributeError("'SGD' object has no attribute 'minimize'"))
     'Optimizers of Keras 3 have `apply_gradients` alone. ...'

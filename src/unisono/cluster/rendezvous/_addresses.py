@@ -82,24 +82,24 @@ class UnknownNames:
         hosts: names and IP addresses of the hosts; addresses need no lookup.
         say: is given each name that was not found, in that thread.
 
-    >>> UnknownNames(["10.0.0.1", "localhost"]).found
+    >>> UnknownNames(["10.0.0.1", "localhost"]).names
     ()
     """
 
     def __init__(self, hosts: Iterable[str], say: Callable[[str], object] = lambda name: None) -> None:
         self._say = say
-        names = [host for host in dict.fromkeys(hosts) if host != "localhost" and not as_ip(host)]
-        #: Those that were found so far.
-        self.found: tuple[str, ...] = ()
-        if names:
-            threading.Thread(target=self._look, args=(names,), name="unisono-names", daemon=True).start()
+        wanted = [host for host in dict.fromkeys(hosts) if host != "localhost" and not as_ip(host)]
+        #: Those without an address so far.
+        self.names: tuple[str, ...] = ()
+        if wanted:
+            threading.Thread(target=self._look, args=(wanted,), name="unisono-names", daemon=True).start()
 
-    def _look(self, names: Sequence[str]) -> None:
-        for name in names:
+    def _look(self, wanted: Sequence[str]) -> None:
+        for name in wanted:
             try:
                 resolve(name)
             except socket.gaierror:
-                self.found = (*self.found, name)
+                self.names = (*self.names, name)
                 self._say(name)
             except OSError:
                 # The lookup itself has failed, which says nothing about the name.

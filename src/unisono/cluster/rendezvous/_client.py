@@ -220,7 +220,7 @@ class RendezvousClient:
         self._start_up = start_up
         self._roster: list[str] | None = None
         self._process_id = process_id
-        #: Whether a line has said what this process waits for.
+        #: True if a line has said what this process waits for.
         self._reminded = False
 
     def run(self) -> RendezvousResult:

@@ -255,11 +255,11 @@ class RendezvousServer:
 
     def _note_names(self) -> None:
         """Say at once which hosts of other processes have names that this machine does not know."""
-        found = self._names.found
-        for name in found[len(self._state.unknown_names) :]:
+        unknown = self._names.names
+        for name in unknown[len(self._state.unknown_names) :]:
             _LOG.warning(_protocol.unknown_name_text(name))
-        if found != self._state.unknown_names:
-            self._state = dataclasses.replace(self._state, unknown_names=found)
+        if unknown != self._state.unknown_names:
+            self._state = dataclasses.replace(self._state, unknown_names=unknown)
             self._roster_changed = True
 
     def _remind(self) -> None:

@@ -43,10 +43,10 @@ def warn_of_whole_batch(fn: Callable[..., object], call: Call, plan: StatePlan, 
 
 
 def whole_batch(call: Call, plan: StatePlan, replicas: int) -> int | None:
-    """Return the rows of a plain array that look like those of all replicas; None where no array does.
+    """Return the rows of a plain array that seem to be for all replicas; None where no array seems so.
 
     Beside values per replica these are as many rows as all of them have. Where there are none, a step that
-    trains gets its rows in plain arrays; one that uses variables, if their number divides.
+    trains gets its rows in plain arrays; a step that uses variables, if their number divides.
     """
     known = {tuple(slot.variable.shape) for slot in plan.slots}
     shapes = [shape for shape in _plain_shapes(call) if len(shape) > 0 and shape not in known]
@@ -56,10 +56,10 @@ def whole_batch(call: Call, plan: StatePlan, replicas: int) -> int | None:
         # An optimizer has written weights.
         return next((shape[0] for shape in shapes if shape[0] > replicas), None)
     shared = collections.Counter(shape[0] for shape in shapes)
-    found = (
+    counts = (
         s[0] for s in shapes if s[0] > replicas and s[0] % replicas == 0 and (len(s) > 1 or shared[s[0]] > 1)
     )
-    return next(found, None) if plan.slots else None
+    return next(counts, None) if plan.slots else None
 
 
 def _plain_shapes(call: Call) -> Iterator[tuple[int, ...]]:
