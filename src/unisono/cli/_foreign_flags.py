@@ -31,7 +31,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 class LaunchCommand(typer.core.TyperCommand):
     """The command `launch`, which knows the flags of other launchers."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    # The class of a context is typer's own, or click's, as above.
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Read the command line; as typer's method does."""
         given = list(args)
         try:

@@ -109,11 +109,16 @@ def predicate(fn: Callable[..., Any]) -> Callable[[Element], bool]:
 def checked(fn: Callable[..., Any], method: str) -> Callable[..., Any]:
     """Return `fn`, which must be callable."""
     if not callable(fn):
-        name = getattr(fn, "__name__", None)
-        # A generator, which the call of a function has made.
-        write = f"{method}({name}), without a call" if name else f"{method}(lambda element: ...)"
-        raise InvalidTypeError(f"{method}() needs a function. Received: {fn!r:.200}. Write {write}.")
+        raise InvalidTypeError(
+            f"{method}() needs a function. Received: {fn!r:.200}. Write {_instead_of(fn, method)}."
+        )
     return fn
+
+
+def _instead_of(given: object, method: str) -> str:
+    name = getattr(given, "__name__", None)
+    # A generator, which the call of a function has made.
+    return f"{method}({name}), without a call" if name else f"{method}(lambda element: ...)"
 
 
 def _name(fn: Callable[..., Any]) -> str:
