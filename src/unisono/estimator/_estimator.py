@@ -146,7 +146,7 @@ class Estimator:
         strategy = _replicated(self._config.train_distribute)
         path = newest_checkpoint(self.model_dir, strategy.process_group)
         if max_steps is not None and path is not None and global_step_in(path) >= max_steps:
-            _LOG.info("Skipping training since max_steps has already saved.")
+            _LOG.warning("Skipping training since max_steps has already saved.")
             return self
         if steps is not None or max_steps is not None:
             given.append(StopAtStepHook(steps, max_steps))

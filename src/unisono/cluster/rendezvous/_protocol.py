@@ -303,9 +303,9 @@ def _name(state: RendezvousState, process: int) -> str:
 
 
 def _unknown(state: RendezvousState, process: int) -> str:
-    is_unknown = (
-        process < len(state.address_of) and split_address(state.address_of[process])[0] in state.unknown_names
-    )
+    if not state.unknown_names or process >= len(state.address_of):
+        return ""
+    is_unknown = split_address(state.address_of[process])[0] in state.unknown_names
     return ", a name that the machine of process 0 does not know" if is_unknown else ""
 
 

@@ -142,7 +142,8 @@ class RendezvousServer:
             elif key.data.sock.fileno() >= 0:
                 self._serve(key.data, mask)
         self._expire()
-        self._note_names()
+        if self._names.names is not self._state.unknown_names:
+            self._note_names()
         self._remind()
         self._send_rosters()
 
