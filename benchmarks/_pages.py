@@ -1,13 +1,14 @@
-"""Put the results of a run into docs/performance.md, README.md and the chart."""
+"""Put the results of a run into docs/performance.md, the first page, README.md and the charts."""
 
 import contextlib
 import re
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import _report
 
 ROOT = Path(__file__).parents[1]
-#: The bars of README.md's chart.
+#: The bars of the short chart.
 BARS = (
     ("mlp-2-devices", "DataParallel"),
     ("mlp-2-processes", "torch DDP"),
@@ -20,13 +21,19 @@ BARS = (
 )
 #: Those that it has as a table, too.
 SHOWN = (BARS[0], *BARS[2:6], BARS[7])
+#: Of the short chart, in pixels: its width, a ratio of 1, a bar, and a row with its texts.
+_WIDTH, _UNIT, _BAR, _ROW, _TOP = 560, 170, 16, 68, 46
+#: Readable on white and on black: a picture does not know the page's colours.
+_STYLE = """<style>text{font:14px system-ui,sans-serif}.title{font-size:13px;fill:#7b8794}
+.what{font-weight:600;fill:#7b8794}.peer{fill:#a8b3c1}.ours{fill:#0d9488}
+.peer-text{fill:#7b8794}.ours-text{fill:#0d9488;font-weight:600}.spread{stroke:#134e4a;stroke-width:1.5}</style>"""
 COLORS = {_report.REACHED: "tab:green", _report.MISSED: "tab:red", _report.NO_CLAIM: "tab:gray"}
 CHART = "![Each ratio with its spread, and the claim](performance.svg)"
 SHORT_CHART = "![Eight of the ratios as bars](docs/performance_short.svg)"
 
 
 def write(report, root=ROOT):
-    """Write a report's tables between the markers of both pages, and its charts beside the first.
+    """Write a report's tables between the markers of the pages, and its charts beside the first.
 
     Args:
         report: what `run.py --json` writes.
@@ -35,7 +42,10 @@ def write(report, root=ROOT):
     found = report["results"]
     whole = [_report.heading(report), _report.table(found), f"{_report.summary(found)}.", CHART]
     replace(root / "docs" / "performance.md", whole)
-    replace(root / "README.md", [_report.heading(report), SHORT_CHART, short_table(found)])
+    replace(root / "README.md", [_report.heading(report), SHORT_CHART])
+    # The page lies in docs/ itself.
+    short = SHORT_CHART.replace("docs/", "")
+    replace(root / "docs" / "index.md", [short, _report.heading(report), short_table(found)])
     draw(found, root / "docs" / "performance.svg")
     draw_bars(found, root / "docs" / "performance_short.svg")
 
@@ -55,7 +65,7 @@ def replace(page, parts):
 
 
 def short_table(found):
-    """The table of README.md: what, against, ratio."""
+    """The table of docs/index.md: what, against, ratio."""
     lines = [["measured", "against", "ratio"]]
     for r in found:
         if (r["row"], r["against"]) in SHOWN:
@@ -123,34 +133,33 @@ def draw(found, path):
 
 
 def draw_bars(found, path):
-    """Draw the ratios of `BARS` with a legend.
+    """Draw the ratios of `BARS`: a grey bar for the peer, and one in the project's colour for Unisono.
+
+    Claims of the suite are in docs/performance.md: readers of this chart want to know who is faster.
 
     Args:
         found: results; those that were not measured are left out.
         path: of an SVG file.
     """
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     shown = [r for r in found if (r["row"], r["against"]) in BARS and "ratio" in r]
-    labels = [f"{r['what']}\nagainst {r['against']}" for r in shown]
-    mark = {"color": "black", "marker": "|", "markersize": 14, "markeredgewidth": 2, "linestyle": ""}
-    with ratio_axes(path, labels, 0.42, [0.5, 0.7, 1, 1.5, 2, 3]) as axes:
-        for position, result in enumerate(shown):
-            ratio, low, high, limit = advantages(result)
-            axes.barh(position, ratio - 1, left=1, height=0.55, color=COLORS[result["verdict"]], alpha=0.7)
-            axes.plot([low, high], [position, position], color="black", linewidth=1)
-            axes.plot(limit, position, **mark)
-            axes.annotate(
-                f"{ratio:.2f}", (max(high, 1), position), (6, 0), textcoords="offset points", va="center"
-            )
-        axes.legend(
-            handles=[
-                Patch(color=COLORS[_report.REACHED], alpha=0.7, label="the claim was reached"),
-                Patch(color=COLORS[_report.MISSED], alpha=0.7, label="the claim was missed"),
-                Line2D([], [], label="the claim", **mark),
-                Line2D([], [], color="black", linewidth=1, label="the lowest and the highest round"),
-            ],
-            loc="lower right",
-        )
-        axes.set_title("Rows per second, as a multiple of the peer's", loc="right")
+    rows = []
+    for position, result in enumerate(shown):
+        ratio, low, high, _ = advantages(result)
+        top = _TOP + position * _ROW
+        what = result["what"].removeprefix("fit, ")
+        texts = ((top, result["against"], 1.0, "peer"), (top + _BAR + 3, "Unisono", ratio, "ours"))
+        rows.append(f'<text x="0" y="{top - 7}" class="what">{escape(what[0].upper() + what[1:])}</text>')
+        for y, who, value, kind in texts:
+            width = value * _UNIT
+            rows.append(f'<rect x="0" y="{y}" width="{width:.1f}" height="{_BAR}" rx="3" class="{kind}"/>')
+            label = escape(f"{who} {value:.2f}" if kind == "ours" else who)
+            rows.append(f'<text x="{width + 8:.1f}" y="{y + _BAR - 4}" class="{kind}-text">{label}</text>')
+        # The lowest and the highest round.
+        line = top + _BAR + 3 + _BAR // 2
+        rows.append(f'<path d="M{low * _UNIT:.1f} {line}H{high * _UNIT:.1f}" class="spread"/>')
+        # The label stands behind the spread.
+        rows[-2] = rows[-2].replace(f'x="{ratio * _UNIT + 8:.1f}"', f'x="{high * _UNIT + 8:.1f}"')
+    height = _TOP + len(shown) * _ROW
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}">'
+    title = '<text x="0" y="14" class="title">Rows a second, as a multiple of the peer\'s</text>'
+    path.write_text("\n".join([f"{head}{_STYLE}", title, *rows, "</svg>", ""]))

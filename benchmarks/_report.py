@@ -122,17 +122,18 @@ def limit_text(result):
 
 def table(found):
     """Results as a Markdown table."""
-    head = ["row", "measured", "against", "Unisono", "peer", "ratio", "claim", "verdict"]
+    # A phone shows the first columns.
+    head = ["ratio", "measured", "against", "Unisono", "peer", "claim", "verdict", "row"]
     lines = [head] + [
         [
-            f"`{r['row']}`",
+            ratio_text(r),
             r["what"],
             r["against"],
             quantity(r, "ours"),
             quantity(r, "theirs"),
-            ratio_text(r),
             limit_text(r),
             r["verdict"],
+            f"`{r['row']}`",
         ]
         for r in found
     ]

@@ -1,4 +1,4 @@
-"""How far training on two devices is from one device, where rows relate to each other: for docs/guarantees.md.
+"""How far training on two devices is from one device, where rows relate to each other (docs/guarantees.md).
 
     pip install tensorflow torch
     python benchmarks/exactness.py [--peers unisono tensorflow data-parallel torch-ddp] [--programs pairs ...]

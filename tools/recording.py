@@ -28,7 +28,7 @@ COLUMNS, ROWS = 100, 22
 #: Seconds between two frames, and after which the run is given up.
 TICK, LIMIT = 0.4, 600.0
 #: Steps of the run when the worker is killed, and seconds for which the last frame stays.
-KILLED_AT, LAST = 150, 4.0
+KILLED_AT, LAST = 150, 8.0
 COMMAND = ["unisono", "launch", "-n", "2", "--max-restarts", "1", "--log-dir", "logs", "train.py"]
 PROGRAM = """\
 import os, pathlib
@@ -101,13 +101,18 @@ def intervals(frames, end):
 
 
 def svg(frames, caption):
-    """Return frames as an SVG that plays them by CSS, again and again; without animation the last one.
+    """Return frames as an SVG that plays them by CSS, again and again, and begins with the last one.
+
+    The last frame shows the failure and how the run was resumed. It is also the picture for readers who have
+    asked for less motion, and where nothing is animated.
 
     Args:
         frames: in their order, the first one at 0 s.
         caption: a line below the terminal.
     """
     end = frames[-1].at + LAST
+    # A little later than the frame begins: its percentage is rounded.
+    start = end - LAST + TICK / 4
     width, height = 2 * MARGIN + WIDTH * COLUMNS, 3 * MARGIN + HEIGHT * (ROWS + 2)
     rules, texts = {}, []
     for (number, runs), times in intervals(frames, end).items():
@@ -126,9 +131,9 @@ def svg(frames, caption):
         f'<svg xmlns="http://www.w3.org/2000/svg" xml:space="preserve" '
         f'viewBox="0 0 {width:.0f} {height}" width="{width:.0f}">'
         f"<style>text{{font:14px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;"
-        f"fill:{COLORS['default']}}}[class]{{opacity:0;animation:{end:.1f}s step-end infinite}}"
+        f"fill:{COLORS['default']}}}[class]{{opacity:0;animation:{end:.1f}s step-end -{start:.1f}s infinite}}"
         ".z{opacity:1}"
-        f"{styles}</style>"
+        f"{styles}@media(prefers-reduced-motion:reduce){{[class]{{animation:none}}}}</style>"
         f'<rect width="100%" height="100%" rx="8" fill="#1b1e28"/>{"".join(texts)}'
         f'<text x="{MARGIN}" y="{height - MARGIN}" style="fill:#8a93a6">{escape(caption)}</text></svg>\n'
     )

@@ -22,6 +22,8 @@ COPIED = ("*.md", "LICENSE", "docker", "docs", "examples")
 
 #: A doctest, to the next empty line.
 _EXAMPLE = re.compile(r"^( *)>>> .*?(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
+#: The begin of a link to another page or a picture.
+_LINK = re.compile(r"\]\((?!https?://|#)(\.\./)?")
 _TESTS = re.compile(r"\n\s*Tests: .*\Z", re.DOTALL)
 _ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
 
@@ -47,6 +49,7 @@ def main():
     for path in (path for pattern in COPIED for path in ROOT.glob(pattern)):
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, PAGES / path.name)
+    begin_with(PAGES / "docs" / "index.md")
     folder = PAGES / "docs" / "reference"
     folder.mkdir()
     package = griffe.load("unisono", search_paths=[ROOT / "src"], resolve_aliases=False)
@@ -60,6 +63,13 @@ def main():
     # Material's advertisement for its successor.
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
+def begin_with(page):
+    """Move a page of `docs` to the begin of the site, in place of the README, which is the repository's."""
+    text = _LINK.sub(lambda link: "](" if link[1] else "](docs/", page.read_text())
+    (PAGES / "README.md").write_text(text)
+    page.unlink()
 
 
 def part(package, module, name, value):

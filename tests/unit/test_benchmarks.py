@@ -317,10 +317,10 @@ def test_the_table_has_units_spread_claims_and_verdicts():
         {k: v for k, v in result(verdict="failed: x").items() if k not in ("ours", "theirs", "ratio")},
     ]
     lines = [[c.strip() for c in line.strip("|").split("|")] for line in _report.table(found).splitlines()]
-    assert [line[3:] for line in lines[2:]] == [
-        ["4 rows/s", "2 rows/s", "1.70 (1.50 to 2.00)", "at least 1.5", "reached"],
-        ["1,024 MiB", "512 MiB", "1.25", "at most 1.2", "missed"],
-        ["4.3 s", "4.0 s", "1.70", "", "no claim"],
+    assert [[line[0], *line[3:7]] for line in lines[2:]] == [
+        ["1.70 (1.50 to 2.00)", "4 rows/s", "2 rows/s", "at least 1.5", "reached"],
+        ["1.25", "1,024 MiB", "512 MiB", "at most 1.2", "missed"],
+        ["1.70", "4.3 s", "4.0 s", "", "no claim"],
         ["", "", "", "at least 1.5", "failed: x"],
     ]
     assert len({len(line) for line in _report.table(found).splitlines()}) == 1
@@ -350,7 +350,7 @@ def test_the_machine_is_named():
 def test_pages_are_written_between_their_markers_alone(tmp_path):
     pytest.importorskip("matplotlib")
     (tmp_path / "docs").mkdir()
-    pages = [tmp_path / "README.md", tmp_path / "docs" / "performance.md"]
+    pages = [tmp_path / name for name in ("README.md", "docs/index.md", "docs/performance.md")]
     for page in pages:
         page.write_text("before\n<!-- benchmarks: begin -->\nold\n<!-- benchmarks: end -->\nafter\n")
     facts = {"cpu": "x", "cores": 2, "memory_gib": 8, "versions": {"jax": "1"}}
@@ -360,13 +360,19 @@ def test_pages_are_written_between_their_markers_alone(tmp_path):
     _pages.write(report, tmp_path)
     assert [page.read_text() for page in pages] == first
     for text in first:
-        assert text.startswith("before\n<!-- benchmarks: begin -->\n\n2026-01-01 10:00: x")
+        assert text.startswith("before\n<!-- benchmarks: begin -->\n\n")
+        assert "\n2026-01-01 10:00: x" in text
         assert text.endswith("\n\n<!-- benchmarks: end -->\nafter\n")
         assert "old" not in text
-    assert "| 1.70 " in first[0]
-    assert "2 claims reached, 0 missed." in first[1]
+    assert "| 1.70 " in first[1]
+    assert "2 claims reached, 0 missed." in first[2]
     assert "mlp-2-devices / DataParallel" in (tmp_path / "docs" / "performance.svg").read_text()
-    assert "against DataParallel" in (tmp_path / "docs" / "performance_short.svg").read_text()
+    short = (tmp_path / "docs" / "performance_short.svg").read_text()
+    assert ">DataParallel<" in short
+    assert ">Unisono 1.70<" in short
+    assert not set(re.findall(r"#\w{6}", short)) - {"#7b8794", "#a8b3c1", "#0d9488", "#134e4a"}, (
+        "no colour of a verdict"
+    )
 
 
 def test_the_short_charts_bars_are_claims_of_the_suite():
@@ -388,7 +394,7 @@ def test_the_chart_turns_all_ratios_so_that_more_is_better():
 
 
 def test_the_documents_have_the_markers():
-    for page in ("README.md", "docs/performance.md"):
+    for page in ("README.md", "docs/index.md", "docs/performance.md"):
         text = (FOLDER.parent / page).read_text()
         assert text.count("<!-- benchmarks: begin -->") == text.count("<!-- benchmarks: end -->") == 1
 
