@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording notebooks lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -82,6 +82,9 @@ extras: $(VENV)/installed  ## every public name with each extra alone, each in a
 
 recording: $(VENV)/installed  ## docs/kill.svg: a worker is killed, and training goes on
 	$(BIN)/python -m tools.recording
+
+notebooks: $(VENV)/installed  ## examples/*.ipynb and the pictures of docs/gallery.md, executed anew
+	$(BIN)/python -m tools.notebooks
 
 MINUTES ?= 3
 SEED ?= 0

@@ -26,7 +26,7 @@ _WIDTH, _UNIT, _BAR, _ROW, _TOP = 560, 170, 16, 68, 46
 #: Readable on white and on black: a picture does not know the page's colours.
 _STYLE = """<style>text{font:14px system-ui,sans-serif}.title{font-size:13px;fill:#7b8794}
 .what{font-weight:600;fill:#7b8794}.peer{fill:#a8b3c1}.ours{fill:#0d9488}
-.peer-text{fill:#7b8794}.ours-text{fill:#0d9488;font-weight:600}.spread{stroke:#134e4a;stroke-width:1.5}</style>"""
+.peer-text{fill:#7b8794}.ours-text{fill:#0d9488;font-weight:600}.spread{stroke:#64748b;stroke-width:1.5}</style>"""
 COLORS = {_report.REACHED: "tab:green", _report.MISSED: "tab:red", _report.NO_CLAIM: "tab:gray"}
 CHART = "![Each ratio with its spread, and the claim](performance.svg)"
 SHORT_CHART = "![Eight of the ratios as bars](docs/performance_short.svg)"

@@ -51,6 +51,31 @@ def test_the_picture_shows_each_row_in_its_time():
     assert [name for name, t in texts.items() if (t.get("class") or "").endswith(" z")] == ["3"]
 
 
+def test_the_picture_begins_with_the_last_frame():
+    text = svg(frames("1", "2"), "so on")
+    (start,) = re.findall(r"step-end -([\d.]+)s infinite", text)
+    assert 1 < float(start) < 1 + LAST
+    assert "@media(prefers-reduced-motion:reduce){[class]{animation:none}}" in text
+
+
+def test_the_first_thing_that_the_readmes_picture_shows_is_the_failure_and_the_resumption():
+    text = PICTURE.read_text()
+    seconds, start = map(float, re.findall(r"animation:([\d.]+)s step-end -([\d.]+)s infinite", text)[0])
+    rules = dict(re.findall(r"@keyframes (k\d+)\{(.*?\})\}", text))
+    shown = []
+    for element in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text"):
+        steps = (
+            re.findall(r"([\d.]+)%\{opacity:(\d)\}", rules[element.get("class", "").split()[0]])
+            if element.get("class")
+            else []
+        )
+        before = [opacity for at, opacity in steps if float(at) <= 100 * start / seconds]
+        if not steps or before[-1] == "1":
+            shown.append("".join(element.itertext()))
+    assert any("was killed by SIGKILL" in line for line in shown)
+    assert any("resumed at step" in line for line in shown)
+
+
 def test_a_long_run_plays_faster():
     found, factor = faster(frames("1", "2", "3"), 0.5)
     assert (factor, [frame.at for frame in found]) == (4.0, [0.0, 0.25, 0.5])

@@ -111,6 +111,24 @@ def test_python_runs(page, tmp_path, monkeypatch):
             found["step"] = lambda: None
 
 
+def test_the_lines_that_a_program_needs_run():
+    """The first block of the README, with its added lines, is a program; the first page has the same."""
+    readme, first = (
+        re.findall(r"```diff\n(.*?)```", PAGES[page], re.DOTALL) for page in ("README.md", "index.md")
+    )
+    assert readme == first
+    assert len(re.findall(r"^\+", readme[0], re.MULTILINE)) == 3
+    assert not re.findall(r"^[^ +\n]", readme[0], re.MULTILINE), "nothing is taken away"
+    found = {"x": np.ones((16, 4), "float32"), "y": np.arange(16) % 10}
+    exec(
+        re.sub(r"^[ +]", "", readme[0], flags=re.MULTILINE).replace(
+            "MirroredStrategy()", 'MirroredStrategy(["cpu:0", "cpu:1"])'
+        ),
+        found,
+    )
+    assert found["model"].optimizer.iterations == 5
+
+
 # --- commands ----------------------------------------------------------------------------------------------
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
