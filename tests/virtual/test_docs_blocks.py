@@ -135,7 +135,19 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 COMMANDS = typer.main.get_command(_app.app).commands
 #: Of others, with the user's own files.
-OTHERS = {"aws", "docker", "export", "gcloud", "mpirun", "pip", "python", "sky", "srun", "tensorboard"}
+OTHERS = {
+    "aws",
+    "docker",
+    "export",
+    "gcloud",
+    "mpirun",
+    "pip",
+    "python",
+    "sky",
+    "source",
+    "srun",
+    "tensorboard",
+}
 
 
 def lines(text):
