@@ -17,7 +17,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.cluster.liveness._task_events import read_events
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._restart_policy import Failure, root_cause
-from unisono.launcher.terminal._live_console import short_number, work_in
+from unisono.launcher.terminal._task_row import short_number, work_in
 
 #: The row of what the launcher did.
 LAUNCHER = "launcher"

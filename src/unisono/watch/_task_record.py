@@ -1,0 +1,294 @@
+"""The events of one task so far: its speed and work, the curves of its numbers, and its spans.
+
+Its lines come from files, which may be damaged: what is not as a task writes it is passed over.
+
+Tests: tests/unit/watch/test_job_reader.py.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.launcher.terminal._task_row import TaskRow
+from unisono.watch._curves import GrowingCurve
+from unisono.watch._job import WatchedBackup, WatchedSpan, WatchedTask
+
+#: Numbers in files are smaller; seconds since the epoch are, too.
+_LARGEST = 1e18
+#: The types of numbers in JSON. By their identity: fifty tasks have a million lines.
+_NUMBERS = (int, float)
+#: Seconds between two spans of a kind that are shown as one.
+_GAP = 2.0
+#: Spans of a task, and marks of its steps, at most.
+_MOST_SPANS, _MOST_MARKS = 400, 4096
+#: Seconds between two marks of the speed, and their number: half an hour at most counts for the time left.
+_MARK_SECONDS, _MARKS = 5.0, 360
+#: Names in logs, and curves, at most; characters of a text.
+_MOST_NAMES, _MOST_TEXT = 32, 300
+#: Kinds of events that take time, and their names on a timeline.
+_SPANS = {"steps": "train", "compile": "compile", "save": "save", "restore": "restore"}
+
+
+def is_time(value: Any) -> bool:
+    """Return whether a value of JSON is a number, of a size that times and counts have."""
+    return type(value) in _NUMBERS and abs(value) < _LARGEST
+
+
+def count_in(event: Mapping[str, Any], name: str, least: int = 0) -> int | None:
+    """Return a whole number of a record of a file; None where it has none, or a smaller one.
+
+    >>> count_in({"step": 3}, "step"), count_in({"step": 3}, "step", 4), count_in({"step": True}, "step")
+    (3, None, None)
+    """
+    value = event.get(name)
+    return value if type(value) is int and least <= value < _LARGEST else None
+
+
+def is_event(event: Mapping[str, Any]) -> bool:
+    """Return whether a task wrote this line of its events."""
+    numbers = ("from", "until", "generation")
+    if not isinstance(event.get("event"), str) or not all(is_time(event.get(name)) for name in numbers):
+        return False
+    if event["event"] != "steps":
+        return True
+    shares = [event.get(share) for share in ("data", "exchange", "compute")]
+    counts = all(count_in(event, name) is not None for name in ("step", "count"))
+    return counts and all(share is None or is_time(share) for share in shares)
+
+
+def numbers_in(logs: object) -> dict[str, float]:
+    """Return the numbers in logs of Keras, as a file has them.
+
+    >>> numbers_in({"loss": 0.5, "note": "text"}), numbers_in([1])
+    ({'loss': 0.5}, {})
+    """
+    if not isinstance(logs, dict):
+        return {}
+    pairs = [(str(name)[:_MOST_TEXT], float(x)) for name, x in logs.items() if is_time(x)]
+    return dict(pairs[:_MOST_NAMES])
+
+
+def pairs_in(config: object) -> list[tuple[str, str]]:
+    """Return the names and values of a list of pairs, as a file has it.
+
+    >>> pairs_in([["optimizer", "SGD"], ["rows"], 3])
+    [('optimizer', 'SGD')]
+    """
+    pairs = config if isinstance(config, list) else []
+    texts = [[str(text)[:_MOST_TEXT] for text in pair] for pair in pairs if isinstance(pair, list)]
+    return [(pair[0], pair[1]) for pair in texts[:_MOST_NAMES] if len(pair) == 2]
+
+
+@dataclasses.dataclass
+class FitFacts:
+    """The facts of a `fit`, as its task has said them.
+
+    Args:
+        batches: of an epoch; None where that is not known before its end.
+        steps: of the whole training.
+        config: names and values.
+        ended_epochs: which epoch has ended last; 0 before the first.
+    """
+
+    epochs: int | None = None
+    batches: int | None = None
+    steps: int | None = None
+    ended_epochs: int = 0
+    config: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+
+    def begin(self, event: Mapping[str, Any]) -> None:
+        """Take over what a task says when `fit` begins."""
+        self.epochs = count_in(event, "epochs")
+        self.batches = count_in(event, "batches", 1)
+        self.ended_epochs = count_in(event, "epoch") or 0
+        config = event.get("config")
+        self.config = pairs_in(config)
+        self._expect(count_in(event, "step") or 0)
+
+    def end_epoch(self, event: Mapping[str, Any]) -> None:
+        """Take over what a task says when an epoch has ended."""
+        epoch = count_in(event, "epoch", 1)
+        if epoch is None:
+            return
+        self.ended_epochs = epoch
+        self.batches = count_in(event, "batches", 1) or self.batches
+        self._expect(count_in(event, "step") or 0)
+
+    def _expect(self, step: int) -> None:
+        if self.epochs is not None and self.batches is not None:
+            self.steps = step + max(0, self.epochs - self.ended_epochs) * self.batches
+
+    def epoch_at(self, step: int) -> int | None:
+        """Return which epoch a step belongs to, from 1."""
+        if self.epochs is None:
+            return None
+        if self.steps is None or not self.batches:
+            return min(self.epochs, self.ended_epochs + 1)
+        # Where an epoch has just ended it is that one, which may be validated now.
+        left = max(0, self.steps - step) // self.batches
+        return max(1, self.epochs - left)
+
+
+class TaskRecord:
+    """A task, by the launcher's history and the task's own events."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: As the launcher's history says it: a word of `WatchedTask.state`.
+        self.state = "starts"
+        self.state_since = 0.0
+        self.pid: int | None = None
+        self.host = ""
+        #: Of its process.
+        self.generation = 0
+        self.row = TaskRow(name, generation=-1)
+        self.fit = FitFacts()
+        self.backup: tuple[int, float] | None = None
+        self.curves: dict[str, GrowingCurve] = {}
+        self.spans: list[WatchedSpan] = []
+        self._gap = _GAP
+        self._times: list[float] = []
+        self._steps: list[int] = []
+        #: Where the speed of the last minutes is counted from: times and steps of this process.
+        self._marks: list[tuple[float, int]] = []
+        self._host_bytes: float | None = None
+        self._compute: float | None = None
+
+    def update(self, event: dict[str, Any]) -> bool:
+        """Take over an event; return whether it is the first of a process that has made steps."""
+        name = event["event"]
+        if name in _SPANS:
+            self._note_span(_SPANS[name], event)
+        if name == "steps":
+            return self._take_steps(event)
+        if name == "fit":
+            self.fit.begin(event)
+            host = event.get("host")
+            self.host = host[:_MOST_TEXT] if isinstance(host, str) else self.host
+        elif name in ("epoch", "logs"):
+            if name == "epoch":
+                self.fit.end_epoch(event)
+            if (step := count_in(event, "step")) is not None:
+                for each, value in numbers_in(event.get("logs")).items():
+                    self._add(each, step, value)
+        elif name == "backup":
+            step = count_in(event, "step")
+            self.backup = None if step is None else (step, event["until"])
+        return False
+
+    def _take_steps(self, event: dict[str, Any]) -> bool:
+        facts = {name: event.get(name) for name in ("data", "exchange")}
+        is_first = self.row.update({**event, **facts})
+        at, step = event["until"], event["step"]
+        if is_first:
+            self._marks = []
+        if not self._marks or at - self._marks[-1][0] >= _MARK_SECONDS:
+            self._marks.append((at, step))
+            del self._marks[:-_MARKS]
+        self._times.append(at)
+        self._steps.append(step)
+        if len(self._times) > _MOST_MARKS:
+            del self._times[1:-1:2], self._steps[1:-1:2]
+        self._host_bytes = float(event["host"]) if is_time(event.get("host")) else None
+        self._compute = event.get("compute")
+        if (speed := self.row.speed) is not None:
+            for unit in ("rows", "tokens"):
+                if unit in self.row.work:
+                    self._add(f"{unit}_per_s", step, speed * self.row.work[unit])
+        if self._host_bytes is not None:
+            self._add("host_bytes", step, self._host_bytes)
+        return is_first
+
+    def _add(self, name: str, step: int, value: float) -> None:
+        if name not in self.curves and len(self.curves) >= _MOST_NAMES:
+            return
+        self.curves.setdefault(name, GrowingCurve()).add(step, value)
+
+    def _note_span(self, name: str, event: Mapping[str, Any]) -> None:
+        begin, end, generation = event["from"], event["until"], int(event["generation"])
+        last = next((i for i in range(len(self.spans) - 1, -1, -1) if self.spans[i].name == name), None)
+        if last is not None and self._continues(self.spans[last], begin, generation):
+            self.spans[last] = dataclasses.replace(self.spans[last], end=max(end, self.spans[last].end))
+            return
+        self.spans.append(WatchedSpan(self.name, name, begin, end, generation))
+        while len(self.spans) > _MOST_SPANS:
+            self._gap *= 2
+            self._join_spans()
+
+    def _continues(self, span: WatchedSpan, begin: float, generation: int) -> bool:
+        return span.generation == generation and begin - span.end <= self._gap
+
+    def _join_spans(self) -> None:
+        joined: list[WatchedSpan] = []
+        newest: dict[str, int] = {}
+        for span in self.spans:
+            i = newest.get(span.name)
+            if i is not None and self._continues(joined[i], span.begin, span.generation):
+                joined[i] = dataclasses.replace(joined[i], end=max(span.end, joined[i].end))
+                continue
+            newest[span.name] = len(joined)
+            joined.append(span)
+        self.spans = joined
+
+    def step_at(self, time: float) -> int | None:
+        """Return the last step that was written before a time; None before the first."""
+        i = bisect.bisect_right(self._times, time)
+        return self._steps[i - 1] if i else None
+
+    @property
+    def rate(self) -> float | None:
+        """Steps a second over the last minutes, with all that came between them; None where not known yet."""
+        if not self._marks or self.row.step is None or self.row.at <= self._marks[0][0]:
+            return None
+        return (self.row.step - self._marks[0][1]) / (self.row.at - self._marks[0][0])
+
+    @property
+    def is_current(self) -> bool:
+        """True if the process of now has made steps."""
+        row = self.row
+        return row.step is not None and row.generation >= self.generation and row.at >= self.state_since
+
+    def shown(self, now: float, heartbeat: float | None) -> WatchedTask:
+        """Return the task as it is shown.
+
+        Args:
+            heartbeat: when its file of progress was written; None where there is none.
+        """
+        facts: dict[str, Any] = {
+            "host": self.host, "pid": self.pid, "generation": self.generation,
+            "log": f"{self.name.replace(':', '-')}.log", "step": self.row.step,
+        }  # fmt: skip
+        state = self.state
+        if state == "runs" and not self.is_current:
+            state = "serves" if self.name.startswith("ps:") else "starts"
+        task = WatchedTask(self.name, state=state, **facts)
+        if task.has_ended or not self.is_current:
+            return task
+        row, speed = self.row, self.row.speed
+        beat = max(row.at, heartbeat or 0.0)
+        compute = self._compute
+        if compute is None and row.exchange is not None and row.data is not None:
+            compute = max(0.0, 1.0 - row.data - row.exchange)
+        flops = None if speed is None or "flops" not in row.work else speed * row.work["flops"]
+        peak = row.work.get("peak")
+        return dataclasses.replace(
+            task,
+            steps_per_s=speed,
+            rows_per_s=None if speed is None or "rows" not in row.work else speed * row.work["rows"],
+            tokens_per_s=None if speed is None or "tokens" not in row.work else speed * row.work["tokens"],
+            data=row.data,
+            compute=compute,
+            exchange=row.exchange,
+            flops_per_s=flops,
+            mfu=None if flops is None or peak is None else flops / peak,
+            host_bytes=self._host_bytes,
+            device_bytes=row.work.get("memory"),
+            heartbeat_s=max(0.0, now - beat),
+        )
+
+    def last_backup(self, now: float) -> WatchedBackup | None:
+        """Return the last backup that the task has completed."""
+        return None if self.backup is None else WatchedBackup(self.backup[0], max(0.0, now - self.backup[1]))
