@@ -43,6 +43,7 @@ FEATURES = {
     "copy of a stored model": "unisono._export._model_files:local_file",
     "work of steps": "unisono.training.groups._step_work:StepWork",
     "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
+    "report of a fit": "unisono.training._fit_report:FitReport",
     "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }

@@ -1,7 +1,6 @@
 """Reports of this process to the launcher that started it: none where no launcher asked for any.
 
-The launcher and its supervisors read files whose names they put into the environment of a task. What writes
-these files is loaded where a name is there.
+A launcher puts names of files into the environment of a task; their writer is loaded where a name is there.
 
 Tests: tests/unit/cluster/test_task_events.py, tests/unit/cluster/test_heartbeat_file.py.
 """
@@ -18,8 +17,9 @@ from unisono._system._environ import process_environ
 class TaskEvents:
     """The events of a process: this class keeps none of them."""
 
-    #: The share of a sampled step in which devices exchanged.
+    #: The shares of a sampled step in which devices exchanged, and in which they computed.
     exchange: float | None = None
+    compute: float | None = None
     is_read = False  # by the launcher
 
     def begin_at(self, step: int) -> None:
@@ -28,8 +28,15 @@ class TaskEvents:
     def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
         """Count steps, and seconds of waiting for batches (`data`) and for parameter servers (`pulling`)."""
 
-    def worked(self, work: object) -> None:
-        """Add the work (`StepWork`) of steps that are counted next."""
+    def worked(self, work: object, logs: object, steps: int) -> None:
+        """Add the work (`StepWork`) and the logs of steps that are counted next."""
+
+    def note(self, event: str, **facts: object) -> None:
+        """Note something that has happened, with facts that JSON can hold."""
+
+    def is_new(self, text: str) -> bool:
+        """Return whether no process of this task has printed a text before."""
+        return True
 
     def span(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Note when a block runs, also where it raises."""
@@ -39,8 +46,7 @@ class TaskEvents:
 class Heartbeat:
     """Signs of life for a supervisor: this class gives none."""
 
-    #: True where a supervisor reads them.
-    is_read = False
+    is_read = False  # by a supervisor
 
     def beat(self) -> None:
         """Count a step, and show it when that is due."""

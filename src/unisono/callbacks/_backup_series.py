@@ -15,6 +15,7 @@ from types import TracebackType
 
 from unisono._errors import CheckpointError, ClusterError, UnisonoError
 from unisono._system._object_store import Place
+from unisono._system._task_reports import process_events
 from unisono.callbacks._fit_progress import check_progress
 from unisono.callbacks._interval import WriteRecord
 from unisono.checkpoint import _markers
@@ -131,6 +132,7 @@ class Backups:
         with self.writing(batches):
             self._series.write(_commits.newest_number(self.directory, _NAME) + 1, snapshot)
             self.written += 1
+            process_events().note("backup", step=batches)
             with FailureWarning(
                 f"Older backups in {self.directory} could not be deleted, and take its room."
             ):

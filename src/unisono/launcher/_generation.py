@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono._system._signals import RESTART_WANTED
+from unisono.cluster.liveness._task_events import step_file
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._plan import LaunchPlan
@@ -25,7 +26,7 @@ from unisono.launcher._run_files import (
     read_error,
     size_of,
 )
-from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall
+from unisono.launcher._stall_detector import ProgressMonitor, Stall, TaskProgress, find_stall, read_step
 from unisono.launcher.terminal._live_console import Observation
 
 #: A shell's exit code for a program that cannot be started.
@@ -217,7 +218,10 @@ class TaskGroup:
     def _fail(self, failure: decide.Failure, pid: int) -> None:
         if failure.task not in self._failures:
             self._failures[failure.task] = failure
-            self._history.write("failed", failure.task, pid, failure.code, failure.detail)
+            # Of the file that outlives a SIGKILL: the next generation begins to write it anew.
+            step = read_step(step_file(self.plan.paths.events(failure.task)))
+            facts = {} if step < 0 else {"step": step}
+            self._history.write("failed", failure.task, pid, failure.code, failure.detail, **facts)
 
     @property
     def codes(self) -> tuple[int, ...]:

@@ -70,6 +70,7 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
                 show=(lambda seen: None)
                 if live is None
                 else lambda seen: screen.call(lambda: live.show(seen)),
+                title=Path(program.target).name,
             )
         ).run()
         if live is not None:

@@ -60,6 +60,8 @@ class RunPaths:
         self.servers = root / "servers"
         #: Exists once all training tasks have succeeded: the evaluator finishes then.
         self.finished = root / "finished"
+        #: The program, its tasks and the restarts that are allowed.
+        self.launch = root / "launch.json"
         #: Events, one JSON object per line.
         self.history = root / "history.jsonl"
         #: In it others write how many workers there is room for.

@@ -115,8 +115,9 @@ class History:
         pid: int | None = None,
         exit_code: int | None = None,
         detail: str = "",
+        **facts: int,
     ) -> None:
-        """Append an event, with the time in seconds since the epoch."""
+        """Append an event, with the time in seconds since the epoch, and more that is known of it."""
         line = {
             "time": time.time(),
             "event": event,
@@ -125,6 +126,7 @@ class History:
             "pid": pid,
             "exit_code": exit_code,
             "detail": detail,
+            **facts,
         }
         with self._files.attempt(), self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -19,6 +19,7 @@ from unisono._system._lease import ActiveClock
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher import _restart_policy as decide
 from unisono.launcher._generation import TaskGroup
+from unisono.launcher._launch_file import write_launch_file
 from unisono.launcher._machines import LocalMachine, Machines
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import LaunchPlan, RunPaths
@@ -51,6 +52,7 @@ class Launch:
         gpus: the values for CUDA_VISIBLE_DEVICES, to be divided among the tasks.
         machines: run the tasks; None for this machine.
         show: is given what a terminal shows of the tasks, twice a second and at the end of a generation.
+        title: the program in short, for those who look at the launch.
     """
 
     options: LaunchOptions
@@ -63,6 +65,7 @@ class Launch:
     gpus: tuple[str, ...] = ()
     machines: Machines | None = None
     show: Callable[[Observation], None] = dataclasses.field(default=lambda seen: None)
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,8 @@ class Supervisor:
         """
         running = self._machines.running(self._wake.set, self._files)
         with locked(self._launch.paths.root, self._files), running:
+            with self._files.attempt():
+                write_launch_file(self._launch.paths, self._options, self._launch.title)
             self._history.write("launched", pid=os.getpid())
             outcome = self._generations()
             self._history.write("quit", exit_code=outcome.code, detail=outcome.detail)

@@ -274,7 +274,15 @@ def _run(
         machines.claim_all(stop_requests)
         start_text = functools.partial(_start_text, what=what)
         launch = Launch(
-            options, paths, {}, lambda plan, task: {}, screen, stop_requests, start_text, machines=machines
+            options,
+            paths,
+            {},
+            lambda plan, task: {},
+            screen,
+            stop_requests,
+            start_text,
+            machines=machines,
+            title=what,
         )
         return Supervisor(launch).run()
 

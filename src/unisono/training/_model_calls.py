@@ -26,6 +26,7 @@ from unisono._features import load
 from unisono._system._blocks import set_for_block
 from unisono._system._environ import process_environ
 from unisono._system._interrupts import INTERRUPTS
+from unisono._system._task_reports import process_events
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.step._keras_internals import array_batches, epoch_iterator, stacks_batches, training_state
 from unisono.step._program import current_frame
@@ -315,11 +316,13 @@ def _ahead_of_loop(call: MethodCall) -> Iterator[None]:
 
 def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[None]:
     own, callbacks = _known(call)._own_callbacks, call.arguments["callbacks"]
+    events = process_events()
+    reports = [load("report of a fit")(call, events)] if events.is_read else []
     # A user's own list calls what is in it.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         # Those that add numbers to the logs come before those that write the logs.
         given = sorted(flat_callbacks(callbacks), key=lambda c: not getattr(c, "adds_to_logs", False))
-        call.arguments = {**call.arguments, "callbacks": [*own, *given]}
+        call.arguments = {**call.arguments, "callbacks": [*own, *given, *reports]}
     return contextlib.nullcontext()
 
 

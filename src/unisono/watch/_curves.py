@@ -42,10 +42,19 @@ class GrowingCurve:
     points: list[Point] = dataclasses.field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
-        """Add a point, and remove later steps, which a restart has lost."""
+        """Add a point, behind the others or, where logs were read late, between them."""
         points = self.points
-        while points and points[-1][0] >= step:
-            points.pop()
-        points.append((step, value))
+        i = len(points)
+        while i and points[i - 1][0] > step:
+            i -= 1
+        if i and points[i - 1][0] == step:
+            points[i - 1] = step, value
+        else:
+            points.insert(i, (step, value))
         if len(points) > _KEPT:
             self.points = thinned(points, _KEPT // 2)
+
+    def rewind(self, step: int) -> None:
+        """Remove the points behind a step, which a restart has lost."""
+        while self.points and self.points[-1][0] > step:
+            self.points.pop()

@@ -146,7 +146,9 @@ class TaskRecord:
         self.generation = 0
         self.row = TaskRow(name, generation=-1)
         self.fit = FitFacts()
+        #: The step of the last backup, and when it was complete; and whether it is one of `fit`.
         self.backup: tuple[int, float] | None = None
+        self._has_backups = False
         self.curves: dict[str, GrowingCurve] = {}
         self.spans: list[WatchedSpan] = []
         self._gap = _GAP
@@ -160,6 +162,9 @@ class TaskRecord:
     def update(self, event: dict[str, Any]) -> bool:
         """Take over an event; return whether it is the first of a process that has made steps."""
         name = event["event"]
+        if name == "save" and not self._has_backups:
+            # Of a loop of its own, whose checkpoints stand for backups.
+            self.backup = self.step_at(event["from"]) or 0, event["until"]
         if name in _SPANS:
             self._note_span(_SPANS[name], event)
         if name == "steps":
@@ -175,7 +180,7 @@ class TaskRecord:
                 for each, value in numbers_in(event.get("logs")).items():
                     self._add(each, step, value)
         elif name == "backup":
-            step = count_in(event, "step")
+            step, self._has_backups = count_in(event, "step"), True
             self.backup = None if step is None else (step, event["until"])
         return False
 
@@ -185,6 +190,8 @@ class TaskRecord:
         at, step = event["until"], event["step"]
         if is_first:
             self._marks = []
+            for curve in self.curves.values():
+                curve.rewind(self.row.base)
         if not self._marks or at - self._marks[-1][0] >= _MARK_SECONDS:
             self._marks.append((at, step))
             del self._marks[:-_MARKS]

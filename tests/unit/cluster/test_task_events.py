@@ -5,9 +5,10 @@ import json
 import logging
 import time
 
+import numpy as np
 import pytest
 
-from unisono.cluster.liveness._task_events import TaskEventFile
+from unisono.cluster.liveness._task_events import TaskEventFile, host_bytes
 
 
 class Clock:
@@ -41,6 +42,7 @@ def test_steps_of_a_second_are_one_line(tmp_path, clock):
     assert found[1] == {
         "event": "steps", "from": pytest.approx(1000.1), "until": pytest.approx(1001.1), "step": 62,
         "count": 20, "data": 0.5, "exchange": None, "generation": 2,
+        "host": pytest.approx(host_bytes(), rel=0.5),
     }  # fmt: skip
     events.flush()
     assert lines(tmp_path / "events")[-1]["step"] == 100
@@ -112,3 +114,84 @@ def test_a_full_disk_ends_the_file_alone(tmp_path, clock, caplog):
             clock.now += 2
             events.stepped()
     assert len(caplog.records) == 1
+
+
+class Nothing:
+    """Work that is not known."""
+
+    peak = None
+
+    def new(self):
+        return 0, 0, 0.0
+
+    def memory(self):
+        return None
+
+
+class Logs:
+    """An array of a device: says whether it is ready, and counts how often it is read."""
+
+    is_fully_addressable = True
+
+    def __init__(self, *values):
+        self.values, self.done, self.reads = values, False, 0
+
+    def is_ready(self):
+        return self.done
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.done, "an array was read that its device has not written"
+        self.reads += 1
+        return np.array(self.values, dtype)
+
+
+def test_logs_are_read_once_a_second_and_only_where_they_are_ready(tmp_path, clock):
+    events = TaskEventFile(tmp_path / "events", 0)
+    made = []
+    for _ in range(40):
+        clock.now += 0.1
+        made.append(Logs(7.0, 3.0, 9.0))
+        events.worked(Nothing(), {"loss": made[-1]}, 2)
+        events.stepped(2)
+        # The devices are half a second late.
+        if len(made) > 5:
+            made[-6].done = True
+    found = [(line["step"], line["logs"]) for line in lines(tmp_path / "events") if line["event"] == "logs"]
+    # Of a group with room for three steps, of which two ran, the second's.
+    assert found == [(2, {"loss": 3.0}), (22, {"loss": 3.0}), (42, {"loss": 3.0})]
+    assert sum(logs.reads for logs in made) == 3
+
+
+@pytest.mark.parametrize("logs", [{"loss": 1.0}, {"loss": None}, [1], None])
+def test_logs_of_other_kinds_are_left_out(tmp_path, clock, logs):
+    events = TaskEventFile(tmp_path / "events", 0)
+    for _ in range(30):
+        clock.now += 0.1
+        events.worked(Nothing(), (logs, None), 1)
+        events.stepped()
+    assert {line["event"] for line in lines(tmp_path / "events")} == {"steps"}
+
+
+def test_notes_are_written_with_the_steps_and_of_short_epochs_the_newest(tmp_path, clock):
+    events = TaskEventFile(tmp_path / "events", 1)
+    events.stepped(4)
+    for epoch in range(20):
+        clock.now += 0.01
+        events.note("epoch", epoch=epoch, logs={"loss": 0.5})
+    events.note("backup", step=3)
+    events.flush()
+    found = lines(tmp_path / "events")[1:]
+    assert [line["epoch"] for line in found[:-1]] == [0, 1, 2, 3, 4, 5, 6, 19]
+    assert found[-1] == {
+        "event": "backup", "from": clock.now, "until": clock.now, "step": 3, "generation": 1,
+    }  # fmt: skip
+
+
+def test_a_text_is_new_to_the_first_generation_that_prints_it(tmp_path):
+    texts = ["fit of one", "fit of two"]
+    first = TaskEventFile(tmp_path / "events", 0)
+    assert [first.is_new(text) for text in [*texts, texts[0]]] == [True, True, False]
+    again = TaskEventFile(tmp_path / "events", 1)
+    assert [again.is_new(text) for text in [*texts, "fit of three"]] == [False, False, True]
+    # A later launch in the same folder begins anew.
+    assert TaskEventFile(tmp_path / "events", 0).is_new("fit of one")

@@ -18,6 +18,14 @@ def test_extremes_and_ends_stay_however_long_the_curve_grows():
 
 def test_a_run_that_is_resumed_replaces_the_steps_that_were_lost():
     curve = GrowingCurve()
-    for step in (10, 20, 30, 20, 40):
-        curve.add(step, float(step))
-    assert curve.points == [(10, 10.0), (20, 20.0), (40, 40.0)]
+    for step in (10, 20, 30):
+        curve.add(step, 1.0)
+    curve.rewind(20)
+    assert curve.points == [(10, 1.0), (20, 1.0)]
+
+
+def test_logs_that_are_read_late_lie_where_they_belong():
+    curve = GrowingCurve()
+    for step, value in [(450, 0.5), (314, 0.7), (450, 0.4), (500, 0.3)]:
+        curve.add(step, value)
+    assert curve.points == [(314, 0.7), (450, 0.4), (500, 0.3)]

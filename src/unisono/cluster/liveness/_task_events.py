@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import json
 import logging
 import math
@@ -30,6 +31,9 @@ _LOG = logging.getLogger("unisono")
 _PERIOD = 1.0
 #: Seconds between two events of a kind that count as one, such as the programs of a step's first call.
 _GAP = 0.1
+#: Lines of a kind that are kept until the next write.
+_MOST_NOTES = 8
+_MEMORY = Path("/proc/self/statm")
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -49,7 +53,9 @@ class TaskEventFile(TaskEvents):
         self._lock = threading.Lock()
         #: What lasted: name, beginning and end, in seconds since the epoch.
         self._spans: list[tuple[str, float, float]] = []
-        self._step = self._count = 0
+        #: The steps of the run so far, and whether it began in another process.
+        self.step, self.is_resumed = 0, False
+        self._count = 0
         #: Seconds of waiting for data and for values of others; None where they are not measured.
         self._data: float | None = None
         self._pulling: float | None = None
@@ -58,6 +64,16 @@ class TaskEventFile(TaskEvents):
         self._work: Any = None
         #: The file with the number of the last step, which outlives a SIGKILL.
         self._last: int | None = None
+        #: False where no launcher beside this process reads that file.
+        self.notes_last = True
+        #: Events since the last write.
+        self._notes: list[dict[str, object]] = []
+        #: The newest logs, and older ones that are read when the devices have them: before which step, arrays
+        #: by name, and of how many steps.
+        self._returned: tuple[int, dict[str, Any], int] | None = None
+        self._waiting: tuple[int, dict[str, Any], int] | None = None
+        #: Digests of texts that this task has printed; None until they are read.
+        self._printed: list[str] | None = None
         self._from = time.time()
         self._next = float("-inf")
 
@@ -68,6 +84,7 @@ class TaskEventFile(TaskEvents):
 
         environ = process_environ()
         events = cls(Path(environ["UNISONO_EVENTS"]), whole_of("UNISONO_GENERATION", environ))
+        events.notes_last = bool(environ.get("UNISONO_PROGRESS"))
 
         def note(event: str, duration_secs: float, **kwargs: str | int) -> None:
             if event == _COMPILED:
@@ -80,31 +97,72 @@ class TaskEventFile(TaskEvents):
     def begin_at(self, step: int) -> None:
         """Note how many steps a run has made that this process resumes."""
         with self._lock:
-            self._step = step
+            self.step, self.is_resumed = step, True
 
     def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
         """Count steps, and write what there is when that is due."""
         if self._path is None:
             return
         with self._lock:
-            self._step += steps
+            self.step += steps
             self._count += steps
             self._note_last()
             self._data, self._pulling = _sum(self._data, data), _sum(self._pulling, pulling)
         if time.monotonic() >= self._next:
             self.flush()
 
-    def worked(self, work: Any) -> None:
-        """Add the work of steps that are counted next."""
+    def worked(self, work: Any, logs: object = None, steps: int = 0) -> None:
+        """Add the work and the logs of steps that are counted next.
+
+        Args:
+            logs: arrays by name, one number for each step; of a step alone also a number. Or a tuple that
+                begins with them. They are read once the devices have them.
+            steps: how many there are.
+        """
+        if isinstance(logs := logs[0] if isinstance(logs, tuple) and logs else logs, dict):
+            self._returned = self.step, logs, steps
         with self._lock:
             new = work.new()
             self._work, self._done = work, tuple(map(sum, zip(self._done or (0, 0, 0.0), new, strict=True)))
 
+    def note(self, event: str, **facts: object) -> None:
+        """Note something that has happened, with facts that JSON can hold."""
+        if self._path is None:
+            return
+        now = time.time()
+        with self._lock:
+            # Epochs of milliseconds: the newest of a second are enough.
+            if sum(line["event"] == event for line in self._notes) >= _MOST_NOTES:
+                i = max(i for i, line in enumerate(self._notes) if line["event"] == event)
+                del self._notes[i]
+            self._notes.append({"event": event, "from": now, "until": now, "step": self.step, **facts})
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def is_new(self, text: str) -> bool:
+        """Return whether no process of this task has printed a text before, in this launch."""
+        if self._path is None:
+            return True
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        path = self._path.with_suffix(".printed")
+        with self._surviving():
+            if self._printed is None:
+                # A launch that used the folder before has printed for other people.
+                self._printed = path.read_text().split() if self._generation and path.is_file() else []
+            is_new = digest not in self._printed
+            if is_new:
+                self._printed.append(digest)
+                path.write_text("\n".join(self._printed) + "\n")
+            return is_new
+        return True
+
     def _note_last(self) -> None:
+        if not self.notes_last:
+            return
         with self._surviving() as path:
             if self._last is None:
                 self._last = os.open(step_file(path), os.O_WRONLY | os.O_CREAT, 0o644)
-            os.pwrite(self._last, b"%20d\n" % self._step, 0)
+            os.pwrite(self._last, b"%20d\n" % self.step, 0)
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[Path]:
@@ -149,7 +207,9 @@ class TaskEventFile(TaskEvents):
             lines: list[dict[str, object]] = [
                 {"event": name, "from": began, "until": until} for name, began, until in self._spans
             ]
+            lines += [*self._notes, *self._ready_logs(now)]
             self._spans.clear()
+            self._notes.clear()
             if self._count:
                 lines.append(self._steps_until(now))
                 self._count, self._from, self._data, self._pulling = 0, now, None, None
@@ -167,12 +227,34 @@ class TaskEventFile(TaskEvents):
             "event": "steps",
             "from": self._from,
             "until": now,
-            "step": self._step,
+            "step": self.step,
             "count": self._count,
             "data": data,
             "exchange": exchange,
+            **({} if self.compute is None or pulling is not None else {"compute": self.compute}),
+            **({} if (host := host_bytes()) is None else {"host": host}),
             **self._work_done(),
         }
+
+    def _ready_logs(self, now: float) -> Iterator[dict[str, object]]:
+        """Give the logs of the newest steps of a second ago, if the devices have them: nothing waits."""
+        if self._waiting is None:
+            self._waiting, self._returned = self._returned, None
+            return
+        import numpy as np  # the launcher uses this module without it
+
+        step, logs, steps = self._waiting
+        try:
+            if not all(x.is_ready() and x.is_fully_addressable for x in logs.values()):
+                return
+            numbers = {name: float(np.asarray(x).reshape(-1)[:steps][-1]) for name, x in logs.items()}
+        except Exception:
+            # Of other kinds than arrays, as a step of the user's own returns them; or the step has failed,
+            # which is raised where its results are needed.
+            numbers = {}
+        self._waiting, self._returned = self._returned, None
+        if numbers := {name: x for name, x in numbers.items() if math.isfinite(x)}:
+            yield {"event": "logs", "from": now, "until": now, "step": step + steps, "logs": numbers}
 
     def _work_done(self) -> dict[str, object]:
         """Return the work since the last line: nothing where no step counts it, or a part is not known."""
@@ -182,6 +264,14 @@ class TaskEventFile(TaskEvents):
         facts = dict(zip(("rows", "tokens", "flops", "peak", "memory"), totals, strict=True))
         # NaN is no JSON.
         return {name: fact for name, fact in facts.items() if fact and math.isfinite(fact)}
+
+
+def host_bytes() -> int | None:
+    """Return the bytes of memory in which this process lies; None where the system does not say."""
+    try:
+        return int(_MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

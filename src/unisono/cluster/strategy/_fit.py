@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 import numpy as np
 
+from unisono._system._task_reports import process_events
 from unisono._types import UserValue
 from unisono.checkpoint._json_state import Array, decode, encode
 from unisono.checkpoint._rng_state import RandomState
@@ -154,7 +155,8 @@ class MultiWorkerFit:
         data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
         counts = self._strategy.num_replicas_in_sync, self._group.size
         text = run_summary(arguments, callbacks, data, self._strategy.mesh.platform, *counts)
-        if text != self._printed:
+        # Not by each generation of a launch.
+        if text != self._printed and process_events().is_new(text):
             # Not to stdout, which may be what the program computes.
             print(text, file=sys.stderr, flush=True)
         self._printed = text

@@ -85,7 +85,10 @@ def run_task(
     if log_dir is None:
         job |= {"log": None, "error": None}
     else:
-        (plan.paths.root / "errors").mkdir(parents=True, exist_ok=True)
+        for folder in ("errors", "events"):
+            (plan.paths.root / folder).mkdir(parents=True, exist_ok=True)
+        # For `unisono watch`; no launcher is beside the tasks, who share the folder.
+        job["environ"]["UNISONO_EVENTS"] = str(plan.paths.events(task))
     here = [t for t, a in plan.addresses.items() if _host(a) == _host(plan.addresses[task])]
     gpus = len(_shared_gpus(variables))
     base = base_environment(variables, options, len(here), _cores_of(len(here)), plan.paths, gpus)

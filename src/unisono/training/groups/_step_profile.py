@@ -111,10 +111,10 @@ def start_steps(timer: HostTimer, group: BatchGroup, start: Callable[[], Result]
     if work is not None:
         work.count(group)
         if events is not None:
-            events.worked(work)
+            events.worked(work, result, steps)
     if events is not None:
         if sampler is not None and sampler.parts is not None:
-            events.exchange = sampler.parts.exchange_share
+            events.exchange, events.compute = sampler.parts.exchange_share, sampler.parts.compute_share
         waited, timer.noted = timer.data - timer.noted, timer.data
         events.stepped(steps, waited)
     return result

@@ -55,6 +55,11 @@ class StepParts(NamedTuple):
         """The share of the time in which devices only exchanged."""
         return round(self.exchange / self.wall, 4) if self.wall > 0 else 0.0
 
+    @property
+    def compute_share(self) -> float:
+        """The share of the time in which devices computed."""
+        return round(self.compute / self.wall, 4) if self.wall > 0 else 0.0
+
     def per_step(self) -> dict[str, float]:
         """Return the parts of a step in milliseconds; what is neither of the two is the host's.
 
