@@ -339,6 +339,32 @@ def timeline(
 
 
 @app.command(
+    epilog=_examples(
+        "unisono watch",
+        "unisono watch logs",
+        "unisono watch --once logs",
+        "unisono watch host1:2222,host2:2222",
+        "unisono watch --metrics 9100 logs",
+    )
+)
+def watch(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[LOGDIR | HOST:PORT,… | JOB]",
+            help="A log directory, servers (`unisono serve`) that train for it, or the name of a job. "
+            "[default: the newest log directory]",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, as without a terminal.")] = False,
+) -> None:
+    """Show a running job: speed, loss, memory, faults, and the time that is left."""
+    from unisono.watch import _places, _terminal
+
+    _terminal.watch(_places.find_job(job), once)
+
+
+@app.command(
     no_args_is_help=True,
     epilog=_examples(
         "unisono plan model.py --devices 8 --link 10gbit",

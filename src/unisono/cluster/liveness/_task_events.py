@@ -111,7 +111,7 @@ class TaskEventFile(TaskEvents):
         if time.monotonic() >= self._next:
             self.flush()
 
-    def worked(self, work: Any, logs: object = None, steps: int = 0) -> None:
+    def worked(self, work: Any, logs: Any = None, steps: int = 0) -> None:
         """Add the work and the logs of steps that are counted next.
 
         Args:
@@ -119,7 +119,8 @@ class TaskEventFile(TaskEvents):
                 begins with them. They are read once the devices have them.
             steps: how many there are.
         """
-        if isinstance(logs := logs[0] if isinstance(logs, tuple) and logs else logs, dict):
+        logs = logs[0] if isinstance(logs, tuple) and logs else logs
+        if isinstance(logs, dict):
             self._returned = self.step, logs, steps
         with self._lock:
             new = work.new()
@@ -144,7 +145,7 @@ class TaskEventFile(TaskEvents):
         if self._path is None:
             return True
         digest = hashlib.sha256(text.encode()).hexdigest()
-        path = self._path.with_suffix(".printed")
+        path, is_new = self._path.with_suffix(".printed"), True
         with self._surviving():
             if self._printed is None:
                 # A launch that used the folder before has printed for other people.
@@ -153,8 +154,7 @@ class TaskEventFile(TaskEvents):
             if is_new:
                 self._printed.append(digest)
                 path.write_text("\n".join(self._printed) + "\n")
-            return is_new
-        return True
+        return is_new
 
     def _note_last(self) -> None:
         if not self.notes_last:
