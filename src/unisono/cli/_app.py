@@ -357,11 +357,21 @@ def watch(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once, as without a terminal.")] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve its numbers to Prometheus, by default on loopback."),
+    ] = None,
 ) -> None:
     """Show a running job: speed, loss, memory, faults, and the time that is left."""
     from unisono.watch import _places, _terminal
 
-    _terminal.watch(_places.find_job(job), once)
+    source = _places.find_job(job)
+    if metrics is not None:
+        from unisono.watch import _metrics
+
+        _metrics.serve_metrics(source, metrics, typer.echo)
+        return
+    _terminal.watch(source, once)
 
 
 @app.command(

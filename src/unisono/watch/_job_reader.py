@@ -19,10 +19,11 @@ from unisono._system._json import parse_json
 from unisono._system._signals import RESTART_WANTED
 from unisono.cluster.liveness._task_events import read_events
 from unisono.launcher._restart_policy import FailureReason
+from unisono.launcher.terminal._fit_facts import count_in, is_time, pairs_in
 from unisono.watch._curves import thinned
 from unisono.watch._job import WatchedCurve, WatchedFault, WatchedJob, WatchedTask
 from unisono.watch._log_folder import LogFolder, NewLines
-from unisono.watch._task_record import TaskRecord, count_in, is_event, is_time, pairs_in
+from unisono.watch._task_record import TaskRecord, is_event
 
 _TASK = re.compile("(chief|worker|ps|evaluator):[0-9]{1,6}")
 _FAULTS = {"failed": "failure", "stalled": "stall"}

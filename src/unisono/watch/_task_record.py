@@ -12,39 +12,26 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from unisono.launcher.terminal._fit_facts import (
+    MOST_NAMES,
+    MOST_TEXT,
+    FitFacts,
+    count_in,
+    is_time,
+    numbers_in,
+)
 from unisono.launcher.terminal._task_row import TaskRow
 from unisono.watch._curves import GrowingCurve
 from unisono.watch._job import WatchedBackup, WatchedSpan, WatchedTask
 
-#: Numbers in files are smaller; seconds since the epoch are, too.
-_LARGEST = 1e18
-#: The types of numbers in JSON. By their identity: fifty tasks have a million lines.
-_NUMBERS = (int, float)
 #: Seconds between two spans of a kind that are shown as one.
 _GAP = 2.0
 #: Spans of a task, and marks of its steps, at most.
 _MOST_SPANS, _MOST_MARKS = 400, 4096
 #: Seconds between two marks of the speed, and their number: half an hour at most counts for the time left.
 _MARK_SECONDS, _MARKS = 5.0, 360
-#: Names in logs, and curves, at most; characters of a text.
-_MOST_NAMES, _MOST_TEXT = 32, 300
 #: Kinds of events that take time, and their names on a timeline.
 _SPANS = {"steps": "train", "compile": "compile", "save": "save", "restore": "restore"}
-
-
-def is_time(value: Any) -> bool:
-    """Return whether a value of JSON is a number, of a size that times and counts have."""
-    return type(value) in _NUMBERS and abs(value) < _LARGEST
-
-
-def count_in(event: Mapping[str, Any], name: str, least: int = 0) -> int | None:
-    """Return a whole number of a record of a file; None where it has none, or a smaller one.
-
-    >>> count_in({"step": 3}, "step"), count_in({"step": 3}, "step", 4), count_in({"step": True}, "step")
-    (3, None, None)
-    """
-    value = event.get(name)
-    return value if type(value) is int and least <= value < _LARGEST else None
 
 
 def is_event(event: Mapping[str, Any]) -> bool:
@@ -57,79 +44,6 @@ def is_event(event: Mapping[str, Any]) -> bool:
     shares = [event.get(share) for share in ("data", "exchange", "compute")]
     counts = all(count_in(event, name) is not None for name in ("step", "count"))
     return counts and all(share is None or is_time(share) for share in shares)
-
-
-def numbers_in(logs: object) -> dict[str, float]:
-    """Return the numbers in logs of Keras, as a file has them.
-
-    >>> numbers_in({"loss": 0.5, "note": "text"}), numbers_in([1])
-    ({'loss': 0.5}, {})
-    """
-    if not isinstance(logs, dict):
-        return {}
-    pairs = [(str(name)[:_MOST_TEXT], float(x)) for name, x in logs.items() if is_time(x)]
-    return dict(pairs[:_MOST_NAMES])
-
-
-def pairs_in(config: object) -> list[tuple[str, str]]:
-    """Return the names and values of a list of pairs, as a file has it.
-
-    >>> pairs_in([["optimizer", "SGD"], ["rows"], 3])
-    [('optimizer', 'SGD')]
-    """
-    pairs = config if isinstance(config, list) else []
-    texts = [[str(text)[:_MOST_TEXT] for text in pair] for pair in pairs if isinstance(pair, list)]
-    return [(pair[0], pair[1]) for pair in texts[:_MOST_NAMES] if len(pair) == 2]
-
-
-@dataclasses.dataclass
-class FitFacts:
-    """The facts of a `fit`, as its task has said them.
-
-    Args:
-        batches: of an epoch; None where that is not known before its end.
-        steps: of the whole training.
-        config: names and values.
-        ended_epochs: which epoch has ended last; 0 before the first.
-    """
-
-    epochs: int | None = None
-    batches: int | None = None
-    steps: int | None = None
-    ended_epochs: int = 0
-    config: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-
-    def begin(self, event: Mapping[str, Any]) -> None:
-        """Take over what a task says when `fit` begins."""
-        self.epochs = count_in(event, "epochs")
-        self.batches = count_in(event, "batches", 1)
-        self.ended_epochs = count_in(event, "epoch") or 0
-        config = event.get("config")
-        self.config = pairs_in(config)
-        self._expect(count_in(event, "step") or 0)
-
-    def end_epoch(self, event: Mapping[str, Any]) -> None:
-        """Take over what a task says when an epoch has ended."""
-        epoch = count_in(event, "epoch", 1)
-        if epoch is None:
-            return
-        self.ended_epochs = epoch
-        self.batches = count_in(event, "batches", 1) or self.batches
-        self._expect(count_in(event, "step") or 0)
-
-    def _expect(self, step: int) -> None:
-        if self.epochs is not None and self.batches is not None:
-            self.steps = step + max(0, self.epochs - self.ended_epochs) * self.batches
-
-    def epoch_at(self, step: int) -> int | None:
-        """Return which epoch a step belongs to, from 1."""
-        if self.epochs is None:
-            return None
-        if self.steps is None or not self.batches:
-            return min(self.epochs, self.ended_epochs + 1)
-        # Where an epoch has just ended it is that one, which may be validated now.
-        left = max(0, self.steps - step) // self.batches
-        return max(1, self.epochs - left)
 
 
 class TaskRecord:
@@ -172,7 +86,7 @@ class TaskRecord:
         if name == "fit":
             self.fit.begin(event)
             host = event.get("host")
-            self.host = host[:_MOST_TEXT] if isinstance(host, str) else self.host
+            self.host = host[:MOST_TEXT] if isinstance(host, str) else self.host
         elif name in ("epoch", "logs"):
             if name == "epoch":
                 self.fit.end_epoch(event)
@@ -210,7 +124,7 @@ class TaskRecord:
         return is_first
 
     def _add(self, name: str, step: int, value: float) -> None:
-        if name not in self.curves and len(self.curves) >= _MOST_NAMES:
+        if name not in self.curves and len(self.curves) >= MOST_NAMES:
             return
         self.curves.setdefault(name, GrowingCurve()).add(step, value)
 
