@@ -32,8 +32,8 @@ from unisono.launcher._plan import (
 )
 from unisono.launcher._processes import free_ports
 from unisono.launcher._supervisor import Launch, Outcome, Supervisor
-from unisono.launcher.terminal._console import BackgroundConsole, Console
-from unisono.launcher.terminal._live_console import live_console
+from unisono.launcher.terminal._console import BackgroundConsole
+from unisono.launcher.terminal._live_console import LiveTable, ReportingConsole, live_console
 from unisono.launcher.terminal._printable import plain, prefixed
 
 
@@ -54,8 +54,9 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
     count = len(tasks_of(options, options.worker_range[1]))
     gpus = visible_gpus(environ())
     base = base_environment(environ(), options, count, cores(), paths, len(gpus))
-    live = live_console(sys.stderr, sys.stdout, paths)
-    screen = BackgroundConsole(live or Console(sys.stderr, sys.stdout))
+    table = LiveTable(paths)
+    console = live_console(sys.stderr, sys.stdout, table) or ReportingConsole(sys.stderr, sys.stdout, table)
+    screen = BackgroundConsole(console)
     with closing(screen), stop_signals() as stop_requests:
         outcome = Supervisor(
             Launch(
@@ -67,16 +68,11 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
                 lambda: tuple(stop_requests),
                 lambda plan: start_up_block(plan, base, program),
                 gpus,
-                show=(lambda seen: None)
-                if live is None
-                else lambda seen: screen.call(lambda: live.show(seen)),
+                show=lambda seen: screen.call(lambda: console.show(seen)),
                 title=Path(program.target).name,
             )
         ).run()
-        if live is not None:
-            screen.call(lambda: live.end(report_parts(outcome)))
-        elif text := report(outcome):
-            screen.say(text)
+        screen.call(lambda: console.end(report_parts(outcome)))
     return outcome.code
 
 

@@ -334,9 +334,7 @@ class JobReader:
         return config
 
     def _left(self, chief: TaskRecord | None, step: int) -> float | None:
-        if chief is None or chief.fit.steps is None or not chief.rate:
-            return None
-        return max(0, chief.fit.steps - step) / chief.rate
+        return None if chief is None else chief.fit.left(step, chief.row.rate)
 
     def _curves(self, chief: TaskRecord | None) -> list[WatchedCurve]:
         if chief is None:

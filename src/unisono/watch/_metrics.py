@@ -124,8 +124,8 @@ class MetricsServer:
             self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
         except OSError as error:
             raise InvalidArgumentError(
-                f"`--metrics` must be a free port of this machine. Received: {address!r} ({error.strerror or error}). Write "
-                "another one, or 0 for any."
+                f"`--metrics` must be a free port of this machine. Received: {address!r} "
+                f"({error.strerror or error}). Write another one, or 0 for any."
             ) from None
         self.url = f"http://{with_port(host, self._server.server_port)}/metrics"
 

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from unisono.launcher.terminal._fit_facts import duration
 from unisono.launcher.terminal._printable import one_line
 from unisono.launcher.terminal._task_row import short_number
 from unisono.watch._job import WatchedJob, WatchedTask
@@ -29,23 +30,6 @@ _MOST_CURVES = 8
 _LEAST_TASKS = 4
 #: Spaces behind a column.
 _BETWEEN = 2
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> [duration(s) for s in (0.4, 59.6, 812, 7500, 200_000)]
-    ['0 s', '60 s', '14 min', '2 h 5 min', '2 d 7 h']
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,6 @@ from unisono.watch._job import WatchedBackup, WatchedSpan, WatchedTask
 _GAP = 2.0
 #: Spans of a task, and marks of its steps, at most.
 _MOST_SPANS, _MOST_MARKS = 400, 4096
-#: Seconds between two marks of the speed, and their number: half an hour at most counts for the time left.
-_MARK_SECONDS, _MARKS = 5.0, 360
 #: Kinds of events that take time, and their names on a timeline.
 _SPANS = {"steps": "train", "compile": "compile", "save": "save", "restore": "restore"}
 
@@ -68,8 +66,6 @@ class TaskRecord:
         self._gap = _GAP
         self._times: list[float] = []
         self._steps: list[int] = []
-        #: Where the speed of the last minutes is counted from: times and steps of this process.
-        self._marks: list[tuple[float, int]] = []
         self._host_bytes: float | None = None
         self._compute: float | None = None
 
@@ -103,12 +99,8 @@ class TaskRecord:
         is_first = self.row.update({**event, **facts})
         at, step = event["until"], event["step"]
         if is_first:
-            self._marks = []
             for curve in self.curves.values():
                 curve.rewind(self.row.base)
-        if not self._marks or at - self._marks[-1][0] >= _MARK_SECONDS:
-            self._marks.append((at, step))
-            del self._marks[:-_MARKS]
         self._times.append(at)
         self._steps.append(step)
         if len(self._times) > _MOST_MARKS:
@@ -158,13 +150,6 @@ class TaskRecord:
         """Return the last step that was written before a time; None before the first."""
         i = bisect.bisect_right(self._times, time)
         return self._steps[i - 1] if i else None
-
-    @property
-    def rate(self) -> float | None:
-        """Steps a second over the last minutes, with all that came between them; None where not known yet."""
-        if not self._marks or self.row.step is None or self.row.at <= self._marks[0][0]:
-            return None
-        return (self.row.step - self._marks[0][1]) / (self.row.at - self._marks[0][0])
 
     @property
     def is_current(self) -> bool:

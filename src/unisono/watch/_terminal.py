@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 import time
@@ -32,6 +33,7 @@ _MOVES = {
     b"\x1b[A": -1, b"\x1bOA": -1, b"k": -1, b"\x1b[B": 1, b"\x1bOB": 1, b"j": 1,
     b"\x1b[5~": -_PAGE, b"\x1b[6~": _PAGE, b" ": _PAGE, b"\x1b[H": -1_000_000, b"\x1b[F": 1_000_000,
 }  # fmt: skip
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 _QUITS = (b"q", b"Q", b"\x03", b"\x04")
 #: Columns where nothing says how many there are.
 _COLUMNS = 100
@@ -114,8 +116,12 @@ class Screen:
         pressed = os.read(self._keys, 64)
         if not pressed:  # the terminal is gone
             return False
-        self._scroll = max(0, self._scroll + _MOVES.get(pressed, 0))
-        return pressed not in _QUITS
+        # Several at once, where they are pressed quickly.
+        for key in _KEY.findall(pressed):
+            self._scroll = max(0, self._scroll + _MOVES.get(key, 0))
+            if key in _QUITS:
+                return False
+        return True
 
 
 @contextlib.contextmanager

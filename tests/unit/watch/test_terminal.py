@@ -95,7 +95,8 @@ def test_the_screen_follows_the_job_its_size_and_keys(source):
         terminal.wait_for("worker:0 ")
         terminal.press(b"\x1b[6~")
         terminal.wait_for("rows 11 to")
-        terminal.press(b"k")
+        # Quickly one behind the other.
+        terminal.press(b"k\x1b[A\x1b[B")
         terminal.wait_for("rows 10 to")
         terminal.press(b"x")
         terminal.resize(100, 30)

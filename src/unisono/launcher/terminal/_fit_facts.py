@@ -103,3 +103,26 @@ class FitFacts:
         # Where an epoch has just ended it is that one, which may be validated now.
         left = max(0, self.steps - step) // self.batches
         return max(1, self.epochs - left)
+
+    def left(self, step: int, rate: float | None) -> float | None:
+        """Return the seconds until the end, at some steps a second; None where they are not known."""
+        if self.steps is None or not rate:
+            return None
+        return max(0, self.steps - step) / rate
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> [duration(s) for s in (0.4, 59.6, 812, 7500, 200_000)]
+    ['0 s', '60 s', '14 min', '2 h 5 min', '2 d 7 h']
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h"

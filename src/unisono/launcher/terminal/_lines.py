@@ -22,6 +22,8 @@ from unisono.launcher.terminal._printable import (
 _LONGEST = 1 << 16
 #: The most rows of a task that it may write anew: bars below each other.
 _MOST_HELD = 16
+#: What precedes the numbers in a progress bar of Keras, behind the name of the task.
+_COUNTS = re.compile(r"^(\[[a-z]+:\d+\] )? *\d+/\w+ [^-]*?/\w+ - ")
 _STEPS = re.compile(f"(\n|{re.escape(UP)})")
 #: Messages that libraries print on standard output for their developers: left out on the terminal, kept in
 #: the log.
@@ -158,13 +160,22 @@ def _columns(character: str) -> int:
 
 
 def fit_row(text: str, columns: int) -> str:
-    r"""Return a progress bar in one row: without its line where room is short, and cut where it still is.
+    r"""Return a progress bar in one row: without its line where room is short, then without its counts.
 
-    >>> fit_row("2/2 ━━━━ 1s - loss: 0.5", 20), fit_row("2/2 ━━━━ 1s - loss: 0.5", 12), fit_row("abc", 2)
-    ('2/2 1s - loss: 0.5', '2/2 1s - lo…\x1b[0m', 'a…\x1b[0m')
+    What is too long even so is cut, behind the counts.
+
+    >>> bar = "2/2 ━━━━ 1s 5ms/step - mae: 0.5 - loss: 0.5"
+    >>> fit_row(bar, 39), fit_row(bar, 22), fit_row(bar, 17)
+    ('2/2 1s 5ms/step - mae: 0.5 - loss: 0.5', 'mae: 0.5 - loss: 0.5', 'mae 0.5  loss 0.5')
+    >>> fit_row(bar, 12), fit_row("abc", 2)
+    ('2/2 1s 5ms/…\x1b[0m', 'a…\x1b[0m')
     """
     if width_of(plain(text)) > columns:
         text = re.sub("━+ ?", "", plain(text))
+        numbers = _COUNTS.sub(r"\1", text)
+        for shorter in (text, numbers, numbers.replace(" - ", "  ").replace(": ", " ")):
+            if width_of(shorter) <= columns:
+                return shorter
     cut = truncate(text, columns)
     return text if cut == text else truncate(text, columns - 1).removesuffix(COLOURS_OFF) + "…" + COLOURS_OFF
 

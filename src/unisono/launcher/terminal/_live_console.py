@@ -20,8 +20,9 @@ from unisono.launcher._plan import RunPaths
 from unisono.launcher._run_files import Tail
 from unisono.launcher._stall_detector import read_step
 from unisono.launcher.terminal._console import Console, TaskOutput, can_rewrite, terminal_size
+from unisono.launcher.terminal._fit_facts import FitFacts, duration, numbers_in
 from unisono.launcher.terminal._lines import fit_row, width_of
-from unisono.launcher.terminal._printable import as_message, plain
+from unisono.launcher.terminal._printable import as_message, one_line, plain
 from unisono.launcher.terminal._task_row import TaskRow
 
 #: Lines that are kept, so that a failure is not shown twice.
@@ -49,11 +50,15 @@ _HEADS = (
     *("task", "state", "step", "steps/s", "rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB"),
     *("data %", "exchange %", "heartbeat", "gen."),
 )
-_OPTIONAL = {"rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB"}
+_OPTIONAL = {"rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB", "exchange %"}
 #: Columns that a narrow terminal has no room for, the first one first.
-_LEAST = ("gen.", "TFLOP/s", "exchange %", "rows/s", "GB", "tokens/s", "MFU %", "data %", "heartbeat")
+_LEAST = ("gen.", "TFLOP/s", "exchange %", "GB", "MFU %", "data %", "heartbeat", "tokens/s", "rows/s")
 #: Spaces behind a column.
 _BETWEEN = 2
+#: Events about a `fit`; the numbers of its logs that come first; and how names end that `StepTimer` adds.
+_OF_FIT = ("fit", "epoch", "logs")
+_FIRST_LOGS = ("loss", "val_loss")
+_TIMES = ("_ms", "_per_s", "mfu", "memory_gb")
 
 
 def columns_for(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
@@ -61,9 +66,9 @@ def columns_for(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
 
     >>> row = {"task": "worker:0", "state": "runs", "step": "12", "rows/s": "6.15k"}
     >>> columns_for([row], 80)
-    ['task', 'state', 'step', 'steps/s', 'rows/s', 'data %', 'exchange %', 'heartbeat', 'gen.']
+    ['task', 'state', 'step', 'steps/s', 'rows/s', 'data %', 'heartbeat', 'gen.']
     >>> columns_for([row], 40)
-    ['task', 'state', 'step', 'steps/s']
+    ['task', 'state', 'step', 'steps/s', 'rows/s']
     """
     heads = [head for head in _HEADS if head not in _OPTIONAL or any(head in row for row in rows)]
     if "tokens/s" in heads:
@@ -90,13 +95,20 @@ class LiveTable:
         self._failed_at: float | None = None
         self._failed_in = self._reached = 0
         self._generation = 0
+        #: The words of the chief on its `fit`, and the last numbers of its logs.
+        self._fit = FitFacts()
+        self._logs: dict[str, float] = {}
 
     def observe(self, seen: Observation) -> list[str]:
         """Take over what the launcher knows and the tasks have written; return messages for people."""
         messages, rows, self._generation = [], self._rows, seen.generation
+        chief = min(seen.states, key=lambda t: (t.type != "chief", t.type != "worker", t.index), default=None)
         self._rows = {task: rows.get(task) or TaskRow(task, generation=-1) for task in seen.states}
         for task, row in self._rows.items():
             for event in self._new_events(task):
+                if event["event"] != "steps":
+                    self._note_fit(event, is_chief=task == chief)
+                    continue
                 # The first step of all tasks of a generation that follows another one.
                 if row.update(event) and self._failed_at is not None and row.generation > self._failed_in:
                     lost, seconds = max(0, self._reached - row.base), row.at - self._failed_at
@@ -117,7 +129,31 @@ class LiveTable:
             self._tails[task] = Tail(self._paths.events(task), 0)
         tail = self._tails[task]
         *lines, self._pending[task] = (self._pending.get(task, "") + tail.read()).split("\n")
-        return [e for e in read_events(lines) if e["event"] == "steps" and e["until"] >= self._began]
+        events = (e for e in read_events(lines) if e.get("event") in ("steps", *_OF_FIT))
+        return [event for event in events if event["until"] >= self._began]
+
+    def _note_fit(self, event: dict[str, Any], is_chief: bool) -> None:
+        if not is_chief:
+            return
+        if event["event"] == "fit":
+            self._fit.begin(event)
+        elif event["event"] == "epoch":
+            self._fit.end_epoch(event)
+        self._logs |= numbers_in(event.get("logs"))
+
+    def summary(self, columns: int) -> str:
+        """Return how far the training is, and its numbers, in one row; empty where nothing is known."""
+        step, rates = self.steps, [row.rate for row in self._rows.values() if row.is_current and row.rate]
+        parts = []
+        if step and (epoch := self._fit.epoch_at(step)) is not None:
+            parts.append(f"epoch {epoch} of {self._fit.epochs}")
+        if rates and (left := self._fit.left(step, rates[0])) is not None:
+            parts.append(f"{duration(left)} left")
+        names = sorted(self._logs, key=lambda name: (name not in _FIRST_LOGS, name))
+        parts += [f"{one_line(name)} {self._logs[name]:.4g}" for name in names if not name.endswith(_TIMES)]
+        while len(text := ", ".join(parts)) > columns:
+            parts.pop()
+        return text
 
     @property
     def steps(self) -> int:
@@ -149,7 +185,9 @@ class LiveTable:
         console.print(table)
         lines = [line.rstrip() for line in file.getvalue().split("\n")[:-1]]
         left = len(self._rows) - most
-        return [*lines, f"… and {left} more"] if left > 0 else lines
+        lines += [f"… and {left} more"] if left > 0 else []
+        summary = self.summary(columns)
+        return [*lines, summary] if summary else lines
 
     def close(self) -> None:
         """Close the files."""
@@ -161,30 +199,62 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-class LiveConsole(Console):
+class ReportingConsole(Console):
+    """Shows what a `Console` shows; says what restarts have cost, and at the end what was done.
+
+    Args:
+        table: of the tasks, which is not shown here.
+    """
+
+    def __init__(
+        self, messages: TextIO | None, output: TextIO | None, table: LiveTable, rewrites: bool | None = None
+    ) -> None:
+        super().__init__(messages, output, rewrites)
+        self._table: LiveTable | None = table
+        self._said: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+
+    def show(self, seen: Observation) -> None:
+        """Take over the tasks as they are now, and say what a restart has cost."""
+        if self._table is not None:
+            for message in self._table.observe(seen):
+                self.say(message)
+
+    def say(self, text: str) -> None:
+        """Show a message of the launcher."""
+        self._said.append(text)
+        super().say(text)
+
+    def end(self, report: Sequence[tuple[str, str]]) -> None:
+        """Remove the table, and say how the launch ended, but for what is there already."""
+        table, self._table = self._table, None
+        for text, mark in report:
+            if not any(said.startswith(mark) for said in self._said):
+                self.say(text)
+        if table is not None:
+            self.say(table.closing())
+            table.close()
+
+
+class LiveConsole(ReportingConsole):
     """Shows what a `Console` shows, and below it the tasks and the chief's incomplete line.
 
     These rows are erased before anything else is written, and written again behind it.
     """
 
     def __init__(self, messages: TextIO | None, output: TextIO, table: LiveTable) -> None:
-        super().__init__(messages, output, rewrites=True)
-        self._table: LiveTable | None = table
+        super().__init__(messages, output, table, rewrites=True)
         #: The rows of the table, for the size of the terminal that they were made for.
         self._made: tuple[os.terminal_size, list[str]] | None = None
         self._bars: list[str] = []
         #: The rows that are on the terminal below the output now.
         self._painted: list[str] = []
-        self._said: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
 
     def show(self, seen: Observation) -> None:
         """Show the tasks as they are now."""
-        if self._table is None:
-            return
-        for message in self._table.observe(seen):
-            self.say(message)
-        self._made = None
-        self._paint()
+        if self._table is not None:
+            super().show(seen)
+            self._made = None
+            self._paint()
 
     def flush(self) -> bool:
         """Show the next part of each task's new output; return whether there was any."""
@@ -202,16 +272,6 @@ class LiveConsole(Console):
             self._erase()
             self._write(self._messages, as_message(text) + "\n")
         self._paint()
-
-    def end(self, report: Sequence[tuple[str, str]]) -> None:
-        """Remove the table, and say how the launch ended, but for what is there already."""
-        table, self._table = self._table, None
-        for text, mark in report:
-            if not any(said.startswith(mark) for said in self._said):
-                self.say(text)
-        if table is not None:
-            self.say(table.closing())
-            table.close()
 
     def _put(self, task: TaskOutput, lines: list[str]) -> None:
         if not lines:
@@ -251,8 +311,8 @@ class LiveConsole(Console):
         self._painted = []
 
 
-def live_console(messages: TextIO | None, output: TextIO | None, paths: RunPaths) -> LiveConsole | None:
+def live_console(messages: TextIO | None, output: TextIO | None, table: LiveTable) -> LiveConsole | None:
     """Return a console with a table of tasks where the output is a terminal; None elsewhere."""
     if output is None or not can_rewrite(output) or not output.isatty():
         return None
-    return LiveConsole(messages, output, LiveTable(paths))
+    return LiveConsole(messages, output, table)

@@ -14,6 +14,8 @@ from unisono.cluster_resolver._spec import Task
 
 #: Seconds over which the speed is a mean: a line comes each second.
 _SPEED_OVER = 5.0
+#: Seconds between two marks of the speed, and their number: half an hour at most counts for the time left.
+_MARK_SECONDS, _MARKS = 5.0, 360
 #: The letters behind large numbers.
 _SCALES = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
 
@@ -44,6 +46,8 @@ class TaskRow:
     work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     #: When, and at which step, the last events were written.
     seen: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+    #: Where the speed of the last minutes is counted from: times and steps of this process.
+    marks: list[tuple[float, int]] = dataclasses.field(default_factory=list)
     #: True if the running generation has written events.
     is_current: bool = False
 
@@ -53,12 +57,15 @@ class TaskRow:
         is_first = bool(event["generation"] != self.generation or base != self.step)
         if is_first:
             self.generation, self.base = event["generation"], base
-            self.seen = [(event["from"], self.base)]
+            self.seen, self.marks = [(event["from"], self.base)], []
         self.step, self.at, self.data, self.exchange = (
             event[k] for k in ("step", "until", "data", "exchange")
         )
         self.work = work_in(event)
         self.seen.append((event["until"], event["step"]))
+        if not self.marks or self.at - self.marks[-1][0] >= _MARK_SECONDS:
+            self.marks.append((event["until"], event["step"]))
+            del self.marks[:-_MARKS]
         while len(self.seen) > 2 and self.seen[1][0] < event["until"] - _SPEED_OVER:
             del self.seen[0]
         return is_first
@@ -71,6 +78,13 @@ class TaskRow:
         if len(self.seen) < 3 or known[-1][0] <= known[0][0]:
             return None
         return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
+
+    @property
+    def rate(self) -> float | None:
+        """Steps per second over the last minutes, with all between them; None where it is not known yet."""
+        if not self.marks or self.step is None or self.at <= self.marks[0][0]:
+            return None
+        return (self.step - self.marks[0][1]) / (self.at - self.marks[0][0])
 
     def cells(self, now: float) -> dict[str, str]:
         """Return the texts of its row, by the heads of the table; of the others nothing is known."""

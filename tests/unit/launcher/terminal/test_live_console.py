@@ -11,7 +11,14 @@ from unisono.cluster_resolver._spec import Task
 from unisono.launcher._plan import RunPaths
 from unisono.launcher._run_files import Tail
 from unisono.launcher.terminal import _console, _live_console
-from unisono.launcher.terminal._live_console import LiveConsole, LiveTable, Observation, live_console
+from unisono.launcher.terminal._lines import fit_row
+from unisono.launcher.terminal._live_console import (
+    LiveConsole,
+    LiveTable,
+    Observation,
+    ReportingConsole,
+    live_console,
+)
 
 W0, W1 = Task("worker", 0), Task("worker", 1)
 RUNNING = {W0: "runs", W1: "runs"}
@@ -186,6 +193,66 @@ def test_more_tasks_than_rows_are_counted(terminal, tmp_path):
 
 
 def test_no_table_where_there_is_no_terminal(tmp_path, monkeypatch):
-    assert live_console(io.StringIO(), io.StringIO(), RunPaths(tmp_path)) is None
+    assert live_console(io.StringIO(), io.StringIO(), LiveTable(RunPaths(tmp_path))) is None
     monkeypatch.setenv("TERM", "dumb")
-    assert live_console(io.StringIO(), Terminal(80), RunPaths(tmp_path)) is None
+    assert live_console(io.StringIO(), Terminal(80), LiveTable(RunPaths(tmp_path))) is None
+
+
+def write(paths, task, event, at, **facts):
+    path = paths.events(task)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        line = {"event": event, "from": NOW + at, "until": NOW + at, "generation": 0, **facts}
+        file.write(json.dumps(line) + "\n")
+
+
+LOGS = {"accuracy": 0.97831, "loss": 0.0556, "val_accuracy": 0.9567, "val_loss": 0.1015}
+
+
+def test_epoch_time_left_losses_and_rows_have_room_on_80_columns(terminal, tmp_path):
+    paths = RunPaths(tmp_path)
+    console = LiveConsole(terminal, terminal, LiveTable(paths))
+    write(paths, W0, "fit", 0, epochs=4, batches=30, epoch=0, step=0)
+    for step in range(1, 6):
+        put(paths, W0, step, 10 * step, 10, exchange=None, rows=640)
+        put(paths, W1, step, 10 * step, 10, exchange=None, rows=640)
+    write(paths, W0, "epoch", 4, epoch=1, step=30, logs=LOGS)
+    write(paths, W1, "epoch", 4, epoch=1, step=30, logs={"loss": 7.0})
+    write(paths, W0, "logs", 5, step=40, logs={"loss": 0.05, "accuracy": 0.98})
+    console.show(Observation(0, RUNNING))
+    head, _, _, summary = terminal.rows
+    # The exchange is not measured.
+    assert head.split() == ["task", "state", "step", "steps/s", "rows/s", "data", "%", "heartbeat", "gen."]
+    assert terminal.rows[1].split()[:5] == ["worker:0", "runs", "50", "10", "640"]
+    numbers = "loss 0.05, val_loss 0.1015, accuracy 0.98, val_accuracy 0.9567"
+    whole = f"epoch 2 of 4, 7 s left, {numbers}"
+    assert summary == (whole if terminal.size.columns == 100 else whole.rpartition(",")[0])
+    console.end([])
+
+
+def test_a_pipe_is_told_of_restarts_and_of_the_end_and_of_a_failure_once(tmp_path):
+    paths, messages = RunPaths(tmp_path), io.StringIO()
+    console = ReportingConsole(messages, io.StringIO(), LiveTable(paths))
+    put(paths, W0, 10, 100, 100)
+    failed = "unisono: worker:0 failed: ValueError: wrong"
+    console.say(f"{failed} (log: …); stopping the others")
+    console.show(Observation(0, {W0: "failed"}, failed_at=NOW + 11.0))
+    put(paths, W0, 13.5, 91, 1, generation=1)
+    console.show(Observation(1, {W0: "runs"}))
+    console.end([(f"{failed}, in generation 1", failed), ("[worker:0] Traceback", "[worker:0] ValueError")])
+    *lines, last = messages.getvalue().splitlines()
+    assert lines == [
+        f"{failed} (log: …); stopping the others",
+        "unisono: resumed at step 90, lost 10 steps, 2.5 s after the failure",
+        "[worker:0] Traceback",
+    ]
+    assert last.endswith(f"91 steps, 1 restart; logs: {tmp_path}")
+
+
+@pytest.mark.parametrize("columns", [79, 99])
+def test_the_bar_of_an_epoch_is_not_cut(columns):
+    bar = "[worker:0] 450/450 " + "━" * 20 + " 2s 4ms/step - accuracy: 0.9783 - loss: 0.0556"
+    row = fit_row(bar + " - val_accuracy: 0.9567 - val_loss: 0.1015", columns)
+    assert len(row) <= columns
+    assert row.startswith("[worker:0] accuracy")
+    assert row.endswith(("val_loss: 0.1015", "val_loss 0.1015"))
