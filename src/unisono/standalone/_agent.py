@@ -94,7 +94,7 @@ class Agent:
 
     def _answer(self, client: ClientId, frame: Frame) -> Frame | None:
         if frame.op is Op.STATUS:
-            return frame.answer(Op.OK, self.status())
+            return self._look(frame) if frame.meta else frame.answer(Op.OK, self.status())
         job = fields.text(frame.meta, "job", 100)
         if frame.op is Op.HELLO:
             return self._hello(frame, job)
@@ -173,6 +173,16 @@ class Agent:
             fields.whole(frame.meta, "number", least=_FIRST_SIGNAL, most=_LAST_SIGNAL),
         )
         return frame.answer(Op.OK)
+
+    def _look(self, frame: Frame) -> Frame:
+        """Answer one who looks at the job, and has no lease of it."""
+        job = self._job
+        if "folder" in frame.meta:
+            folder = fields.text(frame.meta, "folder", 100)
+            return frame.answer(Op.OK, {"files": {} if job is None else job.listing(folder)})
+        name = file_name(fields.text(frame.meta, "name"))
+        offset = fields.whole(frame.meta, "offset", least=0, most=1 << 50)
+        return frame.answer(Op.OK, {}, [blob(b"" if job is None else job.look(name, offset))])
 
     def status(self) -> dict[str, Any]:
         """Return numbers about the server."""

@@ -15,6 +15,8 @@ SIGNAL  `job`, `key`, `number`                              nothing
 SWEEP   `job`                                               `killed`
 END     `job`                                               nothing
 STATUS  nothing                                             numbers
+STATUS  `folder`: events or progress                        `files`: size and time of each
+STATUS  `name`, `offset`: a file there                      a blob
 ======  ==================================================  ==================================================
 
 `job` is a random text that the client chooses. All requests may arrive twice: a process has a key, and

@@ -129,7 +129,7 @@ class StandardServer:
     def _handle(self, client: ClientId, frame: Frame) -> Frame | None:
         if self._agent is None:
             return frame.answer(Op.ERROR, {"kind": "ClusterError", "text": "the server begins"})
-        if frame.op is Op.STATUS:
+        if frame.op is Op.STATUS and not frame.meta:
             return frame.answer(Op.OK, self.status())
         return self._agent.handle(client, frame)
 

@@ -35,6 +35,8 @@ from unisono.standalone._server_machine import ServerMachine
 LOG_BYTES = 1 << 20
 #: Bytes of the record of an exception; a larger one is sent without what was pickled.
 ERROR_BYTES = 4 << 20
+#: Folders of a job that others than its client may read.
+_SEEN_FOLDERS = ("events", "progress")
 #: Processes of a job at most: each has a key, which a repeated START names.
 _MOST_PROCESSES = 10_000
 
@@ -171,6 +173,27 @@ class ServerJob:
                 return os.fstat(file.fileno()).st_size, file.read(CHUNK)
         except OSError as error:
             raise InvalidArgumentError(f"The file {name!r} cannot be read: {error.strerror}.") from None
+
+    def listing(self, folder: str) -> dict[str, list[float]]:
+        """Return the files of a folder that may be looked at: their bytes, and when they were written."""
+        if folder not in _SEEN_FOLDERS:
+            raise InvalidArgumentError(f"The folder must be one of {', '.join(_SEEN_FOLDERS)}.")
+        files = {}
+        for entry in os.scandir(self.root / folder):
+            state = entry.stat(follow_symlinks=False)
+            files[entry.name] = [state.st_size, state.st_mtime]
+        return files
+
+    def look(self, name: str, offset: int) -> bytes:
+        """Return a part of such a file; none where there is no such file."""
+        if name.partition("/")[0] not in _SEEN_FOLDERS:
+            raise InvalidArgumentError(f"The file must be in one of {', '.join(_SEEN_FOLDERS)}.")
+        try:
+            with (self.root / name).open("rb") as file:
+                file.seek(offset)
+                return file.read(CHUNK)
+        except OSError:
+            return b""
 
     def start(
         self, key: str, task: Task, generation: int, shape: ProcessShape, description: Mapping[str, Any]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from unisono.watch._log_folder import LocalFolder
 
 #: The files by which a log folder is recognised.
 _MARKS = ("history.jsonl", "launch.json", "events")
+_ADDRESS = re.compile(r"[^\s/,]+:[0-9]{1,5}")
 _HOW = "Write `unisono watch LOGDIR` with the folder that `unisono launch` has printed"
 
 
@@ -66,6 +68,7 @@ def find_job(where: str | None) -> JobReader:
 
     Raises:
         InvalidArgumentError: there is no such job.
+        ClusterError: a server does not answer, or has another key.
     """
     if where is None:
         folders = log_folders(Path.cwd())
@@ -83,6 +86,10 @@ def find_job(where: str | None) -> JobReader:
                 f"has neither. {_HOW}."
             )
         return JobReader(LocalFolder(path))
+    if all(_ADDRESS.fullmatch(each) for each in where.split(",")):
+        from unisono.watch._server_folder import folder_of_servers
+
+        return JobReader(folder_of_servers(where.split(",")))
     for folder in log_folders(Path.cwd()):
         if _job_name(folder) == where:
             return JobReader(LocalFolder(folder))
