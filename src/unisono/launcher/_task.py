@@ -166,7 +166,7 @@ def take_over(job: dict[str, Any], warm: bool) -> None:
 
 
 def set_title(title: str) -> None:
-    """Name this process in `ps`, and by the title's second word in `top`, where `titles` is installed."""
+    """Name this process in `ps`, and by the title's second word in `top`, where the package is there."""
     # A title may overwrite the environment, by which the launcher finds what tasks leave behind.
     os.environ["SPT_NOENV"] = "1"
     try:

@@ -15,7 +15,7 @@ from unisono.watch._terminal import JobSource
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-#: What a state may be: each has a number that is 0 or 1.
+#: All states: each has a number, 0 or 1.
 _STATES = ("starts", "runs", "restarts", "ended", "failed")
 _LOOPBACK = "127.0.0.1"
 

@@ -93,6 +93,10 @@ def find_job(where: str | None) -> JobReader:
     for folder in log_folders(Path.cwd()):
         if _job_name(folder) == where:
             return JobReader(LocalFolder(folder))
+    from unisono.launcher.engines._slurm_job import folder_of_job
+
+    if (shared := folder_of_job(where)) is not None:
+        return JobReader(LocalFolder(shared))
     raise InvalidArgumentError(
         f"The job must be a log folder, HOST:PORT of a server, or the name of a job. Received: {where!r}, "
         f"which is no folder, and no job has this name. {_HOW}."

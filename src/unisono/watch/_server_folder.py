@@ -118,7 +118,7 @@ class JoinedFolder:
 
 
 def folder_of_servers(addresses: Sequence[str]) -> LogFolder:
-    """Return what servers (`unisono serve`) have of the job that they train for.
+    """Return the files of a job on the servers (`unisono serve`) that train for it.
 
     Raises:
         ClusterError: one does not answer, or has another key.

@@ -276,3 +276,18 @@ def _text(states: list[JobState]) -> str:
         return states[0].text
     counts = Counter(state.state.lower() for state in states)
     return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+
+
+def folder_of_job(name: str) -> Path | None:
+    """Return the log folder of the newest job of a name, of this user; None where there is no such job.
+
+    Slurm knows it by the file of the job's own output, which `unisono launch --on slurm` puts there.
+    """
+    if shutil.which("squeue") is None:
+        return None
+    numbers = _slurm("squeue", "--me", "--noheader", "--format=%A", f"--name={name}").stdout.split()
+    for number in sorted({n for n in numbers if n.isdigit()}, key=int, reverse=True):
+        output = re.search(r"(?m)^\s*StdOut=(.+)$", _slurm("scontrol", "show", "job", number).stdout)
+        if output is not None and (folder := Path(output[1]).parent).is_dir():
+            return folder
+    return None

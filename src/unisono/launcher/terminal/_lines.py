@@ -22,7 +22,7 @@ from unisono.launcher.terminal._printable import (
 _LONGEST = 1 << 16
 #: The most rows of a task that it may write anew: bars below each other.
 _MOST_HELD = 16
-#: What precedes the numbers in a progress bar of Keras, behind the name of the task.
+#: The counts before the numbers in a progress bar of Keras, behind the name of the task.
 _COUNTS = re.compile(r"^(\[[a-z]+:\d+\] )? *\d+/\w+ [^-]*?/\w+ - ")
 _STEPS = re.compile(f"(\n|{re.escape(UP)})")
 #: Messages that libraries print on standard output for their developers: left out on the terminal, kept in

@@ -206,6 +206,9 @@ class ReportingConsole(Console):
         table: of the tasks, which is not shown here.
     """
 
+    #: Whoever reads a file from its end finds the traceback there.
+    _closes_first = True
+
     def __init__(
         self, messages: TextIO | None, output: TextIO | None, table: LiveTable, rewrites: bool | None = None
     ) -> None:
@@ -227,12 +230,12 @@ class ReportingConsole(Console):
     def end(self, report: Sequence[tuple[str, str]]) -> None:
         """Remove the table, and say how the launch ended, but for what is there already."""
         table, self._table = self._table, None
-        for text, mark in report:
-            if not any(said.startswith(mark) for said in self._said):
-                self.say(text)
+        closing = [] if table is None else [table.closing()]
         if table is not None:
-            self.say(table.closing())
             table.close()
+        texts = [text for text, mark in report if not any(said.startswith(mark) for said in self._said)]
+        for text in [*closing, *texts] if self._closes_first else [*texts, *closing]:
+            self.say(text)
 
 
 class LiveConsole(ReportingConsole):
@@ -240,6 +243,8 @@ class LiveConsole(ReportingConsole):
 
     These rows are erased before anything else is written, and written again behind it.
     """
+
+    _closes_first = False
 
     def __init__(self, messages: TextIO | None, output: TextIO, table: LiveTable) -> None:
         super().__init__(messages, output, table, rewrites=True)

@@ -16,7 +16,13 @@ from unisono.launcher.engines import _slurm_job
 from unisono.launcher.engines._engine import Submission
 from unisono.launcher.engines._settings import SlurmSettings
 from unisono.launcher.engines._slurm import render
-from unisono.launcher.engines._slurm_job import SlurmJob, check_with_slurm, first_killed, read_states
+from unisono.launcher.engines._slurm_job import (
+    SlurmJob,
+    check_with_slurm,
+    first_killed,
+    folder_of_job,
+    read_states,
+)
 
 PROGRAM = UserProgram(__file__, ("--name", "a b"))
 
@@ -249,3 +255,23 @@ def test_states_of_jobs():
 )
 def test_the_task_that_ended_first(text, task):
     assert [f.task for f in first_killed(text, LaunchOptions(workers=2, ps=2))] == ([task] if task else [])
+
+
+def test_the_folder_of_a_job_is_found_by_its_name(tmp_path, monkeypatch):
+    logs = tmp_path / "my logs"
+    logs.mkdir()
+    outputs = {"7": f"   StdErr=/x\n   StdOut={tmp_path}/gone/slurm-7.log\n"}
+    outputs["12"] = f"   StdOut={logs}/slurm-12.log\n"
+
+    def answer(*words, text=""):
+        found = "12\n7\n12\n" if "--name=train" in words else outputs.get(words[-1], "")
+        return subprocess.CompletedProcess(words, 0, found, "")
+
+    monkeypatch.setattr(_slurm_job, "_slurm", answer)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert folder_of_job("train") == logs
+    assert folder_of_job("other") is None
+    del outputs["12"]
+    assert folder_of_job("train") is None
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert folder_of_job("train") is None

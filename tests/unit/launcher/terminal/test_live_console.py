@@ -240,13 +240,14 @@ def test_a_pipe_is_told_of_restarts_and_of_the_end_and_of_a_failure_once(tmp_pat
     put(paths, W0, 13.5, 91, 1, generation=1)
     console.show(Observation(1, {W0: "runs"}))
     console.end([(f"{failed}, in generation 1", failed), ("[worker:0] Traceback", "[worker:0] ValueError")])
-    *lines, last = messages.getvalue().splitlines()
+    *lines, closing, last = messages.getvalue().splitlines()
     assert lines == [
         f"{failed} (log: …); stopping the others",
         "unisono: resumed at step 90, lost 10 steps, 2.5 s after the failure",
-        "[worker:0] Traceback",
     ]
-    assert last.endswith(f"91 steps, 1 restart; logs: {tmp_path}")
+    # The cause stands at the end.
+    assert last == "[worker:0] Traceback"
+    assert closing.endswith(f"91 steps, 1 restart; logs: {tmp_path}")
 
 
 @pytest.mark.parametrize("columns", [79, 99])
