@@ -367,9 +367,9 @@ def watch(
 
     source = _places.find_job(job)
     if metrics is not None:
-        from unisono.watch import _metrics
+        from unisono.watch import _prometheus
 
-        _metrics.serve_metrics(source, metrics, typer.echo)
+        _prometheus.serve_metrics(source, metrics, typer.echo)
         return
     _terminal.watch(source, once)
 

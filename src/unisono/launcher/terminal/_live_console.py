@@ -206,7 +206,7 @@ class ReportingConsole(Console):
         table: of the tasks, which is not shown here.
     """
 
-    #: Whoever reads a file from its end finds the traceback there.
+    #: In a file, the traceback stands at the end.
     _closes_first = True
 
     def __init__(

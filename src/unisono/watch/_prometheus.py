@@ -30,8 +30,11 @@ _OF_JOB: dict[str, tuple[str, Callable[[WatchedJob], float | None]]] = {
     "generation": ("Which start of all tasks this is, from 0.", lambda job: job.generation),
     "restarts_left": ("Restarts that are allowed at this moment.", lambda job: job.restarts_left),
     "exit_code": ("The exit code of the launcher.", lambda job: job.exit_code),
-    "backup_step": ("The step of the last backup.", lambda job: job.backup and job.backup.step),
-    "backup_age_seconds": ("How old the last backup is.", lambda job: job.backup and job.backup.age_s),
+    "backup_step": ("The step of the last backup.", lambda job: job.backup.step if job.backup else None),
+    "backup_age_seconds": (
+        "How old the last backup is.",
+        lambda job: job.backup.age_s if job.backup else None,
+    ),
 }
 #: The same of each task.
 _OF_TASK: dict[str, tuple[str, Callable[[WatchedTask], float | None]]] = {
@@ -119,7 +122,7 @@ class MetricsServer:
             ) from None
         host, port = _parse(address)
         registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        registry.register(JobCollector(source))  # type: ignore[arg-type]
+        registry.register(JobCollector(source))
         try:
             self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
         except OSError as error:

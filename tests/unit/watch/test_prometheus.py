@@ -9,7 +9,7 @@ import pytest
 from tests.unit.watch.test_screen import JOB
 
 from unisono._errors import InvalidArgumentError
-from unisono.watch._metrics import MetricsServer, families_of
+from unisono.watch._prometheus import MetricsServer, families_of
 
 DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana_dashboard.json"
 
