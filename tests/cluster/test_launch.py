@@ -89,7 +89,10 @@ raise OSError("Connection closed by peer")
 """
     with launched(tmp_path, script, "-n", "2") as run:
         assert run.end() == 137
-        assert "worker:1 was killed by SIGKILL" in run.err.splitlines()[-1]
+        *_, cause, closing = run.err.splitlines()
+        assert "worker:1 was killed by SIGKILL" in cause
+        assert run.err.count("worker:1 was killed by SIGKILL") == 1
+        assert closing.startswith("unisono: 2 tasks, ")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ from unisono.launcher._stall_detector import read_step
 from unisono.rpc._ports import ports_to_choose_from
 from unisono.rpc._transport._keys import read_keys
 from unisono.testing import FaultPlan, read_history
+from unisono.watch._job_reader import JobReader
+from unisono.watch._log_folder import LocalFolder
+from unisono.watch._screen import screen_of
 
 
 def _line(event, task=None, **others):
@@ -52,7 +55,17 @@ EVENTS = [
         "peak": 1e12,
         "memory": 1e9,
     },
+    _SPAN | {"event": "fit", "step": 0, "epochs": 2, "batches": 5, "epoch": 0, "config": [["loss", "mse"]]},
+    _SPAN | {"event": "epoch", "step": 5, "epoch": 1, "batches": 5, "logs": {"loss": 0.5}},
+    _SPAN | {"event": "logs", "step": 5, "logs": {"loss": 0.25}},
+    _SPAN | {"event": "backup", "step": 5},
 ]
+LAUNCH = {
+    "title": "train.py",
+    "max_restarts": 2,
+    "restart_window_s": 600.0,
+    "config": [["tasks", "1 worker"]],
+}
 LINES = st.lists(st.tuples(st.integers(0, 9), TEXT_CHANGES), max_size=2)
 
 
@@ -66,10 +79,10 @@ def changed_lines(lines, changes):
 
 
 class Timelines:
-    """The folder of a launch, for `unisono timeline`."""
+    """The folder of a launch, for `unisono timeline` and `unisono watch`."""
 
-    cases = st.tuples(LINES, LINES)
-    unchanged = ([], [])
+    cases = st.tuples(LINES, LINES, TEXT_CHANGES)
+    unchanged = ([], [], SAME)
 
     def __init__(self, folder):
         self.folder = folder
@@ -79,6 +92,10 @@ class Timelines:
         (self.folder / "history.jsonl").write_bytes(changed_lines(HISTORY, case[0]))
         (self.folder / "events" / "worker-0.jsonl").write_bytes(changed_lines(EVENTS, case[1]))
         _timeline_page.main(self.folder)
+        (self.folder / "launch.json").write_bytes(changed_text(json.dumps(LAUNCH), case[2]))
+        job = JobReader(LocalFolder(self.folder)).refresh()
+        json.dumps(job.to_json(), allow_nan=False)
+        screen_of(job, 80, 24)
 
 
 class SmallFiles:
