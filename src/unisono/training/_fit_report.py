@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from unisono.training._fit_extension import Logs, RunNumber, WorkersCallback
+from unisono.training._fit_extension import Logs, RunNumber
 
 if TYPE_CHECKING:
     from unisono.cluster.liveness._task_events import TaskEventFile
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _USUAL_ROWS = 32
 
 
-class FitReport(WorkersCallback):
+class FitReport(keras.callbacks.Callback):
     """Tells the launcher when `fit` begins, and when an epoch ends.
 
     It reads no value of a device: at the end of an epoch, Keras has read the logs for its history.
