@@ -37,11 +37,11 @@ def started(monkeypatch):
     return programs
 
 
-def compiled(replicas=2, *layers):
+def compiled(replicas=2, *layers, together=1):
     keras.utils.set_random_seed(5)
     with mirrored(replicas).scope():
         model = mlp(*(layer() for layer in layers))
-        model.compile("adam", crossentropy(), metrics=["accuracy"])
+        model.compile("adam", crossentropy(), metrics=["accuracy"], steps_per_execution=together)
     return model
 
 
@@ -97,7 +97,7 @@ class Evaluates(Sees):
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
-        if batch == 6:
+        if batch in (6, 8):
             x, y = digits()
             self.seen.append(self.model.evaluate(x[:96], y[:96], verbose=0))
 
@@ -107,7 +107,7 @@ class Fits(Sees):
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
-        if batch == 3:
+        if batch in (3, 5):
             x, y = digits()
             self.model.fit(x[:64], y[:64], batch_size=32, verbose=0, shuffle=False)
 
@@ -117,7 +117,7 @@ class FitsOneBatch(Sees):
 
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
-        if batch in (3, 4, 15):
+        if batch in (3, 4, 8, 15):
             x, y = digits()
             self.seen.append(self.model.train_on_batch(-x[:32], y[:32]))
 
@@ -125,15 +125,15 @@ class FitsOneBatch(Sees):
 class Stops(Sees):
     def on_train_batch_end(self, batch, logs=None):
         super().on_train_batch_end(batch, logs)
-        if batch == 7:
+        if batch in (7, 8):
             self.model.stop_training = True
 
 
-def trained(callback, replicas=2, rows=32 * _STEPS, epochs=2, layers=()):
+def trained(callback, replicas=2, rows=32 * _STEPS, epochs=2, layers=(), together=1, **options):
     x, y = digits()
     x, y = np.concatenate([x, x])[:rows], np.concatenate([y, y])[:rows]
-    model = compiled(replicas, *layers)
-    history = model.fit(x, y, batch_size=32, epochs=epochs, verbose=0, callbacks=[callback])
+    model = compiled(replicas, *layers, together=together)
+    history = model.fit(x, y, batch_size=32, epochs=epochs, verbose=0, callbacks=[callback], **options)
     state = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
     return state, history.history, callback.seen
 
@@ -150,12 +150,37 @@ def same(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [Sees, ReadsEach, ReadsSome, ReadsBefore, SetsRate, ResetsWeights, Evaluates, Fits, FitsOneBatch, Stops],
-)
+_KINDS = [
+    Sees, ReadsEach, ReadsSome, ReadsBefore, SetsRate, ResetsWeights, Evaluates, Fits, FitsOneBatch, Stops,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", _KINDS)
 def test_callbacks_see_and_do_what_they_would_one_by_one(kind, monkeypatch):
     same(trained(kind()), one_by_one(monkeypatch, kind()))
+
+
+def several(*kinds):
+    """One case for `make test`, and the others for `make test-all`."""
+    return [kinds[0], *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in kinds[1:])]
+
+
+@pytest.mark.parametrize(
+    "kind", several(ResetsWeights, *(kind for kind in _KINDS if kind is not ResetsWeights))
+)
+def test_steps_per_execution(kind, monkeypatch):
+    """Calls of three steps, which end within groups of five and behind them; 23 steps are no multiple."""
+    expected = one_by_one(monkeypatch, kind(), together=3)
+    same(trained(kind(), together=3), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    several({"rows": 32 * 7 + 9}, {"rows": 31 * 5}, {"steps_per_epoch": 5}, {"steps_per_epoch": 22}),
+)
+def test_epochs_that_are_no_multiple_of_steps_per_execution(options, monkeypatch):
+    expected = one_by_one(monkeypatch, ReadsSome(), together=3, **options)
+    same(trained(ReadsSome(), together=3, **options), expected)
 
 
 @pytest.mark.parametrize("rows", [32 * 7 + 9, 31 * 5])
@@ -191,6 +216,12 @@ def test_steps_run_ahead_of_a_callback_that_reads_logs(started):
     assert len(started) == 5
 
 
+def test_steps_run_ahead_with_steps_per_execution_too(started):
+    trained(Sees(), epochs=1, together=2)
+    # As many as without it.
+    assert len(started) == 5
+
+
 def test_a_callback_that_changes_each_state_costs_few_programs(started):
     class Changes(Sees):
         def on_train_batch_end(self, batch, logs=None):
@@ -206,14 +237,15 @@ def test_a_callback_that_reads_often_costs_few_programs(started):
     assert len(started) <= _STEPS + 3
 
 
-def test_an_error_of_a_callback_leaves_the_state_of_its_batch(monkeypatch):
+@pytest.mark.parametrize("together", [1, 2])
+def test_an_error_of_a_callback_leaves_the_state_of_its_batch(together, monkeypatch):
     class Raises(Sees):
         def on_train_batch_end(self, batch, logs=None):
             if batch == 7:
                 raise OSError("the log is gone")
 
     x, y = digits()
-    model = compiled()
+    model = compiled(together=together)
     with pytest.raises(OSError, match="the log is gone"):
         model.fit(x[:352], y[:352], batch_size=32, verbose=0, shuffle=False, callbacks=[Raises()])
     assert int(model.optimizer.iterations.numpy()) == 8

@@ -122,6 +122,8 @@ class BatchSource:
     epoch_steps: int | None = None
     #: Is another object in each epoch.
     epoch: object = None
+    #: How many steps of a call follow those that were run ahead; None for all of them.
+    left_of_call: int | None = None
 
     def __init__(self) -> None:
         #: Batches that were taken and not used, and further ones that were noted, too.

@@ -146,7 +146,7 @@ class StepLoop:
         A group ends where a batch does not fit it, so that a call takes several where shapes change.
         """
         results: list[GroupResult] = []
-        left = 1 if source.is_ahead else self._model.steps_per_execution
+        left = 1 if source.is_ahead else source.left_of_call or self._model.steps_per_execution
         while left > 0:
             group = self.take(source, iterator, source.is_ahead, left)
             if group is None:

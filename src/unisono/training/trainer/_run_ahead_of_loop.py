@@ -146,7 +146,7 @@ def can_speculate(
         data: the method's arguments by name. A generator may depend on what a callback does: then nothing
             runs ahead.
     """
-    if name == "predict" or model.steps_per_execution > 1 or not _has_compiled_steps(model, callbacks, name):
+    if name == "predict" or not _has_compiled_steps(model, callbacks, name):
         return False
     if name == "fit" and any(_needs_each_state(c) for c in flat_callbacks(callbacks)):
         return False
@@ -203,7 +203,7 @@ def lookahead_for(
         return None
     from unisono.training.trainer._speculation import Speculation
 
-    return Speculation()
+    return Speculation(model.steps_per_execution)
 
 
 # --- evaluate and predict -------------------------------------------------------------------

@@ -25,6 +25,7 @@ import jax
 from unisono._types import PyTree
 from unisono.step._call_signature import LazyArray
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager
+from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_profile import start_steps
 from unisono.training.trainer._protocol import State
@@ -76,9 +77,11 @@ class Speculation(StepLookahead):
     #: A step that was not run ahead runs by itself.
     is_ahead = False
     is_guess = True
+    # What ran by itself ends its call.
+    hand_out = BatchSource.hand_out
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, per_call: int = 1) -> None:
+        super().__init__(per_call)
         #: Programs that are known to have no effects besides their results.
         self._repeatable: set[StepProgram] = set()
         self._started: collections.deque[StartedGroup] = collections.deque()
@@ -92,15 +95,26 @@ class Speculation(StepLookahead):
     def step(  # type: ignore[override]
         self, function: TrainerFunction, state: State, iterator: Iterator[PyTree]
     ) -> tuple[PyTree, State]:
-        """Run the next step, or hand out one that was run ahead, and start others."""
-        self.skip(1)
+        """Run the steps of a call, or hand out those that were run ahead, and start others."""
         carried = function.carried
         self.continue_from(is_unchanged=carried.is_unchanged(state))
-        self._run_ahead(function, state, iterator)
-        if self.pending:
-            logs, state_after = self.next_step()
-            return logs, carried.keep_unread(state_after)
+        logs, self.left_of_call = None, self._per_call
+        while True:
+            self.skip(1)
+            self._run_ahead(function, state, iterator)
+            if not self.pending:
+                break
+            count, logs, state_after = self.next_steps(self.left_of_call)
+            self.skip(count - 1)
+            # At once: where the data raise, these steps count.
+            state = carried.keep_unread(state_after)
+            self.left_of_call -= count
+            if not self.left_of_call:
+                return logs, state
+        if self.left_of_call < self._per_call and not self.has_next(iterator):
+            return logs, state
         self.run_alone(is_used=not carried.is_returned(state))
+        self.skip(self.left_of_call - 1)
         return function.run(self, state, iterator)
 
     def _run_ahead(self, function: TrainerFunction, given: State, iterator: Iterator[PyTree]) -> None:
@@ -173,19 +187,26 @@ class Speculation(StepLookahead):
 
     def begin_epoch(self, steps: int | None) -> None:
         """Note that an epoch begins; discard what is left of one that was interrupted."""
-        super().begin_epoch(steps)
+        # Keras asks for as many at each call, also at the last one.
+        super().begin_epoch(steps and -(-steps // self._per_call) * self._per_call)
+        self.epoch_steps = steps
         self._is_first = True
         self._started.clear()
 
-    def next_step(self) -> tuple[PyTree, Callable[[], State]]:
-        """Hand out the next step: its logs, and what computes the state after it where that is read."""
+    def next_steps(self, most: int) -> tuple[int, PyTree, Callable[[], State]]:
+        """Hand out the next steps of one group.
+
+        Returns:
+            How many, the last one's logs, and what computes the state after it where that is read.
+        """
         while not self._started[0].left:
             self._started.popleft()
         started = self._started[0]
-        index = started.used
+        count = min(most, started.left)
+        started.used += count
+        index = started.used - 1
         logs = jax.tree.map(lambda every: LazyArray.of_step(every, index), started.logs)
-        started.used += 1
-        return logs, cache(partial(self._state_once, [started], started.used))
+        return count, logs, cache(partial(self._state_once, [started], started.used))
 
     def _state_once(self, group: list[StartedGroup], steps: int) -> State:
         """Return the state after some of a group's steps, and let the group go: its arrays may be large."""
