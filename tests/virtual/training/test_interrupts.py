@@ -79,7 +79,7 @@ _SPECULATION = (
     "Speculation._run_ahead",
     "Speculation._start",
     "Speculation.continue_from",
-    "Speculation.next_step",
+    "Speculation.next_steps",
     "Speculation.step",
 )
 _RUN = ("CompiledStep.__call__", "Entry.__call__", "Entry._store_all", "store_values")
