@@ -20,8 +20,8 @@ from unisono._types import ArrayLike, PyTree, State
 from unisono.checkpoint._contents import Parts
 from unisono.checkpoint._json_state import decode, encode, stand_ins
 from unisono.checkpoint._snapshot import Snapshot, copy_of
-from unisono.step._call_signature import LazyArray
 from unisono.step._value_handle import ValueHandle
+from unisono.training.groups._multi_step import LazyArray
 
 #: With what the names of arrays begin that replicas have of their own.
 _LOCAL = "local/"

@@ -353,7 +353,12 @@ class StateLayout:
             layouts: of the variables.
             values: what they hold, or were assigned.
         """
-        return list(self._mesh.put(list(values), self._mesh.replicated))
+        # JAX looks at each array that it is given, also where it stays.
+        wanted, placed = self._mesh.replicated, list(values)
+        away = [i for i, x in enumerate(values) if not isinstance(x, jax.Array) or x.sharding != wanted]
+        for i, x in zip(away, self._mesh.put([values[i] for i in away], wanted), strict=True):
+            placed[i] = x
+        return placed
 
     def fetch(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Bring arrays from where they rest to the devices that compute.

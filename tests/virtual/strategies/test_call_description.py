@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from unisono.cluster.rendezvous._mismatch import differences
 from unisono.cluster.strategy._call_description import (
     call_fingerprint,
     described,
@@ -186,3 +187,17 @@ def test_calls_with_names_and_orders_of_their_own():
     assert call_fingerprint(two_outputs(0.5), {"class_weight": {1: 2.0, 0: 1.0}}) == first
     other = call_fingerprint(two_outputs(0.6), {"class_weight": {0: 1.0, 1: 3.0}})
     assert {k for k in first if first[k] != other[k]} == {"class_weight", "loss_weights"}
+
+
+def test_switches_of_the_environment_that_choose_programs(monkeypatch):
+    """Workers that run other programs would wait for each other's collectives for ever."""
+    model = two_outputs(0.5)
+    first = call_fingerprint(model, {})
+    for name, value in (("UNISONO_STEPS_TOGETHER", "never"), ("UNISONO_RESIDENT_DATA", "1")):
+        monkeypatch.setenv(name, value)
+    other = call_fingerprint(model, {})
+    assert sorted(differences({0: first, 1: first, 2: other})) == [
+        f"{name} is 'not set' on processes 0 and 1, but '{value}' on process 2. "
+        "Make it the same in every process."
+        for name, value in (("UNISONO_RESIDENT_DATA", "1"), ("UNISONO_STEPS_TOGETHER", "never"))
+    ]

@@ -14,7 +14,7 @@ import unisono
 from tests.ps_cluster import local_strategy
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief._train_function import RemoteTrainFunction
-from unisono.step._call_signature import LazyArray
+from unisono.training.groups._multi_step import LazyArray
 
 pytestmark = pytest.mark.numbers
 

@@ -16,7 +16,7 @@ from tests.support import LIMIT
 from unisono.coordinator import ClusterCoordinator
 from unisono.parameter_server.server import _client
 from unisono.rpc._calls import PeerLostError
-from unisono.step._call_signature import LazyArray
+from unisono.training.groups._multi_step import LazyArray
 
 
 def compiled(strategy):

@@ -24,6 +24,7 @@ import jax
 import keras
 import numpy as np
 
+from unisono._system._environ import process_environ
 from unisono._types import Json, UserValue
 from unisono.checkpoint._variable_paths import canonical_paths
 from unisono.cluster.strategy._chief_callbacks import is_chief_only
@@ -48,6 +49,9 @@ _OPTIONS = (
 #: Arguments of `compile` that are compared, besides the optimizer.
 _COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _DATA = ("x", "y", "sample_weight", "validation_data")
+
+#: Variables of the environment that decide which programs run. Workers that run others would wait for ever.
+_SWITCHES = ("UNISONO_STEPS_TOGETHER", "UNISONO_RESIDENT_DATA")
 
 #: Describes a value that is a part of another one.
 Describe: TypeAlias = Callable[[UserValue], str]
@@ -88,6 +92,8 @@ def call_fingerprint(model: keras.Model, arguments: Mapping[str, object]) -> dic
     fingerprint |= {
         name: str(getattr(model, name)) for name in ("steps_per_execution", "run_eagerly", "jit_compile")
     }
+    environ = process_environ()
+    fingerprint |= {name: environ.get(name) or "not set" for name in _SWITCHES}
     given = flat_callbacks(arguments.get("callbacks"))
     fingerprint["callbacks"] = "\n".join(_text_of(c) for c in given if _decides(c))
     return fingerprint

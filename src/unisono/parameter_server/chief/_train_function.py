@@ -29,9 +29,10 @@ from unisono.parameter_server.chief._workers import RunResult
 from unisono.parameter_server.programs._function_step import FunctionProgram, FunctionSteps
 from unisono.parameter_server.programs._worker_step import WorkerStep
 from unisono.parameter_server.server._traffic import StepTally
-from unisono.step._call_signature import LazyArray, Result
+from unisono.step._call_signature import Result
 from unisono.step._keras_internals import mark_synced, set_training_state
 from unisono.step.variables._merge_rules import kind_of
+from unisono.training.groups._multi_step import LazyArray
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._stateful_function import mark_built
 from unisono.training.stateful._stateful_step import StatefulStep

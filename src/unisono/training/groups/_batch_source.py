@@ -17,7 +17,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,13 +25,20 @@ import numpy as np
 from unisono._types import PyTree
 from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import check_values
-from unisono.step._call_signature import LazyArray
 from unisono.training.groups._batch_policy import Mode
+from unisono.training.groups._multi_step import LazyArray
 from unisono.training.groups._step_profile import HostTimer
 
 #: Seconds after which the host no longer waits for one more batch: a program of fewer steps is better than
 #: idle devices.
 _PATIENCE = 0.01
+
+
+def _newest(every: Any, count: int, is_stacked: bool) -> Any:
+    """Return the last step's log: of a number, what reads it where Keras asks for it."""
+    if not is_stacked:
+        return LazyArray(lambda: every, None) if isinstance(every, jax.Array) and not every.ndim else every
+    return LazyArray.of_step(every, count - 1) if every.ndim == 1 else every[count - 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +55,8 @@ class GroupResult:
     is_stacked: bool
 
     def newest(self) -> PyTree:
-        """Return the last step's."""
-        return jax.tree.map(lambda x: x[self.count - 1], self.value) if self.is_stacked else self.value
+        """Return the last step's logs."""
+        return jax.tree.map(lambda x: _newest(x, self.count, self.is_stacked), self.value)
 
     def rows(self) -> PyTree:
         """Return the rows of all steps, on the host."""

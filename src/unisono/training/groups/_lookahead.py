@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 from unisono._types import PyTree
-from unisono.step._call_signature import LazyArray
 from unisono.training.groups._batch_source import BatchSource, GroupPredictions, GroupResult
 from unisono.training.groups._group_size import IN_FLIGHT
+from unisono.training.groups._multi_step import LazyArray
 from unisono.training.trainer._protocol import State
 
 
@@ -133,7 +133,7 @@ class StepLookahead(BatchSource):
         """Return the first step's logs or predictions, and queue what Keras asks for in the next calls."""
         last = results[-1]
         if not last.is_stacked:
-            return last.value
+            return last.value if is_predict else last.newest()
         queue = self.queue_predictions if is_predict else self.queue_logs
         return queue(last.value, last.count)
 

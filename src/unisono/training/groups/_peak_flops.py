@@ -17,7 +17,9 @@ _TERA = 1e12
 # like this unless `jax_default_matmul_precision` says otherwise.
 #
 # Sheets: nvidia.com/en-us/data-center/{v100,tesla-t4,a100,l4,h100,h200,hgx},
-# cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. The names are parts of `jax.Device.device_kind`.
+# cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. What NVIDIA's print, where that is with sparse matrices alone:
+# L4 242 and 120, H100 SXM and H200 SXM 1,979 and 989, H100 PCIe 1,513 and 756, both NVL 1,671 and 835, eight
+# B200 36,000 and 18,000. The names are parts of `jax.Device.device_kind`.
 _PEAKS: dict[str, dict[str, float]] = {
     "V100": {"float16": 125 * _TERA, "float32": 15.7 * _TERA},
     "V100-PCIE": {"float16": 112 * _TERA, "float32": 14 * _TERA},

@@ -15,12 +15,12 @@ import numpy as np
 
 from unisono._lowering._compiler_options import Executables
 from unisono._types import PyTree
-from unisono.step._call_signature import Call, LazyArray
+from unisono.step._call_signature import Call
 from unisono.step._run_ahead import run_ahead_of
 from unisono.training._bind import wrap_keras
 from unisono.training.groups._batch_placement import BatchStager, StagerCache
 from unisono.training.groups._group_size import AdaptiveGroupSize
-from unisono.training.groups._multi_step import is_slow_in_loop, may_loop, slots_for
+from unisono.training.groups._multi_step import LazyArray, is_slow_in_loop, may_loop, slots_for
 from unisono.training.named_steps._programs import Programs
 from unisono.training.named_steps._protocol import ElementSource, NamedStep, elements_for
 from unisono.training.named_steps._rows import Row, RowSource, rows_of

@@ -93,10 +93,13 @@ def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict
     """
     # Keras empties variable by variable, and notes the state afterwards: an interrupt between the two
     # would lose the weights.
-    unchanged = _unchanged(model, [name for name in LISTS if wanted.get(name)])
+    names = [name for name in LISTS if wanted.get(name)]
+    kept = _unchanged(model, names)
+    others = {name: True for name in names if name not in kept}
     with in_parts():
-        state = unchanged or original(model, **{**wanted, "purge_model_variables": False})
-    hold_state(model, [name for name in LISTS if wanted.get(name)], state)
+        read = iter(original(model, **others, purge_model_variables=False) if others else ())
+    state = tuple(kept[name] if name in kept else next(read) for name in names)
+    hold_state(model, names, state)
     mark_synced(model, False)
     lists = {name: wanted[name] for name in LISTS if name in wanted}
     if wanted.get("purge_model_variables"):
@@ -104,20 +107,18 @@ def taken_state(original: Callable[..., State], model: keras.Model, wanted: dict
     return state
 
 
-def _unchanged(model: keras.Model, names: list[str]) -> tuple[StatePart, ...] | None:
-    """Return the lists of the last step's state where the variables still hold it; else None."""
+def _unchanged(model: keras.Model, names: list[str]) -> dict[str, StatePart]:
+    """Return the lists of the last step's state whose variables still hold it."""
     noted = training_state(model) or {}
-    parts: list[StatePart] = []
+    parts: dict[str, StatePart] = {}
     for name in names:
         part = noted.get(name)
-        if not isinstance(part, StatePart):
-            return None
-        held = list(map(stored_value, _VARIABLES[name](model)))
-        seen = part.seen_values()
-        if len(held) != len(seen) or not all(map(operator.is_, held, seen)):
-            return None
-        parts.append(part)
-    return tuple(parts)
+        if isinstance(part, StatePart):
+            held = list(map(stored_value, _VARIABLES[name](model)))
+            seen = part.seen_values()
+            if len(held) == len(seen) and all(map(operator.is_, held, seen)):
+                parts[name] = part
+    return parts
 
 
 @contextlib.contextmanager

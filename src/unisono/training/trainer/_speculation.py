@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import jax
 
 from unisono._types import PyTree
-from unisono.step._call_signature import LazyArray
 from unisono.training.groups._batch_placement import BatchGroup, BatchStager
 from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
+from unisono.training.groups._multi_step import LazyArray
 from unisono.training.groups._step_profile import start_steps
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._step_programs import StepProgram
