@@ -5,9 +5,10 @@ Tests: tests/unit/data/test_dataset_keras.py, tests/virtual/training/test_keras_
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grain
 import keras
@@ -20,6 +21,9 @@ from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._plan import PipelineIterator
 from unisono.data._pipeline._structure import Element, map_leaves
 from unisono.data._rewrite import shuffle_seeds
+
+if TYPE_CHECKING:
+    from unisono.data._row_numbers import RowPipeline
 
 
 def as_keras_input(dataset: Dataset, keep_states: int = 0) -> KerasInput | KerasStream:
@@ -49,7 +53,7 @@ class Position:
     """The position in a data set over several iterations, and the states from which they can be resumed."""
 
     def __init__(self, dataset: Dataset, keep_states: int) -> None:
-        self._dataset = dataset
+        self._dataset = self._read = dataset
         self._iterator: PipelineIterator | None = None
         # A state, and the number of batches before it that are replaced by placeholders.
         self._start: tuple[dict[str, Any], int] | None = None
@@ -79,6 +83,14 @@ class Position:
         """The seeds of the order of the batches."""
         return shuffle_seeds(self._dataset)
 
+    def read_instead(self, dataset: Dataset) -> None:
+        """Give the elements of another data set from the next iteration on.
+
+        Args:
+            dataset: of the same plan but for its source, so that both have the same states.
+        """
+        self._read = dataset
+
     def keep_states(self, number: int) -> None:
         """Keep the states after the last `number` batches."""
         self._states = deque(self._states, maxlen=number)
@@ -94,7 +106,7 @@ class Position:
         if self._iterator is not None:
             self._iterator.close()
         # Before a state is restored: `iter` counts the pass, and `set_state` then sets its number.
-        self._iterator = self._dataset.as_numpy_iterator()
+        self._iterator = self._read.as_numpy_iterator()
         self._held, self._ended, self.given = [], False, 0
         self._states.clear()
         self.iterations += 1
@@ -112,7 +124,7 @@ class Position:
                 self._held = [self._placeholder]
             except StopIteration:
                 # All batches were used. Keras still has to find the end if the size is unknown.
-                self._placeholder = _zeros(self._dataset.element_spec)
+                self._placeholder = _zeros(self._read.element_spec)
                 self._ended = False
 
     def rewind(self) -> None:
@@ -197,14 +209,30 @@ class KerasInput(keras.utils.PyDataset):
 
     def __init__(self, dataset: Dataset, keep_states: int = 0) -> None:
         super().__init__()
-        self._dataset = dataset
         self.position = Position(dataset, keep_states)
 
     @property
     def num_batches(self) -> int | None:
         """Number of batches in an iteration, None if it is infinite."""
-        size = self._dataset.cardinality()
+        size = self.position.dataset.cardinality()
         return None if size == INFINITE else size
+
+    def row_pipeline(self) -> RowPipeline | None:
+        """Return the arrays whose rows the pipeline chooses; None for one that does something else."""
+        # Loaded where data stay on devices.
+        from unisono.data._row_numbers import row_pipeline
+
+        return row_pipeline(self.position.dataset)
+
+    def row_numbers(self, rows: RowPipeline) -> Iterator[np.ndarray]:
+        """Return the numbers of the rows of each batch of the next iteration.
+
+        Args:
+            rows: of this pipeline.
+        """
+        self.position.read_instead(rows.numbers)
+        size = self.num_batches
+        return map(self.__getitem__, itertools.count() if size is None else range(size))
 
     def __getitem__(self, index: int) -> Element:
         position = self.position

@@ -56,7 +56,7 @@ def file_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
         # read files twice or not at all.
         return Stride(node, index, num_shards)
 
-    return _rewritten(dataset, shard)
+    return rewritten(dataset, shard)
 
 
 def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
@@ -73,7 +73,7 @@ def hint_sharded(dataset: Dataset, num_shards: int, index: int) -> Dataset:
             return dataclasses.replace(node, start=index, step=num_shards)
         return node
 
-    return _rewritten(dataset, shard)
+    return rewritten(dataset, shard)
 
 
 def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
@@ -87,7 +87,7 @@ def with_common_seed(dataset: Dataset, seed: int) -> Dataset:
             return dataclasses.replace(node, seed=(seed + numbers[original]) % 2**64)
         return node
 
-    return _rewritten(dataset, reseed)
+    return rewritten(dataset, reseed)
 
 
 def shuffle_seeds(dataset: Dataset, drawn: bool | None = None) -> list[int]:
@@ -134,7 +134,7 @@ def with_batches_divided(
             return dataclasses.replace(node, batch_size=size)
         return node
 
-    return _rewritten(dataset, divide)
+    return rewritten(dataset, divide)
 
 
 def _pieces(batch: Element, parts: int) -> Node:
@@ -145,7 +145,7 @@ def _pieces(batch: Element, parts: int) -> Node:
     return Source(lambda: [whole.stacked(Pass({}), np.arange(a, b)) for a, b in points])
 
 
-def _rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Dataset:
+def rewritten(dataset: Dataset, change: Callable[[Node, Node], Node]) -> Dataset:
     """Return the data set with `change(node, original)` of each node, inputs first."""
     made: dict[Node, Node] = {}
 

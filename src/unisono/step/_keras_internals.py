@@ -364,6 +364,11 @@ def arrays_of(iterator: Any) -> PyTree:
     return getattr(iterator.data_adapter, "_inputs", None)
 
 
+def standard_batch(iterator: Any, batch: PyTree) -> PyTree:
+    """Return what Keras' loop makes of a batch of a `PyDataset`. `PyDatasetAdapter._standardize_batch`, 3.0."""
+    return iterator.data_adapter._standardize_batch(batch)
+
+
 def array_batches(iterator: Any, arrays: PyTree = None, whole: bool = False) -> Iterator[PyTree]:
     """Return the batches of an epoch, one by one and on the host. `DataAdapter.get_jax_iterator`, 3.0.
 
@@ -407,18 +412,12 @@ def is_synced(model: keras.Model) -> bool:
 
 
 def mark_synced(model: keras.Model, is_synced: bool) -> None:
-    """Note whether the variables hold the newest state; else Keras moves it there where they are read.
-
-    `Trainer._jax_state_synced`, 3.0.5.
-    """
+    """Note whether the variables hold the newest state, which Keras else moves there. `_jax_state_synced`."""
     model._jax_state_synced = is_synced
 
 
 def empty_variables(model: keras.Model, lists: Mapping[str, bool]) -> None:
-    """Take the arrays from a model's variables of some lists, so that a step may reuse their memory.
-
-    `Trainer._purge_model_variables`, 3.0.
-    """
+    """Take the arrays from some lists of variables, so that a step may reuse the memory. `Trainer`, 3.0."""
     model._purge_model_variables(**lists)
 
 

@@ -349,7 +349,7 @@ def _data_kept(call: MethodCall) -> contextlib.AbstractContextManager[object]:
     if replicated is None or not keeps_data(replicated.mesh.platform):
         return set_for_block(_RESIDENT, _nothing_kept)
     keep: Callable[..., contextlib.AbstractContextManager[object]] = load("data on the devices")
-    return keep(replicated.mesh, call.arguments, _RESIDENT)
+    return keep(replicated, call.arguments, _RESIDENT)
 
 
 _APART = Surrounding(

@@ -208,6 +208,103 @@ def test_a_run_that_resumes_at_a_batch_gives_the_same_bits(resident, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *weights[1:])
 
 
+def sliced(rows=ROWS):
+    return unisono.data.Dataset.from_tensor_slices(data(rows))
+
+
+def shuffled(dataset):
+    return dataset.shuffle(ROWS, seed=5).batch(10).prefetch(2)
+
+
+def in_halves(dataset):
+    return dataset.take(80).shuffle(80, seed=5).batch(5)
+
+
+PIPELINES = {
+    "shuffled": (shuffled, {}),
+    "class weights": (shuffled, {"class_weight": {0: 1.0, 1: 2.0, 3: 0.5}}),
+    "endless": (lambda d: d.shuffle(ROWS, seed=5).repeat().batch(10), {"steps_per_epoch": 11}),
+    "half of the data in an epoch": (in_halves, {"steps_per_epoch": 8, "epochs": 4}),
+    "with options": (lambda d: shuffled(d).with_options(unisono.data.Options()), {}),
+    "validation": (lambda d: shuffled(d.skip(30)), {"validation_data": sliced(30).batch(9)}),
+}
+
+
+def fit_pipeline(pipeline, seed=7, distributed=False, **fit):
+    keras.utils.set_random_seed(seed)
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = dropout()
+        model.compile(**compile_with()())
+    dataset, test = pipeline(sliced()), sliced().batch(10)
+    if distributed:
+        dataset, test = map(strategy.experimental_distribute_dataset, (dataset, test))
+    history = model.fit(dataset, **{"epochs": 2, "verbose": 0, **fit}).history
+    return {
+        "model": model,
+        "history": history,
+        "weights": model.get_weights(),
+        "evaluation": model.evaluate(test, verbose=0),
+        "predictions": model.predict(sliced().batch(10), verbose=0),
+    }
+
+
+def assert_same_pipeline_with_and_without(resident, *args, **kwargs):
+    results = []
+    for switch in (1, 0):
+        resident(switch)
+        results.append(fit_pipeline(*args, **kwargs))
+        functions = [results[-1]["model"].train_function, results[-1]["model"].test_function]
+        assert [any(key.chooses for key in f._programs) for f in functions] == [bool(switch)] * 2
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ("shuffled", "validation") else pytest.mark.exhaustive) for n in PIPELINES],
+)
+def test_a_pipeline_that_chooses_rows_gives_the_same_bits(resident, name):
+    pipeline, fit = PIPELINES[name]
+    assert_same_pipeline_with_and_without(resident, pipeline, **fit)
+
+
+def test_a_distributed_pipeline_gives_the_same_bits(resident):
+    assert_same_pipeline_with_and_without(resident, shuffled, distributed=True)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "fit"),
+    [
+        pytest.param(shuffled, {"epochs": 3}, id="epochs"),
+        pytest.param(in_halves, {"epochs": 4, "steps_per_epoch": 8}, id="halves", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_pipeline_that_resumes_at_a_batch_gives_the_same_bits(resident, tmp_path, pipeline, fit):
+    results = []
+    for before, after in ((0, 1), (1, 0)):
+        backup = lambda: BackupAndRestore(tmp_path / "backup", save_freq=2)  # noqa: E731
+        resident(before)
+        with pytest.raises(InterruptedError):
+            fit_pipeline(pipeline, callbacks=[backup(), Stop()], **fit)
+        resident(after)
+        results.append(fit_pipeline(pipeline, seed=9, callbacks=[backup()], **fit))
+        assert bool(chosen(results[-1]["model"])) is bool(after)
+        shutil.rmtree(tmp_path / "backup", ignore_errors=True)
+    results.append(fit_pipeline(pipeline, **fit))
+    for result in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, result["weights"], results[0]["weights"])
+
+
+def test_arrays_of_a_pipeline_are_placed_once(resident, placed):
+    model = trained()
+    model.fit(shuffled(sliced(160)), epochs=1, verbose=0)
+    placed.clear()
+    model.fit(shuffled(sliced(160)), epochs=4, verbose=0)
+    kinds = sorted((array.shape, str(array.dtype)) for array in placed if array.shape[0] == 160)
+    assert kinds == [((160,), "int32"), ((160, 64), "float32")]
+    assert {str(array.dtype) for array in placed if array.shape[0] != 160} == {"int32"}
+
+
 def trained(replicas=2, **changes):
     keras.utils.set_random_seed(3)
     with mirrored(replicas).scope():
@@ -320,7 +417,7 @@ def test_the_bound_is_kept(resident):
         assert bool(chosen(model)) is is_kept
 
 
-@pytest.mark.parametrize("kind", ["generator", "dataset", "objects"])
+@pytest.mark.parametrize("kind", ["generator", "dataset", "part of a shuffle", "objects"])
 def test_other_data_are_placed_batch_by_batch(resident, kind):
     model, (x, y) = trained(), data(100)
     if kind == "generator":
@@ -331,7 +428,9 @@ def test_other_data_are_placed_batch_by_batch(resident, kind):
             verbose=0,
         )
     elif kind == "dataset":
-        model.fit(unisono.data.Dataset.from_tensor_slices((x, y)).batch(10), verbose=0)
+        model.fit(sliced(100).map(lambda x, y: (x, y)).batch(10), verbose=0)
+    elif kind == "part of a shuffle":
+        model.fit(sliced(100).shuffle(100).take(40).batch(10), verbose=0)
     else:
         with pytest.raises(ValueError, match="Invalid dtype"):
             model.fit(x, y, sample_weight=np.array(["a"] * 100), batch_size=10, verbose=0)

@@ -110,11 +110,11 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             if self._is_constant:
                 whole = of_constant_count(whole, key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
-            if self.agree:
-                whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         if group.choice is not None:
             rows = replicas.mesh.sharded if key.mode is Mode.JOINED else None
             whole, batch = group.choice.program(whole, batch, key.slots, rows)
+        if key.slots > 1 and self.agree:
+            whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
