@@ -5,6 +5,7 @@ import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLine
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups import _constant_groups, _group_size, _step_loop
 from unisono.training.groups._multi_step import exchanges_in_loop
+from unisono.training.resident import _arrays
 from unisono.training.trainer import _trainer_step
 
 pytestmark = pytest.mark.skipif(not IN_CLUSTER, reason="needs a cluster of processes")
@@ -278,3 +280,65 @@ def test_workers_change_to_groups_of_constant_length_together(monkeypatch):
         np.testing.assert_allclose(history[name], values, rtol=1e-5)
     grouped.fit(x[:960], y[:960], batch_size=16, epochs=3, verbose=0)
     assert trial.phase.name == "TOGETHER"
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """The arrays that a call keeps on the devices, each time that they are placed."""
+    found = []
+    original = _arrays.ResidentArrays._on_devices
+
+    def noting(self):
+        found.append(original(self))
+        return found[-1]
+
+    monkeypatch.setattr(_arrays.ResidentArrays, "_on_devices", noting)
+    return found
+
+
+def trained_on(data, **fit):
+    keras.utils.set_random_seed(2)
+    with mirrored(None).scope():
+        model = mlp()
+        model.compile("adam", crossentropy(), metrics=["accuracy"])
+    history = model.fit(*data, epochs=2, verbose=0, **fit).history
+    evaluation = model.evaluate(*data, verbose=0, batch_size=fit.get("batch_size"))
+    return [history, evaluation, model.get_weights()], any(k.chooses for k in model.train_function._programs)
+
+
+def test_spread_arrays_stay_on_the_devices_of_all_workers(monkeypatch, placed):
+    """As on GPUs: each worker holds what its own devices read."""
+    x, y = digits()
+    x, y = x[:200], y[:200]
+    found = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv("UNISONO_RESIDENT_DATA", switch)
+        pipeline = Dataset.from_tensor_slices((x, y)).shuffle(200, seed=1).batch(24)
+        for data, fit in (((x, y), {"batch_size": 24, "shuffle": True}), ((pipeline,), {})):
+            result, chooses = trained_on(data, **fit)
+            assert chooses is (switch == "1")
+            found.append(result)
+    for with_arrays, without in zip(found[:2], found[2:], strict=True):
+        np.testing.assert_equal(with_arrays, without)
+    # In `fit` and in `evaluate`, of arrays and of the pipeline.
+    assert len(placed) == 4
+    own = set(mirrored(None).mesh.local_devices)
+    shards = [shard for leaf in placed[0] if leaf is not None for shard in leaf.addressable_shards]
+    assert {shard.device for shard in shards} == own
+
+
+def test_spread_arrays_stay_on_no_device_if_one_worker_has_no_room(monkeypatch, placed):
+    def fails(self):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setenv("UNISONO_RESIDENT_DATA", "1")
+    if mirrored(None).worker_index == 1:
+        monkeypatch.setattr(_arrays.ResidentArrays, "_on_devices", fails)
+    _, chooses = trained_on(digits(), batch_size=300)
+    assert not chooses
+
+
+def test_spread_workers_with_other_switches_are_an_error(monkeypatch):
+    monkeypatch.setenv("UNISONO_RESIDENT_DATA", str(mirrored(None).worker_index % 2))
+    with pytest.raises(unisono.ClusterError, match="UNISONO_RESIDENT_DATA"):
+        trained_on(digits(), batch_size=300)
