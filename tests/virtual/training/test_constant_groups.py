@@ -7,11 +7,13 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import keras
 import numpy as np
 import pytest
 
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
+from unisono.data import Dataset
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups import _constant_groups, _step_loop
 from unisono.training.groups._batch_placement import BatchStager
@@ -111,6 +113,35 @@ def test_an_epoch_is_few_dispatches(compiled_at_once, dispatches, monkeypatch):
     model.fit(x, y, batch_size=16, verbose=0)
     assert len(dispatches) == 60 // trial.length + 60 % trial.length <= 4
     assert model.train_function.num_programs == 2
+
+
+def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(monkeypatch, dispatches):
+    """From memory that stays: later groups are staged at the addresses of earlier ones."""
+    transfers = []
+    original = jax.make_array_from_callback
+
+    def counting(shape, sharding, read):
+        def reading(index):
+            part = read(index)
+            transfers[-1][1].append(part.ctypes.data)
+            return part
+
+        transfers.append((shape, []))
+        return original(shape, sharding, reading)
+
+    monkeypatch.setattr(jax, "make_array_from_callback", counting)
+    x, y = (values[: 90 * 16] for values in digits())
+    pipeline = Dataset.from_tensor_slices((x, y)).map(lambda x, y: (2 * x, y)).batch(16)
+    model = model_of(2, steps_per_execution=10)
+    model.fit(pipeline, epochs=3, verbose=0)
+    # In an epoch 4 groups of 20, and 10 steps alone, each with two inputs.
+    assert len(dispatches) == 3 * (4 + 10) and len(transfers) == 2 * len(dispatches)
+    for shape in ((20, 16, 64), (20, 16)):
+        groups = [addresses for found, addresses in transfers if found == shape]
+        assert len(groups) == 3 * 4
+        # A part for each replica, in turn in the memory of three groups.
+        assert all(len(set(addresses)) == 2 for addresses in groups)
+        assert len(set(map(tuple, groups))) == 3 and groups[3:] == groups[:-3]
 
 
 def test_the_loop_has_a_constant_length_and_reads_nothing_back():
