@@ -1,17 +1,18 @@
-"""Training steps compiled for 2, 8 and 64 GPUs on a machine with one: XLA's program for each state layout.
+"""Training steps compiled for 2, 8 and 64 GPUs on a machine without any: XLA's program for each state layout.
 
+    pip install jax-cuda12-plugin jax-cuda12-pjrt       # of the installed JAX' version; without NVIDIA's libraries
     python benchmarks/mock_gpus.py [--gpus 2 8 64] [--workload transformer]
     python benchmarks/mock_gpus.py --platform cpu --gpus 2 8    # virtual CPU devices, to try this program
 
-JAX' option `jax_mock_gpu_topology` adds GPUs that are not there, one to each process: a collective of these
-does nothing, but programs, schedules and memory are as in the whole cluster. A process for each number of
-GPUs compiles the step of each layout, and the table counts in its text:
+The step is traced on as many virtual CPU devices, which the library takes for GPUs, and lowered for CUDA. XLA
+then compiles it for a topology of H200s (`jax.experimental.topologies`), of 8 in each host, from a description
+of the GPU: kernels that are chosen by measurement on a GPU are chosen by rules instead, collectives, the
+schedule and memory are as for the real devices. A process for each number of GPUs compiles the step of each
+layout, and the table counts in its text:
 
 - collectives, and the bytes of their results on a GPU;
 - pairs of a start and an end, and how many of them have computation in between, which hides the exchange;
 - what the program's arguments and temporary buffers take on a GPU.
-
-It needs an NVIDIA GPU, and no part of it has run on one yet.
 """
 
 import argparse
@@ -48,6 +49,27 @@ _WORK = (
     "sort",
     "scatter",
 )
+#: The GPU, in XLA's text for it (`GpuTargetConfigProto`): the numbers that CUDA gives for an H200.
+TARGET = """
+gpu_device_info {
+  name: "NVIDIA H200" device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability { major: 9 }
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  memory_bandwidth: 4800000000000 device_memory_size: 151397597184 l2_cache_size: 52428800
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  device_address_bits: 64 ecc_enabled: true
+  driver_version: "12.8.0" runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0"
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+device_description_str: "NVIDIA H200"
+"""
+#: GPUs that NVLink connects.
+GPUS_OF_HOST = 8
 #: Seconds for the programs of one number of GPUs.
 LIMIT = 1800
 
@@ -103,17 +125,29 @@ def size_of(shape):
     return total
 
 
-def compiled_step(workload, layout, devices):
-    """The compiled training step of a workload on all devices."""
+def lowered_for(workload, layout, devices, target):
+    """The lowered training step of a workload on all devices.
+
+    Args:
+        target: the platform, in JAX' words: `"cuda"` or `"cpu"`.
+    """
     import keras
     import workloads
 
     from unisono._mesh import ReplicaMesh
     from unisono.strategies._replicated import ReplicatedStrategy, layout_of
+    from unisono.step._dispatch import CompiledStep
     from unisono.training.trainer._lowered_step import lowered_step
 
+    if target == "cuda":
+        # The library decides by the platform of the devices.
+        ReplicaMesh.platform = "gpu"
+        CompiledStep.lower = lambda self, *args: self._compiled.trace(*args).lower(
+            lowering_platforms=("cuda",)
+        )
+
     class Whole(ReplicatedStrategy):
-        """Devices of other processes, too, as if this process were all of them."""
+        """The strategy of these devices, with a layout."""
 
         def __init__(self):
             super().__init__(ReplicaMesh(tuple(devices)))
@@ -124,53 +158,80 @@ def compiled_step(workload, layout, devices):
     with Whole().scope():
         model = chosen.keras_model()
         model.compile("adam", chosen.loss(), metrics=["accuracy"])
-    return lowered_step(model, *chosen.data(workloads.BATCH * len(devices))).compile()
+    return lowered_step(model, *chosen.data(workloads.BATCH * len(devices)))
 
 
-def measure(workload, layout, devices):
+def topology_of(count):
+    """A topology of that many GPUs, of at most 8 in each host."""
+    from jax.experimental import topologies
+
+    hosts = -(-count // GPUS_OF_HOST)
+    return topologies.get_topology_desc(
+        "", "cuda", target_config=TARGET, topology=f"1x{hosts}x{count // hosts}"
+    )
+
+
+def compiled_for_gpus(lowered, count, xla):
+    """The text and the memory of a program that was lowered for CUDA on other devices.
+
+    Args:
+        xla: options of XLA's compiler, by name.
+    """
+    import jax
+    import numpy as np
+    from jax._src import compiler
+
+    devices = topology_of(count).devices
+    order = np.arange(count).reshape(1, count)
+    options = compiler.get_compile_options(1, count, order, xla, backend=devices[0].client)
+    options.executable_build_options.use_spmd_partitioning = True
+    options.executable_build_options.use_shardy_partitioner = jax.config.jax_use_shardy_partitioner
+    executables = compiler.xc.DeviceList(tuple(devices))
+    module = lowered.compiler_ir("stablehlo")
+    done = devices[0].client.compile(module, executable_devices=executables, compile_options=options)
+    (program,) = done.hlo_modules()
+    return program.to_string(), done.get_compiled_memory_stats()
+
+
+def measure(workload, layout, devices, platform, xla):
     """A line of the table, as values for JSON."""
-    step = compiled_step(workload, layout, devices)
-    plan, found = step.memory_analysis(), Collectives.of(step.as_text())
-    values = vars(found) | {"gpus": len(devices), "layout": layout}
+    lowered = lowered_for(workload, layout, devices, "cuda" if platform == "gpu" else "cpu")
+    if platform == "gpu":
+        text, plan = compiled_for_gpus(lowered, len(devices), xla)
+    else:
+        step = lowered.compile()
+        text, plan = step.as_text(), step.memory_analysis()
+    values = vars(Collectives.of(text)) | {"gpus": len(devices), "layout": layout}
     return values | {"arguments": plan.argument_size_in_bytes, "temporary": plan.temp_size_in_bytes}
 
 
-def start(platform, count):
-    """Start JAX with that many devices, and return them."""
+def start(count):
+    """Start JAX with that many virtual devices, and return them."""
     import jax
 
-    if platform == "cpu":
-        jax.config.update("jax_num_cpu_devices", count)
-    else:
-        # Without the variables of a cluster: this process is the first of the pretended ones.
-        jax.config.update("jax_mock_gpu_topology", f"1x{count}x1")
-    devices = jax.devices(platform)
-    if len(devices) != count:
-        raise SystemExit(f"mock_gpus.py: JAX must show {count} devices. Received: {devices}.")
-    return devices
+    jax.config.update("jax_num_cpu_devices", count)
+    return jax.devices("cpu")
 
 
-def check_gpu():
-    """End with one sentence where there is no NVIDIA GPU, or a JAX without support for it."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.gpu import machine
-
+def check_plugin():
+    """End with one sentence where XLA cannot compile for CUDA."""
     try:
-        machine.gpus()
-    except machine.MissingError as error:
-        sys.exit(f"mock_gpus.py: it needs one NVIDIA GPU. {error}")
-    command = [sys.executable, "-c", "import jax; jax.devices('gpu')"]
-    if subprocess.run(command, capture_output=True, check=False, timeout=LIMIT).returncode:
-        sys.exit("mock_gpus.py: JAX must compute on the GPU. Install it: pip install 'unisono[cuda13]'.")
+        topology_of(2)
+    except Exception as error:
+        text = str(error).splitlines()[0]
+        sys.exit(
+            f"mock_gpus.py: it needs XLA's compiler for CUDA, and no GPU. {text} Install what belongs to this "
+            "JAX: pip install jax-cuda12-plugin jax-cuda12-pjrt, without NVIDIA's libraries."
+        )
 
 
 def lines_of(options, count):
     """What a process with that many devices has measured."""
     command = [sys.executable, __file__, "--child", "--platform", options.platform, "--gpus", str(count)]
     env = os.environ | {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_NPROC": str(2 * count)}
-    env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    env |= {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [*command, "--workload", options.workload],
+        [*command, "--workload", options.workload, *(f"--xla={k}={v}" for k, v in options.xla)],
         env=env, stdout=subprocess.PIPE, text=True, check=False, timeout=LIMIT,
     )  # fmt: skip
     if done.returncode:
@@ -195,6 +256,10 @@ def main():
     parser.add_argument("--gpus", type=int, nargs="+", default=[2, 8, 64])
     parser.add_argument("--workload", default="transformer", help="a name in benchmarks/workloads")
     parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument(
+        "--xla", type=lambda text: tuple(text.split("=", 1)), action="append", default=[],
+        metavar="NAME=VALUE", help="an option of XLA's compiler, such as xla_gpu_all_reduce_combine_threshold_bytes=0",
+    )  # fmt: skip
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -202,12 +267,13 @@ def main():
         import unisono  # noqa: F401
         from unisono.strategies._replicated import LAYOUTS
 
-        devices = start(options.platform, count)
+        devices = start(count)
+        if options.platform == "gpu":
+            check_plugin()
         for layout in LAYOUTS:
-            print(json.dumps(measure(options.workload, layout, devices)), flush=True)
+            found = measure(options.workload, layout, devices, options.platform, dict(options.xla))
+            print(json.dumps(found), flush=True)
         return
-    if options.platform == "gpu":
-        check_gpu()
     print(table([line for count in options.gpus for line in lines_of(options, count)]))
 
 

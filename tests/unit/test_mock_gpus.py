@@ -1,5 +1,6 @@
-"""What `benchmarks/mock_gpus.py` reads in a compiled program's text, and its words where there is no GPU."""
+"""What `benchmarks/mock_gpus.py` reads in a compiled program's text, and what it lowers."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,10 +54,32 @@ def test_bytes_of_types(shape, size):
     assert mock_gpus.size_of(shape) == size
 
 
-def test_a_machine_without_a_gpu_is_told_so(tmp_path):
-    command = [sys.executable, str(FOLDER / "mock_gpus.py")]
-    env = {"PATH": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("mock_gpus.py: it needs one NVIDIA GPU. `nvidia-smi` was not found")
-    assert len(done.stderr.splitlines()) == 1
+def test_without_the_compiler_for_cuda_it_says_what_to_install(monkeypatch):
+    def fails(count):
+        raise RuntimeError("unknown platform cuda\nand more")
+
+    monkeypatch.setattr(mock_gpus, "topology_of", fails)
+    with pytest.raises(SystemExit) as end:
+        mock_gpus.check_plugin()
+    text = str(end.value)
+    assert "\n" not in text and "unknown platform cuda Install what belongs to this JAX" in text
+
+
+def test_a_program_is_lowered_for_cuda_with_virtual_devices(tmp_path):
+    """As far as it goes without the compiler for CUDA; in a process of its own, whose devices it takes for GPUs."""
+    program = (
+        "import mock_gpus, jax\n"
+        "devices = mock_gpus.start(2)\n"
+        "lowered = mock_gpus.lowered_for('mlp', 'mirrored', devices, 'cuda')\n"
+        "text = lowered.as_text()\n"
+        "print(text.count('stablehlo.all_reduce'), text.count('collective_permute'))\n"
+    )
+    env = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "8"}
+    env["PYTHONPATH"] = os.pathsep.join([str(FOLDER), env.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    reduces, permutes = map(int, done.stdout.split())
+    # Not the exchange of partners that is faster on CPUs.
+    assert reduces >= 1 and permutes == 0
