@@ -1,14 +1,14 @@
 """Training steps compiled for 2, 8 and 64 GPUs on a machine without any: XLA's program for each state layout.
 
-    pip install jax-cuda12-plugin jax-cuda12-pjrt       # of the installed JAX' version; without NVIDIA's libraries
+    pip install jax-cuda12-plugin jax-cuda12-pjrt    # in the version of JAX; without NVIDIA's libraries
     python benchmarks/mock_gpus.py [--gpus 2 8 64] [--workload transformer]
     python benchmarks/mock_gpus.py --platform cpu --gpus 2 8    # virtual CPU devices, to try this program
 
-The step is traced on as many virtual CPU devices, which the library takes for GPUs, and lowered for CUDA. XLA
-then compiles it for a topology of H200s (`jax.experimental.topologies`), of 8 in each host, from a description
-of the GPU: kernels that are chosen by measurement on a GPU are chosen by rules instead, collectives, the
-schedule and memory are as for the real devices. A process for each number of GPUs compiles the step of each
-layout, and the table counts in its text:
+The step is traced on as many virtual CPU devices, which the library takes for GPUs, and lowered for CUDA.
+XLA then compiles it for a topology of H200s (`jax.experimental.topologies`), of 8 in each host, from a
+description of the GPU. Kernels that are chosen by measurement on a GPU are chosen by rules instead;
+collectives, the schedule and memory are as for the real devices. A process for each number of GPUs compiles
+the step of each layout, and the table counts in its text:
 
 - collectives, and the bytes of their results on a GPU;
 - pairs of a start and an end, and how many of them have computation in between, which hides the exchange;
@@ -220,8 +220,8 @@ def check_plugin():
     except Exception as error:
         text = str(error).splitlines()[0]
         sys.exit(
-            f"mock_gpus.py: it needs XLA's compiler for CUDA, and no GPU. {text} Install what belongs to this "
-            "JAX: pip install jax-cuda12-plugin jax-cuda12-pjrt, without NVIDIA's libraries."
+            f"mock_gpus.py: it needs XLA's compiler for CUDA, and no GPU. {text} Install what belongs to "
+            "this JAX: pip install jax-cuda12-plugin jax-cuda12-pjrt, without NVIDIA's libraries."
         )
 
 
@@ -258,7 +258,7 @@ def main():
     parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument(
         "--xla", type=lambda text: tuple(text.split("=", 1)), action="append", default=[],
-        metavar="NAME=VALUE", help="an option of XLA's compiler, such as xla_gpu_all_reduce_combine_threshold_bytes=0",
+        metavar="NAME=VALUE", help="an option of XLA's compiler; may be given several times",
     )  # fmt: skip
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

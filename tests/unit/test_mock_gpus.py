@@ -62,11 +62,12 @@ def test_without_the_compiler_for_cuda_it_says_what_to_install(monkeypatch):
     with pytest.raises(SystemExit) as end:
         mock_gpus.check_plugin()
     text = str(end.value)
-    assert "\n" not in text and "unknown platform cuda Install what belongs to this JAX" in text
+    assert "\n" not in text
+    assert "unknown platform cuda Install what belongs to this JAX" in text
 
 
 def test_a_program_is_lowered_for_cuda_with_virtual_devices(tmp_path):
-    """As far as it goes without the compiler for CUDA; in a process of its own, whose devices it takes for GPUs."""
+    """As far as it goes without the compiler for CUDA; in a process that takes its devices for GPUs."""
     program = (
         "import mock_gpus, jax\n"
         "devices = mock_gpus.start(2)\n"
@@ -82,4 +83,5 @@ def test_a_program_is_lowered_for_cuda_with_virtual_devices(tmp_path):
     assert done.returncode == 0, done.stderr
     reduces, permutes = map(int, done.stdout.split())
     # Not the exchange of partners that is faster on CPUs.
-    assert reduces >= 1 and permutes == 0
+    assert reduces >= 1
+    assert permutes == 0

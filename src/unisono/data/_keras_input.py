@@ -218,7 +218,7 @@ class KerasInput(keras.utils.PyDataset):
         return None if size == INFINITE else size
 
     def row_pipeline(self) -> RowPipeline | None:
-        """Return the arrays whose rows the pipeline chooses; None for one that does something else."""
+        """Return the arrays whose rows the pipeline chooses; None for another pipeline."""
         # Loaded where data stay on devices.
         from unisono.data._row_numbers import row_pipeline
 

@@ -29,8 +29,8 @@ class RowPipeline(NamedTuple):
 
     Args:
         arrays: a structure of arrays, views of the user's.
-        numbers: data set whose batches are the numbers of rows. Its plan is that of the original but for the
-            source: states and passes are the same.
+        numbers: data set whose batches are the numbers of rows. Its plan differs from the original in its
+            source alone: states and passes are the same.
         batch_size: rows of a batch; the last one may have fewer.
     """
 

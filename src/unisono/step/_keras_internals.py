@@ -365,7 +365,7 @@ def arrays_of(iterator: Any) -> PyTree:
 
 
 def standard_batch(iterator: Any, batch: PyTree) -> PyTree:
-    """Return what Keras' loop makes of a batch of a `PyDataset`. `PyDatasetAdapter._standardize_batch`, 3.0."""
+    """Return the batch that Keras' loop gives for a `PyDataset`'s. `PyDatasetAdapter._standardize_batch`."""
     return iterator.data_adapter._standardize_batch(batch)
 
 

@@ -1,4 +1,4 @@
-"""Pipelines that choose rows of arrays, as pipelines of the rows' numbers: the same rows in the same order."""
+"""Pipelines that choose rows of arrays, as pipelines of row numbers: the same rows in the same order."""
 
 import jax
 import numpy as np
@@ -57,7 +57,9 @@ def test_a_state_belongs_to_both():
     assert len(first[0]) == 4
 
 
-@pytest.mark.parametrize(("name", "used"), [("take", slice(9)), ("skip", slice(9, None)), ("shards", slice(4, None, 3))])
+@pytest.mark.parametrize(
+    ("name", "used"), [("take", slice(9)), ("skip", slice(9, None)), ("shards", slice(4, None, 3))]
+)
 def test_rows_that_are_left_out_at_the_source_are_no_part_of_the_arrays(name, used):
     rows = row_pipeline(CHOOSING[name](Dataset.from_tensor_slices((X, Y))))
     jax.tree.map(np.testing.assert_array_equal, rows.arrays, (X[used], Y[used]))

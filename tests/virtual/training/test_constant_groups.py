@@ -135,13 +135,15 @@ def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(monkeypatch, dispa
     model = model_of(2, steps_per_execution=10)
     model.fit(pipeline, epochs=3, verbose=0)
     # In an epoch 4 groups of 20, and 10 steps alone, each with two inputs.
-    assert len(dispatches) == 3 * (4 + 10) and len(transfers) == 2 * len(dispatches)
+    assert len(dispatches) == 3 * (4 + 10)
+    assert len(transfers) == 2 * len(dispatches)
     for shape in ((20, 16, 64), (20, 16)):
         groups = [addresses for found, addresses in transfers if found == shape]
         assert len(groups) == 3 * 4
         # A part for each replica, in turn in the memory of three groups.
         assert all(len(set(addresses)) == 2 for addresses in groups)
-        assert len(set(map(tuple, groups))) == 3 and groups[3:] == groups[:-3]
+        assert len(set(map(tuple, groups))) == 3
+        assert groups[3:] == groups[:-3]
 
 
 def test_the_loop_has_a_constant_length_and_reads_nothing_back():

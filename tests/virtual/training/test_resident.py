@@ -261,7 +261,10 @@ def assert_same_pipeline_with_and_without(resident, *args, **kwargs):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("shuffled", "validation") else pytest.mark.exhaustive) for n in PIPELINES],
+    [
+        pytest.param(n, marks=() if n in ("shuffled", "validation") else pytest.mark.exhaustive)
+        for n in PIPELINES
+    ],
 )
 def test_a_pipeline_that_chooses_rows_gives_the_same_bits(resident, name):
     pipeline, fit = PIPELINES[name]
@@ -276,7 +279,9 @@ def test_a_distributed_pipeline_gives_the_same_bits(resident):
     ("pipeline", "fit"),
     [
         pytest.param(shuffled, {"epochs": 3}, id="epochs"),
-        pytest.param(in_halves, {"epochs": 4, "steps_per_epoch": 8}, id="halves", marks=pytest.mark.exhaustive),
+        pytest.param(
+            in_halves, {"epochs": 4, "steps_per_epoch": 8}, id="halves", marks=pytest.mark.exhaustive
+        ),
     ],
 )
 def test_a_pipeline_that_resumes_at_a_batch_gives_the_same_bits(resident, tmp_path, pipeline, fit):

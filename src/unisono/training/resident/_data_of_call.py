@@ -37,7 +37,7 @@ class RowReader(Protocol):
     """Data of Keras' loop that may choose rows of arrays; `data._keras_input` has it, which loads Grain."""
 
     def row_pipeline(self) -> RowPipeline | None:
-        """Return the arrays whose rows the pipeline chooses; None for one that does something else."""
+        """Return the arrays whose rows the pipeline chooses; None for another pipeline."""
 
     def row_numbers(self, rows: RowPipeline) -> Iterator[np.ndarray]:
         """Return the numbers of the rows of each batch of the next iteration."""
@@ -59,7 +59,7 @@ class DataOfCall:
 
     def __init__(self, mesh: ReplicaMesh, processes: ProcessGroup) -> None:
         self._mesh, self._processes = mesh, processes
-        #: By `id` of Keras' adapter of the data, which stays alive; None for batches that are placed one by one.
+        #: By `id` of Keras' adapter of the data, which stays alive: None for batches one by one.
         self._known: dict[int, tuple[object, _KeptData | None]] = {}
 
     def batches_of(self, iterator: Any) -> Iterator[PyTree] | None:
@@ -73,15 +73,15 @@ class DataOfCall:
     def _kept(self, iterator: Any) -> _KeptData | None:
         """Return the data of a loop, if it reads rows of arrays which the devices can hold."""
         given = getattr(iterator.data_adapter, "py_dataset", None)
-        found = _of_pipeline(iterator, given) if isinstance(given, RowReader) else _of_arrays(iterator)
-        if found is None:
+        rows = _of_pipeline(iterator, given) if isinstance(given, RowReader) else _of_arrays(iterator)
+        if rows is None:
             return None
-        host, numbers = found
+        host, numbers = rows
         arrays = ResidentArrays(host, self._mesh)
         return _KeptData(arrays, numbers) if usable(host) and arrays.fits else None
 
     def _agreed(self, kept: _KeptData | None) -> _KeptData | None:
-        """Return data that all processes have placed on their devices; those of this one if it is alone.
+        """Return data that all processes have placed on their devices; with one process, as they are.
 
         All run the same programs, so that one without room decides for the others.
         """
@@ -117,7 +117,7 @@ def _of_arrays(iterator: Any) -> _Rows | None:
 
 
 def _of_pipeline(iterator: Any, data: RowReader) -> _Rows | None:
-    """Return the arrays of which a pipeline chooses rows; None for another, and where it reads few of them."""
+    """Return the arrays whose rows a pipeline chooses; None for another, and where it reads few of them."""
     rows = data.row_pipeline()
     if rows is None:
         return None
