@@ -127,6 +127,8 @@ class FullyShardedLayout(ShardedLayout):
             [values[i] for i in places],
             [jax.ShapeDtypeStruct(one.shape, values[i].dtype) for i, one in places.items()],
             [one.whole for one in places.values()],
+            # CPUs exchange and compute in turn: there it would take memory for nothing.
+            is_ahead=self._mesh.platform != "cpu",
         )
         structure, layouts = results[-1]
         count = structure.num_leaves

@@ -8,6 +8,7 @@ the beginning, or find that two are the same.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,10 @@ Gather: TypeAlias = Callable[[jax.Array], jax.Array]
 
 #: By `id` of a whole array in a trace: the array, and this replica's part of it.
 _PARTS: ContextVar[dict[int, tuple[jax.Array, jax.Array]] | None] = ContextVar("unisono_parts", default=None)
+
+#: Bytes from which on the gathers of a step count as one that others may be ahead of: a bias or a scale takes
+#: no time to compute with.
+_LARGE = 1 << 16
 
 #: Primitives of functions that JAX has compiled: their steps are looked at one by one.
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2")
@@ -57,11 +62,13 @@ def gather_on_use(
     parts: Sequence[jax.Array],
     wholes: Sequence[jax.ShapeDtypeStruct],
     gathers: Sequence[Gather],
+    is_ahead: bool = False,
 ) -> list[jax.Array]:
     """Run code on whole arrays of which there are parts.
 
     Args:
         code: from whole arrays to a list of arrays; may use other arrays of the trace around it.
+        is_ahead: whether a gather may start one large step before its own, to travel while that computes.
 
     >>> whole = jax.ShapeDtypeStruct((4,), "float32")
     >>> part = jnp.arange(2.0)
@@ -80,7 +87,7 @@ def gather_on_use(
         for v, part, gather in zip(closed.jaxpr.invars[:count], parts, gathers, strict=True)
     }
     known = dict(zip(closed.jaxpr.invars[count:], parts, strict=True))
-    return _TraceEvaluation(closed, known, lazy, itertools.count()).run()
+    return _TraceEvaluation(closed, known, lazy, itertools.count(), _GatherOrder(is_ahead)).run()
 
 
 # --- what is not computed yet -------------------------------------------------------------------------
@@ -138,6 +145,7 @@ class _TraceEvaluation:
     Args:
         lazy: arguments that are gathered where they are used.
         clock: numbers of steps, in the order in which they are evaluated.
+        order: of the gathers.
     """
 
     def __init__(
@@ -146,8 +154,9 @@ class _TraceEvaluation:
         known: Mapping[jex.Var, jax.Array],
         lazy: Mapping[jex.Var, _Lazy],
         clock: Iterator[int],
+        order: _GatherOrder,
     ) -> None:
-        self._jaxpr, self._clock = closed.jaxpr, clock
+        self._jaxpr, self._clock, self._order = closed.jaxpr, clock, order
         constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         self._known: dict[jex.Var, Any] = {**known, **constants}
         self._lazy: dict[jex.Var, _Lazy] = dict(lazy)
@@ -185,7 +194,8 @@ class _TraceEvaluation:
         there = [v for v in inputs if v not in self._lazy]
         # What was computed last: in a backward pass the derivative, and not what the forward pass has left.
         last = max(there, key=lambda v: self._when.get(v, -1), default=None)
-        after = None if last is None else self._known[last]
+        size = sum(v.aval.size * v.aval.dtype.itemsize for v in set(inputs) if v in self._lazy)
+        after = self._order.awaited(None if last is None else self._known[last], size)
         values = {v: self._found(v, after) for v in dict.fromkeys(inputs)}
         self._evaluate([equation], values)
         self._note(equation)
@@ -197,7 +207,7 @@ class _TraceEvaluation:
             inner = jex.ClosedJaxpr(inner, [])
         known: dict[jex.Var, Any] = {}
         lazy: dict[jex.Var, _Lazy] = {}
-        evaluation = _TraceEvaluation(inner, known, lazy, self._clock)
+        evaluation = _TraceEvaluation(inner, known, lazy, self._clock, self._order)
         for own, given in zip(inner.jaxpr.invars, equation.invars, strict=True):
             if isinstance(given, jex.Var) and given in self._lazy:
                 evaluation._lazy[own] = self._lazy[given]
@@ -274,6 +284,34 @@ def _evaluated(
 
 
 # --- order --------------------------------------------------------------------------------------------
+
+
+class _GatherOrder:
+    """The value for which the gathers of each step of a trace wait.
+
+    By default a gather waits for the other input of its own step, so that little computes while it travels: of
+    6.5 MiB that a transformer's step gathers on a GPU, 3.0 had computation beside them. With the input of the
+    large step before it was 4.3, for the memory of one more array (jaxlib 0.10.2, `benchmarks/mock_gpus.py`).
+    """
+
+    def __init__(self, is_ahead: bool) -> None:
+        self._is_ahead = is_ahead
+        #: The other inputs of the last two large steps.
+        self._needed: collections.deque[jax.Array | None] = collections.deque(maxlen=2)
+
+    def awaited(self, needed: jax.Array | None, nbytes: int) -> jax.Array | None:
+        """Return the value for which the gathers of the next step wait; None for nothing.
+
+        Args:
+            needed: the other input of the step.
+            nbytes: of the whole arrays that it gathers.
+        """
+        if not self._is_ahead:
+            return needed
+        if nbytes < _LARGE:
+            return self._needed[-1] if self._needed else needed
+        self._needed.append(needed)
+        return self._needed[0] if len(self._needed) == 2 else None
 
 
 def _not_before(part: jax.Array, other: jax.Array) -> jax.Array:

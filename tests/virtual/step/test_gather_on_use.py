@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from unisono.sharding import _gather_on_use
 from unisono.sharding._gather_on_use import gather_on_use, note_part, part_of
 
 PARTS = [np.arange(6, dtype="float32") / 7, np.arange(4, dtype="float32") - 1.5]
@@ -118,3 +119,32 @@ def test_parts_are_known_in_the_trace_alone():
     assert all(noted)
     note_part(PARTS[0], PARTS[1])
     assert part_of(PARTS[0]) is None
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_gathers_wait_for_their_own_step_or_for_the_one_before(monkeypatch, is_ahead):
+    """Small arrays, as biases, are no step of their own."""
+    waits = []
+
+    def noting(part, other):
+        waits.append((part.size, np.asarray(other).tolist()))
+        return part
+
+    monkeypatch.setattr(_gather_on_use, "_not_before", noting)
+    monkeypatch.setattr(_gather_on_use, "_LARGE", 16)
+    parts = [jnp.ones(2), jnp.ones(1), 2 * jnp.ones(2), jnp.ones(1), 3 * jnp.ones(2)]
+    shapes = [(2, 2), (2,), (2, 2), (2,), (2, 2)]
+    wholes = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    x = jnp.asarray([[1.0, 2.0]])
+
+    def code(ws):
+        first, one, second, other, third = ws
+        return [((x @ first + one) @ second + other) @ third]
+
+    found = gather_on_use(code, parts, wholes, [whole_of(shape, []) for shape in shapes], is_ahead)
+    np.testing.assert_array_equal(found[0], code([jnp.tile(p, 2).reshape(s) for p, s in zip(parts, shapes)])[0])
+    inputs = [[[1.0, 2.0]], [[4.0, 4.0]], [[17.0, 17.0]]]
+    kernels = [wait for size, wait in waits if size == 2]
+    assert kernels == (inputs[:2] if is_ahead else inputs)
+    biases = [wait for size, wait in waits if size == 1]
+    assert biases == (inputs[:2] if is_ahead else [[[3.0, 3.0]], [[16.0, 16.0]]])
