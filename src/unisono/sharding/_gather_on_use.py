@@ -30,8 +30,8 @@ Gather: TypeAlias = Callable[[jax.Array], jax.Array]
 #: By `id` of a whole array in a trace: the array, and this replica's part of it.
 _PARTS: ContextVar[dict[int, tuple[jax.Array, jax.Array]] | None] = ContextVar("unisono_parts", default=None)
 
-#: Bytes from which on the gathers of a step count as one that others may be ahead of: a bias or a scale takes
-#: no time to compute with.
+#: Bytes from which on a step with gathers counts as large: to add a bias takes too little time to hide the
+#: next gather.
 _LARGE = 1 << 16
 
 #: Primitives of functions that JAX has compiled: their steps are looked at one by one.
@@ -289,9 +289,9 @@ def _evaluated(
 class _GatherOrder:
     """The value for which the gathers of each step of a trace wait.
 
-    By default a gather waits for the other input of its own step, so that little computes while it travels: of
-    6.5 MiB that a transformer's step gathers on a GPU, 3.0 had computation beside them. With the input of the
-    large step before it was 4.3, for the memory of one more array (jaxlib 0.10.2, `benchmarks/mock_gpus.py`).
+    By default a gather waits for the other input of its own step, so that little computes while it travels:
+    of 6.5 MiB that a transformer's step gathers on a GPU, 3.0 had computation beside them. With the input of
+    the large step before it was 4.3, for the memory of one more array (`benchmarks/mock_gpus.py`).
     """
 
     def __init__(self, is_ahead: bool) -> None:

@@ -142,7 +142,8 @@ def test_gathers_wait_for_their_own_step_or_for_the_one_before(monkeypatch, is_a
         return [((x @ first + one) @ second + other) @ third]
 
     found = gather_on_use(code, parts, wholes, [whole_of(shape, []) for shape in shapes], is_ahead)
-    np.testing.assert_array_equal(found[0], code([jnp.tile(p, 2).reshape(s) for p, s in zip(parts, shapes)])[0])
+    whole = [jnp.tile(part, 2).reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    np.testing.assert_array_equal(found[0], code(whole)[0])
     inputs = [[[1.0, 2.0]], [[4.0, 4.0]], [[17.0, 17.0]]]
     kernels = [wait for size, wait in waits if size == 2]
     assert kernels == (inputs[:2] if is_ahead else inputs)
