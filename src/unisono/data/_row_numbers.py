@@ -46,7 +46,7 @@ def row_pipeline(dataset: Dataset) -> RowPipeline | None:
     >>> rows.arrays, [batch.tolist() for batch in rows.numbers.as_numpy_iterator()]
     (array([10, 20, 30, 40]), [[0, 1, 2], [3]])
     """
-    *transforms, source = walk(dataset.node)
+    *transforms, source = walk(dataset._node)
     if not isinstance(source, _indexed.Slices) or source.files:
         return None
     if any(type(node) not in _CHOOSING for node in transforms):
