@@ -194,7 +194,7 @@ class _TraceEvaluation:
         there = [v for v in inputs if v not in self._lazy]
         # What was computed last: in a backward pass the derivative, and not what the forward pass has left.
         last = max(there, key=lambda v: self._when.get(v, -1), default=None)
-        size = sum(v.aval.size * v.aval.dtype.itemsize for v in set(inputs) if v in self._lazy)
+        size = sum(_bytes_of(v.aval) for v in set(inputs) if v in self._lazy)
         after = self._order.awaited(None if last is None else self._known[last], size)
         values = {v: self._found(v, after) for v in dict.fromkeys(inputs)}
         self._evaluate([equation], values)
@@ -247,6 +247,10 @@ class _TraceEvaluation:
         if not isinstance(atom, jex.Var):
             return atom.val
         return self._lazy[atom].value(after) if atom in self._lazy else self._known[atom]
+
+
+def _bytes_of(aval: Any) -> int:
+    return int(aval.size * aval.dtype.itemsize)
 
 
 def _used(jaxpr: jex.Jaxpr) -> list[jex.JaxprEqn]:
