@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,27 +103,40 @@ def read(folder: Path) -> Timeline:
             f"A log folder must hold the history.jsonl of a launch. Received: {str(folder)!r}. Write "
             "`unisono launch --log-dir logs …`, then `unisono timeline logs`."
         )
-    history = list(filter(_is_record, read_events(_lines(path))))
+    history = list(filter(is_record, read_events(_lines(path))))
     first = max((i for i, e in enumerate(history) if e["event"] == "launched"), default=0)
     history = history[first:]
     if not history:
         raise InvalidArgumentError(f"A launch must have begun. Received: {path}, which is empty.")
     began = history[0]["time"]
-    tasks = list(dict.fromkeys(e["task"] for e in history if e["event"] == "started"))
+    tasks = tasks_in(history)
     events = {task: _events_of(folder, task, began) for task in tasks}
     known = [e["time"] for e in history] + [e["until"] for own in events.values() for e in own]
     seconds = max(known) - began
-    spans = [span for task in tasks for span in _spans_of(task, history, events[task], began, seconds)]
-    outages = list(_outages(history, events, began))
-    for each in outages:
-        until = seconds if each.first_step is None else each.first_step
-        text = f"{each.task} {each.text}"
-        spans.append(Span(LAUNCHER, "detection", each.fault, each.noticed, each.generation, text))
-        spans.append(Span(LAUNCHER, "recovery", each.noticed, until, each.generation, text))
+    spans = []
+    for task, own in events.items():
+        spans += process_spans(task, history, [e["from"] for e in own], seconds)
+        spans += [span_of(task, event, began) for event in own]
+    outages = outages_in(history, first_steps(event for own in events.values() for event in own))
+    spans += launcher_spans(outages, seconds)
     return Timeline(began, seconds, [LAUNCHER, *tasks], spans, outages)
 
 
-def _is_record(event: dict[str, Any]) -> bool:
+def tasks_in(history: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the tasks that a launch has started, in the order in which they started."""
+    return list(dict.fromkeys(e["task"] for e in history if e["event"] == "started"))
+
+
+def launcher_spans(outages: Sequence[Outage], seconds: float) -> Iterator[Span]:
+    """Give what failures have cost, until the last thing that is known."""
+    for each in outages:
+        until = seconds if each.first_step is None else each.first_step
+        text = f"{each.task} {each.text}"
+        yield Span(LAUNCHER, "detection", each.fault, each.noticed, each.generation, text)
+        yield Span(LAUNCHER, "recovery", each.noticed, until, each.generation, text)
+
+
+def is_record(event: dict[str, Any]) -> bool:
     """Return whether the launcher wrote a line of its history; others are passed over."""
     names = ("task", "time", "event", "generation", "pid", "exit_code", "detail")
     if not event.keys() >= {*names}:
@@ -137,7 +150,7 @@ def _is_record(event: dict[str, Any]) -> bool:
     return fits and numbers and texts and _is_number(time) and whole_number(generation, 0) is not None
 
 
-def _is_event(event: dict[str, Any]) -> bool:
+def is_event(event: dict[str, Any]) -> bool:
     """Return whether a task wrote a line of its events; others are passed over."""
     name, wanted = event.get("event"), ["from", "until", "generation"]
     wanted += ["step", "count"] if name == "steps" else []
@@ -159,17 +172,19 @@ def _lines(path: Path) -> list[str]:
 
 def _events_of(folder: Path, task: str, began: float) -> list[dict[str, Any]]:
     path = folder / "events" / f"{task.replace(':', '-')}.jsonl"
-    return [event for event in filter(_is_event, read_events(_lines(path))) if event["from"] >= began]
+    return [event for event in filter(is_event, read_events(_lines(path))) if event["from"] >= began]
 
 
-def _spans_of(
-    task: str,
-    history: Sequence[dict[str, Any]],
-    events: Sequence[dict[str, Any]],
-    began: float,
-    seconds: float,
+def process_spans(
+    task: str, history: Sequence[dict[str, Any]], begins: Sequence[float], seconds: float
 ) -> Iterator[Span]:
-    """Give what a task did; its process first, which lies behind the rest."""
+    """Give the processes of a task, and of each its start.
+
+    Args:
+        begins: of the task's events, in seconds since the epoch.
+        seconds: of the launch, until the last thing that is known.
+    """
+    began = history[0]["time"]
     own = [e for e in history if e["task"] == task]
     starts = [e for e in own if e["event"] == "started"]
     for start, following in zip(starts, [*starts[1:], None], strict=True):
@@ -179,17 +194,20 @@ def _spans_of(
         code = f", exit code {ends[-1]['exit_code']}" if ends else ""
         text, at = f"process {start['pid']}, {start['detail']}{code}", start["time"] - began
         yield Span(task, "process", at, ended, start["generation"], text)
-        first = next((e["from"] for e in events if e["from"] - began >= at), None)
+        first = next((begin for begin in begins if begin - began >= at), None)
         if first is not None and first - began <= ended:
             yield Span(task, "start", at, first - began, start["generation"])
-    for event in events:
-        text, shares = "", (None, None)
-        if event["event"] == "steps":
-            speed = event["count"] / max(event["until"] - event["from"], 1e-9)
-            text = ", ".join([f"to step {event['step']}, {speed:.3g} steps/s", *_work_of(event, speed)])
-            shares = event.get("data"), event.get("exchange")
-        at, until = event["from"] - began, event["until"] - began
-        yield Span(task, event["event"], at, until, event["generation"], text, shares)
+
+
+def span_of(task: str, event: dict[str, Any], began: float) -> Span:
+    """Return what an event of a task says."""
+    text, shares = "", (None, None)
+    if event["event"] == "steps":
+        speed = event["count"] / max(event["until"] - event["from"], 1e-9)
+        text = ", ".join([f"to step {event['step']}, {speed:.3g} steps/s", *_work_of(event, speed)])
+        shares = event.get("data"), event.get("exchange")
+    at, until = event["from"] - began, event["until"] - began
+    return Span(task, event["event"], at, until, event["generation"], text, shares)
 
 
 def _work_of(event: dict[str, Any], speed: float) -> Iterator[str]:
@@ -206,11 +224,27 @@ def _work_of(event: dict[str, Any], speed: float) -> Iterator[str]:
         yield f"{work['memory'] / 1e9:.1f} GB"
 
 
-def _outages(
-    history: Sequence[dict[str, Any]], events: dict[str, list[dict[str, Any]]], began: float
-) -> Iterator[Outage]:
-    """Give the failure that caused the others, of each generation; a lost peer may be noticed before it."""
-    steps = [e for own_events in events.values() for e in own_events if e["event"] == "steps"]
+def first_steps(events: Iterable[dict[str, Any]]) -> dict[float, float]:
+    """Return when each generation had begun its first step, in seconds since the epoch."""
+    first: dict[float, float] = {}
+    for event in events:
+        if event["event"] == "steps":
+            generation = event["generation"]
+            first[generation] = min(event["until"], first.get(generation, event["until"]))
+    return first
+
+
+def outages_in(history: Sequence[dict[str, Any]], first: Mapping[float, float]) -> list[Outage]:
+    """Return the failure that caused the others, of each generation; a lost peer may be noticed before it.
+
+    Args:
+        first: see `first_steps`.
+    """
+    return list(_outages(history, first))
+
+
+def _outages(history: Sequence[dict[str, Any]], first: Mapping[float, float]) -> Iterator[Outage]:
+    began = history[0]["time"]
     for generation in dict.fromkeys(e["generation"] for e in history):
         own = [e for e in history if e["generation"] == generation]
         faults = {_failure(e): e for e in own if e["event"] in _FAULTS}
@@ -223,9 +257,9 @@ def _outages(
         ends = [e["time"] for e in own if e["event"] == "ended" and e["pid"] in pids]
         at = min([e["time"] for e in faults.values()] + ends)
         noticed = next((e["time"] for e in own if e["event"] in ("ending", "restart task")), fault["time"])
-        later = [e["until"] for e in steps if e["generation"] > generation]
-        first = min(later) - began if later else None
-        yield Outage(generation, fault["task"], fault["detail"], at - began, noticed - began, first)
+        later = [at for other, at in first.items() if other > generation]
+        resumed = min(later) - began if later else None
+        yield Outage(generation, fault["task"], fault["detail"], at - began, noticed - began, resumed)
 
 
 def _failure(event: dict[str, Any]) -> Failure:

@@ -1,0 +1,195 @@
+"""The timeline of a page: the launch's history and its tasks' events, read as they grow and kept in bounded memory.
+
+What is shorter than the picture can show is joined: a job of days with fifty tasks has as many bars as a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from unisono.cli._timeline import (
+    LAUNCHER,
+    Outage,
+    Span,
+    first_steps,
+    is_event,
+    is_record,
+    launcher_spans,
+    outages_in,
+    process_spans,
+    span_of,
+    tasks_in,
+)
+from unisono.cluster.liveness._task_events import read_events
+from unisono.watch._log_folder import LogFolder, NewLines
+
+#: Bars of a kind that the tasks have together, about; and that each one has at least.
+_BARS, _LEAST = 6000, 120
+#: Of the steps of two bars, what is added up when they are joined.
+_SUMS = ("count", "rows", "tokens", "flops")
+
+#: A bar as the page gets it: kind, begin and end in seconds since the launch, generation, text, the shares of
+#: data and exchange.
+Bar = list[object]
+
+
+class PageTimeline:
+    """Follows the events in one log folder."""
+
+    def __init__(self, folder: LogFolder) -> None:
+        self._folder = folder
+        self._history_lines = NewLines(folder, "history.jsonl")
+        self._begin([])
+
+    def _begin(self, history: list[dict[str, Any]]) -> None:
+        self._history = history
+        self._lines: dict[str, NewLines] = {}
+        self._tasks: dict[str, TaskBars] = {}
+        self._first_steps: dict[float, float] = {}
+        self._until = 0.0
+        self.outages: list[Outage] = []
+
+    def read(self) -> dict[str, list[Bar]]:
+        """Read what is new; return the bars of each row, the launcher's row first."""
+        for record in filter(is_record, read_events(self._history_lines.read())):
+            if record["event"] == "launched":
+                self._begin([])
+            self._history.append(record)
+            self._until = max(self._until, record["time"])
+        if not self._history:
+            return {}
+        began, tasks = self._history[0]["time"], tasks_in(self._history)
+        for task in tasks:
+            self._read_events(task, began, max(_LEAST, _BARS // len(tasks)))
+        seconds = self._until - began
+        self.outages = outages_in(self._history, self._first_steps)
+        rows = {LAUNCHER: [bar_of(span) for span in launcher_spans(self.outages, seconds)]}
+        for task in tasks:
+            bars = self._tasks[task]
+            spans = process_spans(task, self._history, bars.begins, seconds)
+            rows[task] = [*map(bar_of, spans), *bars.all()]
+        return rows
+
+    def _read_events(self, task: str, began: float, most: int) -> None:
+        name = f"events/{task.replace(':', '-')}.jsonl"
+        lines = self._lines.setdefault(task, NewLines(self._folder, name))
+        bars = self._tasks.setdefault(task, TaskBars(task, began))
+        for event in filter(is_event, read_events(lines.read())):
+            if event["from"] >= began:
+                bars.add(event, most)
+                self._until = max(self._until, event["until"])
+                for generation, at in first_steps([event]).items():
+                    self._first_steps[generation] = min(at, self._first_steps.get(generation, at))
+
+
+class TaskBars:
+    """The bars of a task's events, by kind.
+
+    Args:
+        began: when the launch began, in seconds since the epoch.
+    """
+
+    def __init__(self, task: str, began: float) -> None:
+        self._task, self._began = task, began
+        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._bars: dict[str, list[Bar]] = {}
+        #: Events of a kind that take no longer together are joined; in seconds.
+        self._widths: dict[str, float] = {}
+        #: When the first event of each process began, in seconds since the epoch.
+        self.begins: list[float] = []
+        self._generations: set[float] = set()
+
+    def all(self) -> list[Bar]:
+        """Return the bars."""
+        return [bar for bars in self._bars.values() for bar in bars]
+
+    def add(self, event: dict[str, Any], most: int) -> None:
+        """Add an event.
+
+        Args:
+            most: bars of its kind.
+        """
+        if event["generation"] not in self._generations:
+            self._generations.add(event["generation"])
+            self.begins.append(event["from"])
+        kind = event["event"]
+        events, bars = self._events.setdefault(kind, []), self._bars.setdefault(kind, [])
+        if events and _fits(events[-1], event, self._widths.get(kind, 0.0)):
+            events[-1] = joined(events[-1], event)
+            bars[-1] = self._bar(events[-1])
+            return
+        events.append(event)
+        bars.append(self._bar(event))
+        while len(events) > most:
+            # Wide enough for half as many, were they equally long.
+            width = self._widths[kind] = max(
+                2 * self._widths.get(kind, 0.0), 2 * (events[-1]["until"] - events[0]["from"]) / most
+            )
+            events[:] = _all_joined(events, width)
+            if len(events) > most:  # generations, which are not joined
+                del events[0]
+            bars[:] = [self._bar(each) for each in events]
+
+    def _bar(self, event: dict[str, Any]) -> Bar:
+        return bar_of(span_of(self._task, event, self._began))
+
+
+def _fits(event: dict[str, Any], following: dict[str, Any], width: float) -> bool:
+    is_same = event["generation"] == following["generation"]
+    return is_same and bool(following["until"] - event["from"] <= width)
+
+
+def _all_joined(events: Iterable[dict[str, Any]], width: float) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if found and _fits(found[-1], event, width):
+            found[-1] = joined(found[-1], event)
+        else:
+            found.append(event)
+    return found
+
+
+def joined(event: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
+    """Return two events of a kind as one.
+
+    >>> a = {"event": "steps", "from": 0.0, "until": 1.0, "step": 5, "count": 5, "data": 0.1, "generation": 0}
+    >>> b = a | {"from": 1.0, "until": 2.0, "step": 15, "count": 10, "data": 0.3}
+    >>> both = joined(a, b)
+    >>> both["until"], both["step"], both["count"], round(both["data"], 2)
+    (2.0, 15, 15, 0.2)
+    """
+    both = {**following, "from": event["from"], "until": max(event["until"], following["until"])}
+    if event["event"] != "steps":
+        return both
+    for name in _SUMS:
+        if name in both:
+            both[name] = _number(event, name) + _number(following, name)
+    spans = [(max(0.0, each["until"] - each["from"]), each) for each in (event, following)]
+    total = sum(seconds for seconds, _ in spans) or 1.0
+    for name in ("data", "exchange"):
+        shares = [(seconds, each.get(name)) for seconds, each in spans]
+        known = [seconds * share for seconds, share in shares if share is not None]
+        both[name] = sum(known) / total if len(known) == len(shares) else None
+    return both
+
+
+def _number(event: dict[str, Any], name: str) -> float:
+    value = event.get(name, 0)
+    return value if isinstance(value, (int, float)) else 0
+
+
+def bar_of(span: Span) -> Bar:
+    """Return a span as the page gets it."""
+    times = (round(span.began, 3), round(max(span.began, span.ended), 3))
+    shares = (None if share is None else round(min(1.0, max(0.0, share)), 3) for share in span.shares)
+    return [span.name, *times, span.generation, span.text, *shares]
+
+
+def costs_of(outages: Sequence[Outage]) -> Iterator[tuple[str, float, str]]:
+    """Give of each failure whose it was, when, in seconds since the launch, and what it has cost."""
+    for each in outages:
+        text = f"noticed after {each.noticed - each.fault:.2f} s"
+        if each.first_step is not None:
+            text += f", next step after {each.first_step - each.fault:.2f} s"
+        yield each.task, each.fault, text
