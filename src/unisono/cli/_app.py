@@ -50,6 +50,11 @@ _Grace = Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL
 _Interface = Annotated[
     str | None, typer.Option(help="Over which workers on CPUs connect: eth0, 10.0.0.0/24 or an IP address.")
 ]
+_Web = Annotated[bool, typer.Option("--web", help="Serve a page of the job for a browser.")]
+_WebAddress = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="With --web: where. [default: 127.0.0.1 and a free port]"),
+]
 
 
 @app.command(
@@ -131,6 +136,8 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the environment of each task and exit.")
     ] = False,
+    web: _Web = False,
+    web_address: _WebAddress = None,
     on: Annotated[
         str | None,
         typer.Option(metavar="ENGINE", help=f"Submit to an engine, and follow: {', '.join(ENGINES)}."),
@@ -152,6 +159,7 @@ def launch(
         "devices_per_worker": devices_per_worker, "max_restarts": max_restarts, "elastic": size,
         "grace": grace, "stall_timeout": stall_timeout, "cool_down": cool_down, "interface": interface,
     }  # fmt: skip
+    page = _page_address(web, web_address, bool(cluster or on or dry_run))
     if cluster is None:
         _reject_flags_of_cluster(bool(files), (wait, lease, server_timeout))
     if cluster is not None:
@@ -190,6 +198,10 @@ def launch(
     if dry_run:
         typer.echo(_launch.dry_run(options, what, log_dir), nl=False)
         return
+    if page is not None:
+        from unisono.watch.web._job_page import launch_with_page
+
+        raise typer.Exit(launch_with_page(options, what, log_dir, page, _say))
     raise typer.Exit(_launch.run_program(options, what, log_dir))
 
 
@@ -236,6 +248,26 @@ def run(
         interface=interface,
     )
     _engine_task.run_task(options, UserProgram(script, tuple(args or ()), module, call), log_dir, hosts)
+
+
+def _say(line: str) -> None:
+    """Show a line to people, beside the output of a program."""
+    typer.echo(line, err=True)
+
+
+def _page_address(web: bool, address: str | None, is_elsewhere: bool) -> str | None:
+    """Return where a page is served; None without one."""
+    if web and is_elsewhere:
+        raise InvalidArgumentError(
+            "`--web` shows a launch on this machine. Received: --cluster, --on or --dry-run, too. Write "
+            "`unisono watch --web LOGDIR` where the log folder of the job is."
+        )
+    if address is not None and not web:
+        raise InvalidArgumentError(
+            f"`--web-address` belongs to `--web`. Received: {address!r} without it. Write `--web --web-address "
+            f"{address}`."
+        )
+    return (address or "127.0.0.1:0") if web else None
 
 
 def _reject_flags_of_cluster(has_files: bool, limits: tuple[float, float, float]) -> None:

@@ -113,7 +113,7 @@ def read(folder: Path) -> Timeline:
     events = {task: _events_of(folder, task, began) for task in tasks}
     known = [e["time"] for e in history] + [e["until"] for own in events.values() for e in own]
     seconds = max(known) - began
-    spans = []
+    spans: list[Span] = []
     for task, own in events.items():
         spans += process_spans(task, history, [e["from"] for e in own], seconds)
         spans += [span_of(task, event, began) for event in own]

@@ -1,4 +1,4 @@
-"""The command `unisono timeline`: a job as one file of HTML, which needs no network, and as a trace for Perfetto.
+"""The command `unisono timeline`: a job as a page, which needs no network, and as a trace for Perfetto.
 
 Tests: tests/cluster/test_timeline.py.
 """

@@ -6,8 +6,8 @@ from __future__ import annotations
 def change_of(old: object, new: object) -> dict[str, object] | None:
     """Return what makes the new value of the old one; None where they are equal.
 
-    The result has `v`, the new value; or for an object `d`, changes by field, and `x`, the fields that are gone;
-    or for a list `i`, changes by position, or `k`, how many items stay, and `a`, what follows them.
+    The result has `v`, the new value; or for an object `d`, changes by field, and `x`, the fields that are
+    gone; or for a list `i`, changes by position, or `k`, how many items stay, and `a`, what follows them.
 
     >>> change_of({"step": 1, "state": "runs"}, {"step": 2, "state": "runs"})
     {'d': {'step': {'v': 2}}}

@@ -92,9 +92,7 @@ class JobFeed:
             known = int(number) if name == self._name and number.isdigit() and len(number) < 10 else 0
             while True:
                 with self._news:
-                    has_news = self._news.wait_for(
-                        lambda known=known: known < self._version or not self._is_open, _ALIVE
-                    )
+                    has_news = self._await_news(known)
                     is_open, version = self._is_open, self._version
                     state, changes, last = self._state, list(self._changes), self._last
                 later = [(i, text) for i, text in changes if i > known]
@@ -110,6 +108,9 @@ class JobFeed:
                     if last is not None:
                         yield self._event("end", last, version)
                     return
+
+    def _await_news(self, known: int) -> bool:
+        return self._news.wait_for(lambda: known < self._version or not self._is_open, _ALIVE)
 
     @contextlib.contextmanager
     def _page(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The page of a job from its first moment to its end: served while it runs, and then a file in its log folder."""
+"""The page of a job: served while the job runs, and a file in its log folder at the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
 from unisono.cli import _timeline_page
+from unisono.launcher import _launch
+from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.watch._log_folder import LocalFolder
 from unisono.watch.web._feed import JobFeed
 from unisono.watch.web._page_reader import PageReader
@@ -69,6 +71,20 @@ def _user() -> str:
         return ""
 
 
+def launch_with_page(
+    options: LaunchOptions, program: UserProgram, log_dir: Path | None, address: str, say: Callable[[str], None]
+) -> int:
+    """Launch a program and serve its page until it ends; return the launcher's exit code.
+
+    Raises:
+        InvalidArgumentError: when the address cannot be listened at, or `run_program` raises it.
+    """
+    _launch.check_program(program)
+    root = _launch.make_run_paths(log_dir).root
+    with job_page(root, address, say):
+        return _launch.run_program(options, program, root)
+
+
 def watch_on_page(log_dir: Path, address: str, say: Callable[[str], None]) -> None:
     """Serve the page of a launch until it ends, or Ctrl-C; of one that has ended, until Ctrl-C.
 
@@ -78,7 +94,7 @@ def watch_on_page(log_dir: Path, address: str, say: Callable[[str], None]) -> No
     if not log_dir.is_dir():
         raise InvalidArgumentError(
             f"A log folder must be there. Received: {str(log_dir)!r}. Write `unisono launch --log-dir logs …`, "
-            "then `unisono watch --web logs`."
+            "and then `unisono watch --web logs`."
         )
     with contextlib.suppress(KeyboardInterrupt), job_page(log_dir, address, say) as reader:
         reader.read()

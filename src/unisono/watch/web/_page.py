@@ -1,4 +1,4 @@
-"""The page: one file of HTML that holds its style, its scripts and, as a file, its data; it loads nothing else."""
+"""The page: one file of HTML with its style and its scripts in it, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def make_page(title: str, data: Mapping[str, object]) -> str:
     """Return the page.
 
     Args:
-        data: `job`, as `PageReader.read` returns it, or None: then the page asks its server for it; `logs`, the
-            end of each task's log by its name.
+        data: `job`, as `PageReader.read` returns it, or None, and the page asks its server for it; `logs`,
+            the end of each task's log by its name.
 
     >>> "</script>" in make_page("train.py", {"job": {"title": "</script>"}}).partition("<script>")[0][:-10]
     False

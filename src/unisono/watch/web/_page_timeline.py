@@ -1,6 +1,6 @@
-"""The timeline of a page: the launch's history and its tasks' events, read as they grow and kept in bounded memory.
+"""The timeline of a page: the launch's history and its tasks' events, read as they grow, in bounded memory.
 
-What is shorter than the picture can show is joined: a job of days with fifty tasks has as many bars as a short one.
+What is shorter than the picture can show is joined: a job of days has as many bars as a short one.
 """
 
 from __future__ import annotations

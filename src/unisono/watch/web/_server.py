@@ -1,7 +1,8 @@
 """A server for the page of a job: on loopback by default, with a random token in its address.
 
-Whoever knows the address may read the job and the end of each log, and nothing else. The name of the host that a
-browser asks for is checked: a page of another site could else have its own name lead here (DNS rebinding).
+Whoever knows the address may read the job and the end of each log, and nothing else. The name of the host
+that a browser asks for is checked: else a page of another site could have its own name lead here (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 
+from unisono._checks import digits
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import split_address
 from unisono.watch.web._feed import JobFeed
 from unisono.watch.web._page import make_page, policy
 
-#: Connections that are open at once; another one is answered with status 503. A page has one, and one for a moment
-#: for each log that is open.
+#: Connections that are open at once; another one is answered with status 503. A page has one, and for a
+#: moment another one for each log that is open.
 _CONNECTIONS = 32
 #: Seconds for a request to arrive, and for a part of an answer to be taken.
 _SECONDS = 10.0
@@ -48,7 +50,7 @@ class PageServer:
     def __init__(
         self, feed: JobFeed, log_of: Callable[[str], bytes | None], address: str = "127.0.0.1:0"
     ) -> None:
-        host, port = split_address(address)
+        host, port = _split(address)
         self.token = secrets.token_urlsafe(18)
         self.feed, self.log_of = feed, log_of
         self._host = host
@@ -74,8 +76,8 @@ class PageServer:
     @property
     def target(self) -> str:
         """The host and port that ssh forwards to."""
-        host = self._server.server_address[0]
-        return f"[{host}]:{self.port}" if ":" in str(host) else f"{host}:{self.port}"
+        host = str(self._server.server_address[0])
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def is_local(self) -> bool:
@@ -110,6 +112,16 @@ class PageServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or digits(port) is None:
+        raise InvalidArgumentError(
+            f"The page's address must have a host and a port. Received: {address!r}. Write "
+            "`--web-address localhost:0`, or `0.0.0.0:8080` for other machines."
+        )
+    return split_address(address)
 
 
 def _is_address(host: str) -> bool:
@@ -265,5 +277,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, text)
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Print nothing: the terminal belongs to the job."""
