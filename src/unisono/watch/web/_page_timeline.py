@@ -12,7 +12,6 @@ from unisono.cli._timeline import (
     LAUNCHER,
     Outage,
     Span,
-    first_steps,
     is_event,
     is_record,
     launcher_spans,
@@ -24,14 +23,16 @@ from unisono.cli._timeline import (
 from unisono.cluster.liveness._task_events import read_events
 from unisono.watch._log_folder import LogFolder, NewLines
 
-#: Bars of a kind that the tasks have together, about; and that each one has at least.
-_BARS, _LEAST = 6000, 120
+#: Bars of a kind that all tasks have together, about; that each one has at least, and at most.
+_BARS, _LEAST, _MOST = 4000, 80, 800
 #: Of the steps of two bars, what is added up when they are joined.
 _SUMS = ("count", "rows", "tokens", "flops")
 
-#: A bar as the page gets it: kind, begin and end in seconds since the launch, generation, text, the shares of
-#: data and exchange.
+#: A bar as the page gets it: begin and end in seconds since the launch, generation, text, and the shares of data
+#: and exchange.
 Bar = list[object]
+#: The bars of a row, by kind: those of a kind grow at their end alone, so that changes are short.
+Row = dict[str, list[Bar]]
 
 
 class PageTimeline:
@@ -50,7 +51,7 @@ class PageTimeline:
         self._until = 0.0
         self.outages: list[Outage] = []
 
-    def read(self) -> dict[str, list[Bar]]:
+    def read(self) -> dict[str, Row]:
         """Read what is new; return the bars of each row, the launcher's row first."""
         for record in filter(is_record, read_events(self._history_lines.read())):
             if record["event"] == "launched":
@@ -61,14 +62,13 @@ class PageTimeline:
             return {}
         began, tasks = self._history[0]["time"], tasks_in(self._history)
         for task in tasks:
-            self._read_events(task, began, max(_LEAST, _BARS // len(tasks)))
+            self._read_events(task, began, min(_MOST, max(_LEAST, _BARS // len(tasks))))
         seconds = self._until - began
         self.outages = outages_in(self._history, self._first_steps)
-        rows = {LAUNCHER: [bar_of(span) for span in launcher_spans(self.outages, seconds)]}
+        rows = {LAUNCHER: _by_kind(launcher_spans(self.outages, seconds))}
         for task in tasks:
             bars = self._tasks[task]
-            spans = process_spans(task, self._history, bars.begins, seconds)
-            rows[task] = [*map(bar_of, spans), *bars.all()]
+            rows[task] = _by_kind(process_spans(task, self._history, bars.begins, seconds)) | bars.by_kind()
         return rows
 
     def _read_events(self, task: str, began: float, most: int) -> None:
@@ -79,8 +79,9 @@ class PageTimeline:
             if event["from"] >= began:
                 bars.add(event, most)
                 self._until = max(self._until, event["until"])
-                for generation, at in first_steps([event]).items():
-                    self._first_steps[generation] = min(at, self._first_steps.get(generation, at))
+                if event["event"] == "steps":
+                    at = self._first_steps.setdefault(event["generation"], event["until"])
+                    self._first_steps[event["generation"]] = min(at, event["until"])
 
 
 class TaskBars:
@@ -100,9 +101,12 @@ class TaskBars:
         self.begins: list[float] = []
         self._generations: set[float] = set()
 
-    def all(self) -> list[Bar]:
+    def by_kind(self) -> Row:
         """Return the bars."""
-        return [bar for bars in self._bars.values() for bar in bars]
+        for kind, events in self._events.items():
+            bars = self._bars[kind]
+            bars += [bar_of(span_of(self._task, event, self._began)) for event in events[len(bars) :]]
+        return {kind: list(bars) for kind, bars in self._bars.items()}
 
     def add(self, event: dict[str, Any], most: int) -> None:
         """Add an event.
@@ -117,10 +121,9 @@ class TaskBars:
         events, bars = self._events.setdefault(kind, []), self._bars.setdefault(kind, [])
         if events and _fits(events[-1], event, self._widths.get(kind, 0.0)):
             events[-1] = joined(events[-1], event)
-            bars[-1] = self._bar(events[-1])
+            del bars[len(events) - 1 :]  # made anew when the bars are asked for
             return
         events.append(event)
-        bars.append(self._bar(event))
         while len(events) > most:
             # Wide enough for half as many, were they equally long.
             width = self._widths[kind] = max(
@@ -129,10 +132,7 @@ class TaskBars:
             events[:] = _all_joined(events, width)
             if len(events) > most:  # generations, which are not joined
                 del events[0]
-            bars[:] = [self._bar(each) for each in events]
-
-    def _bar(self, event: dict[str, Any]) -> Bar:
-        return bar_of(span_of(self._task, event, self._began))
+            bars.clear()
 
 
 def _fits(event: dict[str, Any], following: dict[str, Any], width: float) -> bool:
@@ -179,11 +179,18 @@ def _number(event: dict[str, Any], name: str) -> float:
     return value if isinstance(value, (int, float)) else 0
 
 
+def _by_kind(spans: Iterable[Span]) -> Row:
+    row: Row = {}
+    for span in spans:
+        row.setdefault(span.name, []).append(bar_of(span))
+    return row
+
+
 def bar_of(span: Span) -> Bar:
     """Return a span as the page gets it."""
     times = (round(span.began, 3), round(max(span.began, span.ended), 3))
     shares = (None if share is None else round(min(1.0, max(0.0, share)), 3) for share in span.shares)
-    return [span.name, *times, span.generation, span.text, *shares]
+    return [*times, span.generation, span.text, *shares]
 
 
 def costs_of(outages: Sequence[Outage]) -> Iterator[tuple[str, float, str]]:

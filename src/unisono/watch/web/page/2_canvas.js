@@ -11,7 +11,7 @@ const colours = {
 
 // Drawings that are due are drawn together, before the next frame; `drawn` counts, for whoever measures.
 const due = new Set();
-const drawn = { frames: 0, drawings: 0, milliseconds: 0, longest: 0 };
+const drawn = { frames: 0, drawings: 0, milliseconds: 0, longest: 0, updates: 0, updating: 0, longestUpdate: 0 };
 
 function redraw(drawing) {
   if (!due.size) requestAnimationFrame(drawAll);

@@ -13,7 +13,7 @@ const KINDS = {
 };
 const SHARES = { data: "of steps: waits for data", exchange: "of steps: exchange" };
 const TIME_UNITS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
-const [NAME, BEGIN, END, GENERATION, TEXT, DATA, EXCHANGE] = [0, 1, 2, 3, 4, 5, 6];
+const [BEGIN, END, GENERATION, TEXT, DATA, EXCHANGE] = [0, 1, 2, 3, 4, 5];
 
 const textures = {
   cache: {},
@@ -55,15 +55,18 @@ class Timeline extends Drawing {
 
   update(job) {
     const { timeline } = job;
-    this.rows = Object.keys(timeline).filter((row) => row !== "launcher" || timeline[row].length).map((row) => ({ row, spans: timeline[row] }));
+    // A row has the bars of each kind, in the order of KINDS: later kinds lie above.
+    const order = Object.keys(KINDS);
+    this.rows = Object.entries(timeline).map(([row, kinds]) => ({ row, kinds: order.filter((kind) => kinds[kind]).map((kind) => [kind, kinds[kind]]) }));
+    this.rows = this.rows.filter(({ row, kinds }) => row !== "launcher" || kinds.length);
     this.faults = job.faults.map((fault) => ({ ...fault, at: fault.time - job.started })).sort((a, b) => isFailure(a) - isFailure(b));
     this.total = Math.max(job.now - job.started, 0.1);
-    for (const { spans } of this.rows) for (const span of spans) this.total = Math.max(this.total, span[END]);
+    const all = this.rows.flatMap(({ kinds }) => kinds);
+    for (const [, bars] of all) this.total = Math.max(this.total, bars.at(-1)?.[END] || 0);
     this.bar = this.rows.length <= 12 ? 24 : this.rows.length <= 28 ? 17 : 13;
     this.setHeight(this.rows.length * this.bar + 34);
-    const seen = [...new Set(this.rows.flatMap(({ spans }) => spans.map((span) => span[NAME])))];
-    const has = (i) => this.rows.some(({ spans }) => spans.some((span) => span[i]));
-    showLegend([...Object.keys(KINDS).filter((kind) => seen.includes(kind)), ...(has(DATA) ? ["data"] : []), ...(has(EXCHANGE) ? ["exchange"] : [])]);
+    const has = (i) => all.some(([, bars]) => bars.some((bar) => bar[i]));
+    showLegend([...order.filter((kind) => all.some(([name]) => name === kind)), ...(has(DATA) ? ["data"] : []), ...(has(EXCHANGE) ? ["exchange"] : [])]);
     const failures = this.faults.filter(isFailure).length;
     this.setLabel(`Timeline of ${this.rows.length} rows over ${seconds(this.total)}, with ${failures} failures. `
       + "The arrow keys go from bar to bar, plus and minus magnify.");
@@ -104,7 +107,7 @@ class Timeline extends Drawing {
     });
     c.save();
     c.beginPath(); c.rect(left, 0, right - left + 4, this.height); c.clip();
-    this.rows.forEach(({ spans }, i) => this.bars(c, spans, top + i * this.bar));
+    this.rows.forEach(({ kinds }, i) => this.bars(c, kinds, top + i * this.bar));
     for (const fault of this.faults) {
       const time = fault.at;
       if (time < from || time > to) continue;
@@ -124,13 +127,13 @@ class Timeline extends Drawing {
     c.restore();
   }
 
-  bars(c, spans, y) {
+  bars(c, kinds, y) {
     const { x, from, to } = this.place, gap = this.bar > 14 ? 3 : 1.5;
-    for (const kind of Object.keys(KINDS)) {
+    for (const [kind, spans] of kinds) {
       const { inset, texture } = KINDS[kind], top = y + gap + inset * this.bar, height = this.bar - 2 * (gap + inset * this.bar);
       let until = -1;
       for (const span of spans) {
-        if (span[NAME] !== kind || span[END] < from || span[BEGIN] > to) continue;
+        if (span[END] < from || span[BEGIN] > to) continue;
         const begin = Math.round(x(span[BEGIN])), end = Math.max(Math.round(x(span[END])), begin + 1);
         // Of bars within the same pixel one is drawn.
         if (end <= until) continue;
@@ -153,14 +156,11 @@ class Timeline extends Drawing {
     const { left, right, top, from, to } = this.place, i = Math.floor((py - top) / this.bar);
     if (px < left - 2 || !this.rows[i]) return null;
     const slack = (2 * (to - from)) / (right - left), time = from + ((to - from) * (px - left)) / (right - left);
-    const order = Object.keys(KINDS);
-    let best = -1;
-    this.rows[i].spans.forEach((span, n) => {
-      if (time < span[BEGIN] - slack || time > span[END] + slack) return;
-      const before = best < 0 ? -1 : order.indexOf(this.rows[i].spans[best][NAME]);
-      if (order.indexOf(span[NAME]) >= before) best = n;
-    });
-    return best < 0 ? null : { i, n: best };
+    for (const [kind, spans] of [...this.rows[i].kinds].reverse()) {
+      const span = spans.findLast((each) => time >= each[BEGIN] - slack && time <= each[END] + slack);
+      if (span) return { row: this.rows[i].row, kind, span };
+    }
+    return null;
   }
 
   point(px, py) {
@@ -177,9 +177,8 @@ class Timeline extends Drawing {
     else document.getElementById("tip").hidden = true;
   }
 
-  textOf({ i, n }) {
-    const { row, spans } = this.rows[i], span = spans[n];
-    const parts = [`${row}: ${KINDS[span[NAME]]?.text || span[NAME]}, generation ${span[GENERATION]}`,
+  textOf({ row, kind, span }) {
+    const parts = [`${row}: ${KINDS[kind].text}, generation ${span[GENERATION]}`,
       `${clock(span[BEGIN], 0.1)} to ${clock(span[END], 0.1)} (${seconds(span[END] - span[BEGIN])})`];
     if (span[TEXT]) parts.push(span[TEXT]);
     const shares = [["data", span[DATA]], ["exchange", span[EXCHANGE]]].filter(([, share]) => share != null);
@@ -202,7 +201,7 @@ class Timeline extends Drawing {
     const { from, to, x, top } = this.place;
     if (name === "+" || name === "-") {
       const half = ((to - from) * (name === "+" ? 0.5 : 2)) / 2;
-      const span = this.chosen && this.rows[this.chosen.i]?.spans[this.chosen.n];
+      const span = this.chosen && this.inOrder(this.chosen.i)[this.chosen.n]?.span;
       const middle = span ? (span[BEGIN] + span[END]) / 2 : (from + to) / 2;
       this.show(2 * half >= this.total ? null : [Math.max(0, middle - half), Math.min(this.total, middle + half)]);
       return true;
@@ -210,11 +209,17 @@ class Timeline extends Drawing {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     if (!(name in moves)) return false;
     const [down, right] = moves[name], { i, n } = this.chosen || { i: 0, n: -right };
-    const row = Math.max(0, Math.min(this.rows.length - 1, i + down));
-    this.chosen = { i: row, n: Math.max(0, Math.min(this.rows[row].spans.length - 1, n + right)) };
-    const span = this.rows[row].spans[this.chosen.n];
-    if (span) this.tip(this.textOf(this.chosen), Math.max(0, x(span[BEGIN])), top + (row + 0.5) * this.bar);
+    const row = Math.max(0, Math.min(this.rows.length - 1, i + down)), all = this.inOrder(row);
+    this.chosen = { i: row, n: Math.max(0, Math.min(all.length - 1, n + right)) };
+    const bar = all[this.chosen.n];
+    if (bar) this.tip(this.textOf(bar), Math.max(0, x(bar.span[BEGIN])), top + (row + 0.5) * this.bar);
     return true;
+  }
+
+  // The bars of a row as the keys reach them.
+  inOrder(i) {
+    const { row, kinds } = this.rows[i] || { kinds: [] };
+    return kinds.flatMap(([kind, spans]) => spans.map((span) => ({ row, kind, span }))).sort((a, b) => a.span[BEGIN] - b.span[BEGIN]);
   }
 }
 

@@ -5,15 +5,24 @@ let job = source.job, timeline = null, version = null;
 
 function show() {
   if (!job) return;
-  const { sign, kind } = stateOf(job.state), state = document.getElementById("state");
+  const began = performance.now();
+  showAll();
+  const took = performance.now() - began;
+  drawn.updates += 1;
+  drawn.updating += took;
+  drawn.longestUpdate = Math.max(drawn.longestUpdate, took);
+}
+
+function showAll() {
+  const { sign } = stateOf(job.state), state = document.getElementById("state");
   write(state, `${sign} ${job.state}`);
   state.dataset.state = job.state;
   write(document.getElementById("title"), job.title);
   write(document.getElementById("command"), job.command);
+  document.getElementById("command").hidden = !job.command;
   write(document.getElementById("when"), `started ${date(job.started)}`);
   const share = job.steps ? ` ${Math.floor((100 * job.step) / job.steps)} %` : "";
   document.title = `${sign} ${job.title}${share}, ${date(job.started)}`;
-  void kind;
   showFacts(job);
   showCurves(job, document.getElementById("log-scale").checked);
   timeline ||= new Timeline(document.getElementById("timeline"));
