@@ -14,9 +14,9 @@ from unisono.cli import _timeline_page
 from unisono.launcher import _launch
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.watch._log_folder import LocalFolder
-from unisono.watch.web._feed import JobFeed
+from unisono.watch.web._job_feed import JobFeed
 from unisono.watch.web._page_reader import PageReader
-from unisono.watch.web._server import PageServer
+from unisono.watch.web._page_server import PageServer
 
 #: Seconds between two looks whether the job has ended.
 _LOOK = 1.0
@@ -72,7 +72,11 @@ def _user() -> str:
 
 
 def launch_with_page(
-    options: LaunchOptions, program: UserProgram, log_dir: Path | None, address: str, say: Callable[[str], None]
+    options: LaunchOptions,
+    program: UserProgram,
+    log_dir: Path | None,
+    address: str,
+    say: Callable[[str], None],
 ) -> int:
     """Launch a program and serve its page until it ends; return the launcher's exit code.
 
@@ -93,7 +97,7 @@ def watch_on_page(log_dir: Path, address: str, say: Callable[[str], None]) -> No
     """
     if not log_dir.is_dir():
         raise InvalidArgumentError(
-            f"A log folder must be there. Received: {str(log_dir)!r}. Write `unisono launch --log-dir logs …`, "
+            f"A log folder must exist. Received: {str(log_dir)!r}. Write `unisono launch --log-dir logs …`, "
             "and then `unisono watch --web logs`."
         )
     with contextlib.suppress(KeyboardInterrupt), job_page(log_dir, address, say) as reader:

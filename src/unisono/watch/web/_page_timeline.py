@@ -28,8 +28,8 @@ _BARS, _LEAST, _MOST = 4000, 80, 800
 #: Of the steps of two bars, what is added up when they are joined.
 _SUMS = ("count", "rows", "tokens", "flops")
 
-#: A bar as the page gets it: begin and end in seconds since the launch, generation, text, and the shares of data
-#: and exchange.
+#: A bar as the page gets it: begin and end in seconds since the launch, generation, text, and the shares of
+#: data and exchange.
 Bar = list[object]
 #: The bars of a row, by kind: those of a kind grow at their end alone, so that changes are short.
 Row = dict[str, list[Bar]]

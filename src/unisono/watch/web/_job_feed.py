@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from unisono.watch.web._changes import change_of
+from unisono.watch.web._json_changes import change_of
 
 _LOG = logging.getLogger("unisono")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from unisono._checks import digits
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import split_address
-from unisono.watch.web._feed import JobFeed
+from unisono.watch.web._job_feed import JobFeed
 from unisono.watch.web._page import make_page, policy
 
 #: Connections that are open at once; another one is answered with status 503. A page has one, and for a

@@ -14,16 +14,16 @@ def change_of(old: object, new: object) -> dict[str, object] | None:
     >>> change_of([1, 2, 3], [1, 2, 4, 5])
     {'k': 2, 'a': [4, 5]}
     """
-    if old is new or (type(old) is type(new) and old == new):
-        return None
     if isinstance(old, dict) and isinstance(new, dict):
         return _change_of_fields(old, new)
+    if old == new:
+        return None
     if isinstance(old, list) and isinstance(new, list) and old:
         return _change_of_items(old, new)
     return {"v": new}
 
 
-def _change_of_fields(old: dict[str, object], new: dict[str, object]) -> dict[str, object]:
+def _change_of_fields(old: dict[str, object], new: dict[str, object]) -> dict[str, object] | None:
     kept = [name for name in old if name in new]
     if [*new][: len(kept)] != kept:
         return {"v": new}  # the order of the fields is that of rows and curves
@@ -33,7 +33,9 @@ def _change_of_fields(old: dict[str, object], new: dict[str, object]) -> dict[st
         if change is not None:
             changes[name] = change
     gone = [name for name in old if name not in new]
-    return {"d": changes, "x": gone} if gone else {"d": changes}
+    if gone:
+        return {"d": changes, "x": gone}
+    return {"d": changes} if changes else None
 
 
 def _change_of_items(old: list[object], new: list[object]) -> dict[str, object]:
