@@ -86,8 +86,8 @@ class PageServer:
 
     def allows(self, header: str | None) -> bool:
         """Return whether a request's header `Host` names this machine."""
-        name = urllib.parse.urlsplit(f"//{header or ''}")
         try:
+            name = urllib.parse.urlsplit(f"//{header or ''}")
             host = (name.hostname or "").lower()
             _ = name.port
         except ValueError:
