@@ -264,8 +264,8 @@ def _page_address(web: bool, address: str | None, is_elsewhere: bool) -> str | N
         )
     if address is not None and not web:
         raise InvalidArgumentError(
-            f"`--web-address` belongs to `--web`. Received: {address!r} without it. Write `--web --web-address "
-            f"{address}`."
+            f"`--web-address` belongs to `--web`. Received: {address!r} without it. Write "
+            f"`--web --web-address {address}`."
         )
     return (address or "127.0.0.1:0") if web else None
 

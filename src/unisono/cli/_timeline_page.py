@@ -10,6 +10,7 @@ from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
 from unisono.cli._timeline import read, trace_of
+from unisono.watch._job_reader import JobReader
 from unisono.watch._log_folder import LocalFolder
 from unisono.watch.web._page import make_page
 from unisono.watch.web._page_reader import PageReader
@@ -43,7 +44,7 @@ def write(folder: Path) -> tuple[Path, Path]:
 
 def page_of(folder: Path) -> str:
     """Return the page of a launch, with its data and the end of each task's log."""
-    facts = PageReader(LocalFolder(folder)).last()
+    facts = PageReader(JobReader(LocalFolder(folder))).last()
     job = facts["job"]
     title = str(job["title"]) if isinstance(job, dict) else ""
     return make_page(title, facts)

@@ -100,6 +100,11 @@ class JobReader:
         """The name of the folder."""
         return self._folder.name
 
+    @property
+    def folder(self) -> LogFolder:
+        """The folder that is followed."""
+        return self._folder
+
     def refresh(self, most_bytes: int | None = None) -> WatchedJob:
         """Read what is new, and return the job as it is now.
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.unit.watch.test_page_timeline import LaunchFiles, killed
 
+from unisono.watch._job_reader import JobReader
 from unisono.watch._log_folder import LocalFolder
 from unisono.watch.web import _page_reader
 from unisono.watch.web._page_reader import PageReader
@@ -19,7 +20,7 @@ def test_a_failure_has_its_cost_and_curves_have_names(files):
     for _ in killed(files):
         pass
     files.event(10, 11, "logs", step=12, logs={"loss": 0.5}, generation=1)
-    job = PageReader(LocalFolder(files.root)).read()
+    job = PageReader(JobReader(LocalFolder(files.root))).read()
     assert json.loads(json.dumps(job, allow_nan=False)) == job
     (failure,) = [fault for fault in job["faults"] if fault["kind"] == "failure"]
     assert failure["task"] == "worker:1"
@@ -34,7 +35,7 @@ def test_logs_are_read_by_the_name_of_a_task_alone(files):
         pass
     (files.root / "worker-0.log").write_text("first\nlast\n")
     (files.root / "secret.log").write_text("secret")
-    reader = PageReader(LocalFolder(files.root))
+    reader = PageReader(JobReader(LocalFolder(files.root)))
     assert reader.log_of("worker:0") is None  # no task is known yet
     reader.read()
     assert reader.log_of("worker:0") == b"first\nlast\n"
@@ -57,7 +58,7 @@ def test_of_a_long_log_the_last_whole_lines_are_shown(files, tuned):
         pass
     (files.root / "worker-0.log").write_text("".join(f"line {i}\n" for i in range(1000)))
     tuned(_page_reader, _SHOWN=100, _KEPT=40)
-    reader = PageReader(LocalFolder(files.root))
+    reader = PageReader(JobReader(LocalFolder(files.root)))
     last = reader.last()
     assert reader.log_of("worker:0").split(b"\n")[0] == b"line 989"
     assert last["logs"]["worker:0"].split("\n") == ["line 996", "line 997", "line 998", "line 999", ""]
@@ -69,7 +70,7 @@ def test_a_long_curve_is_sent_anew_at_intervals_and_at_the_end(files, tuned):
     tuned(_page_reader, _LONG=3, _INTERVAL=1e9)
     files.history(0, "launched")
     files.history(1, "started", "worker:0")
-    reader = PageReader(LocalFolder(files.root))
+    reader = PageReader(JobReader(LocalFolder(files.root)))
     lengths = []
     for step in range(1, 7):
         files.steps(step, step + 0.5, step, 1)

@@ -13,6 +13,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.cli import _timeline_page
 from unisono.launcher import _launch
 from unisono.launcher._options import LaunchOptions, UserProgram
+from unisono.watch._job_reader import JobReader
 from unisono.watch._log_folder import LocalFolder
 from unisono.watch.web._job_feed import JobFeed
 from unisono.watch.web._page_reader import PageReader
@@ -23,18 +24,16 @@ _LOOK = 1.0
 
 
 @contextlib.contextmanager
-def job_page(log_dir: Path, address: str, say: Callable[[str], None]) -> Iterator[PageReader]:
+def job_page(reader: PageReader, address: str, say: Callable[[str], None]) -> Iterator[None]:
     """Serve the page of a job for a block; at its end, pages that are open get the job as it is then.
 
     Args:
-        log_dir: of the launch, which may begin later.
         address: `"host:port"` to listen at; port 0 is a free one.
         say: shows a line to people.
 
     Raises:
         InvalidArgumentError: when the address cannot be listened at.
     """
-    reader = PageReader(LocalFolder(log_dir))
     feed = JobFeed(reader.read)
     try:
         server = PageServer(feed, reader.log_of, address)
@@ -44,13 +43,10 @@ def job_page(log_dir: Path, address: str, say: Callable[[str], None]) -> Iterato
     try:
         for line in reach(server):
             say(line)
-        yield reader
+        yield
     finally:
         feed.end(reader.last)
         server.close()
-        if (log_dir / "history.jsonl").is_file():
-            with contextlib.suppress(InvalidArgumentError):  # a disk that is full: the job's end counts more
-                say(f"unisono: the page is in {_timeline_page.write(log_dir)[0]}")
 
 
 def reach(server: PageServer) -> list[str]:
@@ -59,7 +55,7 @@ def reach(server: PageServer) -> list[str]:
     if server.is_local:
         host = f"{_user()}{socket.gethostname()}"
         lines.append(
-            f"unisono: on another machine, `ssh -L {server.port}:{server.target} {host}`, then that address"
+            f"unisono: from another machine, `ssh -L {server.port}:{server.target} {host}`, then that address"
         )
     return lines
 
@@ -69,6 +65,16 @@ def _user() -> str:
         return f"{getpass.getuser()}@"
     except (KeyError, OSError):  # a container whose user has no name
         return ""
+
+
+def _write_copy(log_dir: Path, say: Callable[[str], None]) -> None:
+    """Write the page as a file, where the launch has begun and the disk has room."""
+    try:
+        path, _ = _timeline_page.write(log_dir)
+    except InvalidArgumentError as error:
+        say(f"unisono: the page is not kept: {error}")
+        return
+    say(f"unisono: the page is kept in {path}")
 
 
 def launch_with_page(
@@ -85,25 +91,28 @@ def launch_with_page(
     """
     _launch.check_program(program)
     root = _launch.make_run_paths(log_dir).root
-    with job_page(root, address, say):
-        return _launch.run_program(options, program, root)
+    with job_page(PageReader(JobReader(LocalFolder(root))), address, say):
+        code = _launch.run_program(options, program, root)
+    _write_copy(root, say)
+    return code
 
 
-def watch_on_page(log_dir: Path, address: str, say: Callable[[str], None]) -> None:
-    """Serve the page of a launch until it ends, or Ctrl-C; of one that has ended, until Ctrl-C.
+def watch_on_page(job: JobReader, address: str, say: Callable[[str], None]) -> None:
+    """Serve the page of a job until it ends, or Ctrl-C; of one that has ended, until Ctrl-C.
 
     Raises:
-        InvalidArgumentError: when the folder is none, or the address cannot be listened at.
+        InvalidArgumentError: when the address cannot be listened at.
     """
-    if not log_dir.is_dir():
-        raise InvalidArgumentError(
-            f"A log folder must exist. Received: {str(log_dir)!r}. Write `unisono launch --log-dir logs …`, "
-            "and then `unisono watch --web logs`."
-        )
-    with contextlib.suppress(KeyboardInterrupt), job_page(log_dir, address, say) as reader:
-        reader.read()
-        was_over = reader.is_over
-        while was_over or not reader.is_over:
-            time.sleep(_LOOK)
-            if not was_over:
-                reader.read()
+    reader = PageReader(job)
+    try:
+        with job_page(reader, address, say):
+            reader.read()
+            has_ended = reader.is_over
+            while has_ended or not reader.is_over:
+                time.sleep(_LOOK)
+                if not has_ended:
+                    reader.read()
+    except KeyboardInterrupt:
+        return
+    if isinstance(job.folder, LocalFolder):
+        _write_copy(job.folder.root, say)

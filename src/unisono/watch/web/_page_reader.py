@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.watch._job_reader import JobReader
-from unisono.watch._log_folder import LogFolder
 from unisono.watch.web._page_timeline import PageTimeline, costs_of
 
 #: Bytes of a log that a page shows; of one log in a file, and of all.
@@ -23,9 +22,9 @@ _NEAR = 60.0
 class PageReader:
     """Reads a log folder for pages; its methods may be called by several threads."""
 
-    def __init__(self, folder: LogFolder) -> None:
-        self._folder = folder
-        self._job, self._timeline = JobReader(folder), PageTimeline(folder)
+    def __init__(self, job: JobReader) -> None:
+        self._job, self._folder = job, job.folder
+        self._timeline = PageTimeline(job.folder)
         self._lock = threading.Lock()
         self._names: frozenset[str] = frozenset()
         #: The curves that were returned last, and when.

@@ -110,6 +110,6 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 document.getElementById("log-scale").addEventListener("change", show);
 new ResizeObserver(arrange).observe(document.getElementById("charts"));
-window.unisono = { drawn, get job() { return job; }, get version() { return version; } };
+window.unisono = { drawn, patched, show, get job() { return job; }, get version() { return version; } };
 show();
 if (!source.job) follow();
