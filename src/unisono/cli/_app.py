@@ -14,6 +14,7 @@ import typer
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._engine_flags import add_engine_flags, settings_of
 from unisono.cli._foreign_flags import LaunchCommand
+from unisono.cli._page_flags import Web, WebAddress, page_address, say
 from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 from unisono.launcher.engines._engine import Submission, launch_on
 from unisono.launcher.engines._settings import ENGINES
@@ -50,11 +51,6 @@ _Grace = Annotated[float, typer.Option(help="Seconds between SIGTERM and SIGKILL
 _Interface = Annotated[
     str | None, typer.Option(help="Over which workers on CPUs connect: eth0, 10.0.0.0/24 or an IP address.")
 ]
-_Web = Annotated[bool, typer.Option("--web", help="Serve a page of the job for a browser.")]
-_WebAddress = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="With --web: where. [default: 127.0.0.1 and a free port]"),
-]
 
 
 @app.command(
@@ -66,6 +62,7 @@ _WebAddress = Annotated[
         "unisono launch -n 4 --max-restarts 3 train.py",
         "unisono launch -n 2 --ps 1 --chief train.py",
         "unisono launch --elastic 2:4 -m package.train",
+        "unisono launch -n 2 --web train.py",
         "unisono launch --on slurm -N 2 --gpus-per-node 4 --print train.py",
         "unisono launch --cluster host1:2222,host2:2222 train.py",
     ),
@@ -136,8 +133,8 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the environment of each task and exit.")
     ] = False,
-    web: _Web = False,
-    web_address: _WebAddress = None,
+    web: Web = False,
+    web_address: WebAddress = None,
     on: Annotated[
         str | None,
         typer.Option(metavar="ENGINE", help=f"Submit to an engine, and follow: {', '.join(ENGINES)}."),
@@ -159,7 +156,7 @@ def launch(
         "devices_per_worker": devices_per_worker, "max_restarts": max_restarts, "elastic": size,
         "grace": grace, "stall_timeout": stall_timeout, "cool_down": cool_down, "interface": interface,
     }  # fmt: skip
-    page = _page_address(web, web_address, bool(cluster or on or dry_run))
+    page = page_address(web, web_address, bool(cluster or on or dry_run))
     if cluster is None:
         _reject_flags_of_cluster(bool(files), (wait, lease, server_timeout))
     if cluster is not None:
@@ -201,7 +198,7 @@ def launch(
     if page is not None:
         from unisono.watch.web._job_page import launch_with_page
 
-        raise typer.Exit(launch_with_page(options, what, log_dir, page, _say))
+        raise typer.Exit(launch_with_page(options, what, log_dir, page, say))
     raise typer.Exit(_launch.run_program(options, what, log_dir))
 
 
@@ -248,26 +245,6 @@ def run(
         interface=interface,
     )
     _engine_task.run_task(options, UserProgram(script, tuple(args or ()), module, call), log_dir, hosts)
-
-
-def _say(line: str) -> None:
-    """Show a line to people, beside the output of a program."""
-    typer.echo(line, err=True)
-
-
-def _page_address(web: bool, address: str | None, is_elsewhere: bool) -> str | None:
-    """Return where a page is served; None without one."""
-    if web and is_elsewhere:
-        raise InvalidArgumentError(
-            "`--web` shows a launch on this machine. Received: --cluster, --on or --dry-run, too. Write "
-            "`unisono watch --web LOGDIR` where the log folder of the job is."
-        )
-    if address is not None and not web:
-        raise InvalidArgumentError(
-            f"`--web-address` belongs to `--web`. Received: {address!r} without it. Write "
-            f"`--web --web-address {address}`."
-        )
-    return (address or "127.0.0.1:0") if web else None
 
 
 def _reject_flags_of_cluster(has_files: bool, limits: tuple[float, float, float]) -> None:
@@ -375,6 +352,7 @@ def timeline(
         "unisono watch",
         "unisono watch logs",
         "unisono watch --once logs",
+        "unisono watch --web logs",
         "unisono watch host1:2222,host2:2222",
         "unisono watch --metrics 9100 logs",
     )
@@ -393,17 +371,23 @@ def watch(
         str | None,
         typer.Option(metavar="[HOST:]PORT", help="Serve its numbers to Prometheus, by default on loopback."),
     ] = None,
+    web: Web = False,
+    web_address: WebAddress = None,
 ) -> None:
     """Show a running job: speed, loss, memory, faults, and the time that is left."""
     from unisono.watch import _places, _terminal
 
     source = _places.find_job(job)
-    if metrics is not None:
+    if (page := page_address(web, web_address)) is not None:
+        from unisono.watch.web._job_page import watch_on_page
+
+        watch_on_page(source, page, say)
+    elif metrics is not None:
         from unisono.watch import _prometheus
 
         _prometheus.serve_metrics(source, metrics, typer.echo)
-        return
-    _terminal.watch(source, once)
+    else:
+        _terminal.watch(source, once)
 
 
 @app.command(

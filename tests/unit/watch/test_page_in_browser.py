@@ -189,7 +189,7 @@ def test_curves_bars_faults_and_numbers_are_shown_and_a_log_opens_by_key(show):
     button = browser.find_element("css selector", "tr[data-task='worker:0'] button")
     button.send_keys("\ue007")  # Enter
     assert button.get_attribute("aria-expanded") == "true"
-    assert text_of(browser, "tr.log pre") == "first\nstep 2 ac\n<b>last</b>"
+    assert text_of(browser, "tr.log pre") == "first\nstep 2 ac\n<b>last</b>\n"
     button.send_keys("\ue007")
     assert not browser.find_elements("css selector", "tr.log")
 
