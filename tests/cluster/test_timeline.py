@@ -10,13 +10,13 @@ import select
 import struct
 import termios
 import time
-import xml.etree.ElementTree as ET
 
 import pyte
 import pytest
 
 from tests import forked
 from tests.cluster.launch_support import LIMIT, WHO
+from tests.unit.watch.test_page import data_in
 from unisono._errors import InvalidArgumentError
 from unisono.cli import _timeline, _timeline_page
 
@@ -108,14 +108,18 @@ def test_the_page_and_the_trace_show_the_failure(launch):
     _timeline_page.main(folder)
     page = (folder / "timeline.html").read_text()
     assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
-    picture = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
-    kinds = [g.get("data-kind") for g in picture.iter("{http://www.w3.org/2000/svg}g")]
+    # What is drawn of it, `tests/unit/watch/test_page_in_browser.py` looks at.
+    job = data_in(page)["job"]
+    bars = [(kind, bar) for row in job["timeline"].values() for kind, own in row.items() for bar in own]
+    kinds = [kind for kind, _ in bars]
     assert set(kinds) >= {"process", "start", "steps", "compile", "save", "restore", "detection", "recovery"}
     assert kinds.count("process") == 4
-    assert kinds.count("fault") == 1
-    titles = [t.text for t in picture.iter("{http://www.w3.org/2000/svg}title")]
-    assert any("to step 16" in text and "exchange" in text and "data" in text for text in titles)
-    assert any("to step 16" in text and "rows/s" in text and "TFLOP/s" in text for text in titles)
+    (failure,) = [fault for fault in job["faults"] if fault["kind"] == "failure"]
+    assert (failure["task"], failure["text"]) == ("worker:1", "was killed by SIGKILL (exit code 137)")
+    assert re.fullmatch(r"noticed after [\d.]+ s, next step after [\d.]+ s", failure["cost"])
+    last = [bar for kind, bar in bars if kind == "steps" and "to step 16" in bar[3]]
+    assert any(None not in bar[4:6] for bar in last)
+    assert any("rows/s" in bar[3] and "TFLOP/s" in bar[3] for bar in last)
     events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
     names = {e["args"]["name"]: e["pid"] for e in events if e["ph"] == "M"}
     assert set(names) == {"launcher", "worker:0", "worker:1"}
@@ -123,6 +127,19 @@ def test_the_page_and_the_trace_show_the_failure(launch):
     assert fault["name"] == "worker:1 was killed by SIGKILL (exit code 137)"
     assert {e["pid"] for e in events if e["ph"] == "X" and e["name"] == "steps"} == {1, 2}
     assert all(e["dur"] >= 0 <= e["ts"] for e in events if e["ph"] == "X")
+
+
+def test_the_page_says_what_ran_when_and_shows_loss_speed_and_memory(launch):
+    folder, *_ = launch
+    page = _timeline_page.page_of(folder)
+    assert re.search("<title>(.*?)</title>", page)[1] == "train.py"
+    job = data_in(page)["job"]
+    assert job["command"].startswith("unisono launch -n 2 --max-restarts 1")
+    assert job["started"] == _timeline.read(folder).began
+    assert job["curves"].keys() >= {"loss", "val_loss", "mae", "rows_per_s", "host_bytes"}
+    assert all(job["curves"].values())
+    assert dict(job["config"])["global batch size"] == "8"
+    assert "step" in data_in(page)["logs"]["worker:0"]
 
 
 def test_fault_detection_and_next_step_follow_each_other(launch):

@@ -7,7 +7,6 @@ import time
 import urllib.request
 
 import pytest
-from tests import forked
 from tests.unit.watch.test_page import data_in
 from tests.unit.watch.test_page_timeline import LaunchFiles, killed
 from typer.testing import CliRunner
@@ -86,30 +85,6 @@ def test_the_page_of_a_job_that_has_ended_is_served_until_ctrl_c(tmp_path, monke
     assert (len(looks), len(lines)) == (3, 2)
     # Whoever asks for a copy of a job that runs, or has ended, has `unisono timeline`.
     assert not (tmp_path / "timeline.html").exists()
-
-
-def test_launch_serves_a_page_and_keeps_it(tmp_path):
-    """The script reads its own page, as a person would beside it."""
-    script = """
-    import os, re, time, urllib.request
-    deadline = time.monotonic() + 100
-    while not (found := re.search(r"http://\\S+/", open("err").read())):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    with urllib.request.urlopen(found[0] + "events", timeout=100) as events:
-        seen = [events.readline() for _ in range(5)]
-    print("seen", b"event: full" in b"".join(seen))
-    """
-    (tmp_path / "train.py").write_text("\n".join(line.removeprefix("    ") for line in script.split("\n")))
-    command = ["-m", "unisono", "launch", "-n", "1", "--log-dir", "logs", "--web", "train.py"]
-    process = forked.Program(command, tmp_path, tmp_path / "out", tmp_path / "err")
-    code, err = process.wait(LIMIT), (tmp_path / "err").read_text()
-    assert code == 0, err
-    assert "seen True" in (tmp_path / "logs" / "worker-0.log").read_text()
-    assert len(re.findall("http://", err)) == 1
-    assert f"unisono: the page is kept in {tmp_path}/logs/timeline.html" in err.split("\n")
-    copy = data_in((tmp_path / "logs" / "timeline.html").read_text())
-    assert "seen True" in copy["logs"]["worker:0"]
 
 
 @pytest.mark.parametrize("flags", [["--on", "slurm"], ["--cluster", "localhost:1"], ["--dry-run"]])
