@@ -17,7 +17,7 @@ function short(number) {
 
 function digits(number) {
   if (number === 0) return "0";
-  if (Math.abs(number) < 1e-3 || Math.abs(number) >= 1e4) return number.toExponential(2).replace("e+", "e");
+  if (Math.abs(number) < 1e-3 || Math.abs(number) >= 1e4) return Number(number.toPrecision(3)).toExponential().replace("e+", "e");
   return String(Number(number.toPrecision(3)));
 }
 

@@ -2,6 +2,8 @@
 
 const DASHES = [[], [5, 3], [2, 2.5], [8, 2, 2, 2]];
 const SCALE_UNITS = { bytes, short, value };
+// On the axis, where numbers are round.
+const AXIS_UNITS = { bytes, short, value: digits };
 
 class Chart extends Drawing {
   constructor(parent, title, unit, fromZero) {
@@ -47,7 +49,6 @@ class Chart extends Drawing {
   draw() {
     const c = this.cleared();
     if (!c) return;
-    const form = SCALE_UNITS[this.unit];
     let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const { points } of this.series) {
       for (const [step, v] of points) {
@@ -70,7 +71,7 @@ class Chart extends Drawing {
     to += spare;
     if (!this.fromZero) from -= spare;
     const rows = this.isLog ? logTicks(from, to) : ticks(from, to, 5).at.map((at) => [at, at]);
-    const labels = rows.map(([, v]) => form(v));
+    const labels = rows.map(([, v]) => AXIS_UNITS[this.unit](v));
     const [top, bottom] = [14, this.height - 20];
     const start = Math.ceil(Math.max(...labels.map((text) => c.measureText(text).width))) + 8, end = this.width - 6;
     const x = (step) => start + ((end - start) * (step - left)) / (right - left);
@@ -220,7 +221,7 @@ function groupsOf(curves) {
   const base = (name) => name.replace(/^val_/, "");
   metrics.sort((a, b) => (base(b) === "loss") - (base(a) === "loss"));
   for (const name of metrics) {
-    const label = name === base(name) ? "training" : "validation";
+    const label = name === base(name) ? "train" : "val";
     add(`metric ${base(name)}`, base(name), "value", false, { name, label, points: curves[name] });
   }
   for (const group of groups.values()) group.series.sort((a, b) => (a.label > b.label) - (a.label < b.label));
@@ -230,7 +231,9 @@ function groupsOf(curves) {
   for (const name of Object.keys(MEMORY)) {
     if (name in curves) add("memory", "memory", "bytes", true, { name: `${MEMORY[name]} memory`, label: MEMORY[name], points: curves[name] });
   }
-  return [...groups.values()];
+  // What `StepTimer` adds to the logs explains a speed; it follows.
+  const isTimer = (group) => group.key.startsWith("metric ") && /_ms$|_per_s$|^metric mfu$/.test(group.key);
+  return [...groups.values()].sort((a, b) => isTimer(a) - isTimer(b));
 }
 
 const charts = new Map();

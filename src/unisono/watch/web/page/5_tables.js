@@ -45,7 +45,7 @@ const COLUMNS = [
   { head: "Tokens/s", cell: (t) => (t.tokens_per_s == null ? "" : short(t.tokens_per_s)) },
   { head: "Data · compute · exchange", shares: true },
   { head: "FLOP/s", minor: true, cell: (t) => (t.flops_per_s == null ? "" : short(t.flops_per_s)) },
-  { head: "Of peak", cell: (t) => (t.mfu == null ? "" : percent(t.mfu)) },
+  { head: "Of peak", minor: true, cell: (t) => (t.mfu == null ? "" : percent(t.mfu)) },
   { head: "Memory", cell: (t) => (t.host_bytes == null ? "" : bytes(t.host_bytes)) },
   { head: "Device memory", minor: true, cell: (t) => (t.device_bytes == null ? "" : bytes(t.device_bytes)) },
   { head: "Heartbeat", minor: true, cell: (t) => (t.heartbeat_s == null || /^(ended|failed)/.test(t.state) ? "" : `${seconds(t.heartbeat_s)} ago`) },
