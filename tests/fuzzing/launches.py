@@ -91,8 +91,8 @@ class Timelines:
     def run(self, case):
         (self.folder / "history.jsonl").write_bytes(changed_lines(HISTORY, case[0]))
         (self.folder / "events" / "worker-0.jsonl").write_bytes(changed_lines(EVENTS, case[1]))
-        _timeline_page.main(self.folder)
         (self.folder / "launch.json").write_bytes(changed_text(json.dumps(LAUNCH), case[2]))
+        _timeline_page.main(self.folder)
         job = JobReader(LocalFolder(self.folder)).refresh()
         json.dumps(job.to_json(), allow_nan=False)
         screen_of(job, 80, 24)

@@ -96,10 +96,8 @@ class PageServer:
             return False
         if host in ("localhost", self._host.lower()) or _is_loopback(host):
             return bool(host)
-        # At all interfaces: by any address, which no other site can have as its name.
-        return self._host in _ANY and (
-            _is_address(host) or host in (socket.gethostname().lower(), socket.getfqdn().lower())
-        )
+        # At all interfaces: by any address, which no other site can have as its name, or by the own name.
+        return self._host in _ANY and (_is_address(host) or host == socket.gethostname().lower())
 
     def close(self) -> None:
         """Stop serving; connections that are open are closed once the last event is sent, or soon."""
