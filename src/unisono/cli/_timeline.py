@@ -200,7 +200,7 @@ def process_spans(
 
 
 def span_of(task: str, event: dict[str, Any], began: float) -> Span:
-    """Return what an event of a task says."""
+    """Return the span of a task's event."""
     text, shares = "", (None, None)
     if event["event"] == "steps":
         speed = event["count"] / max(event["until"] - event["from"], 1e-9)

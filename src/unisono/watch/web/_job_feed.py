@@ -1,4 +1,4 @@
-"""What a page is told of a job: all of it first, then what has changed, twice a second at most.
+"""The events for the page of a job: all of the job first, then its changes, twice a second at most.
 
 One thread reads the job for all pages, and only while there is one.
 """
@@ -57,7 +57,7 @@ class JobFeed:
             try:
                 self._take(self._read())
             except Exception:
-                # Without the thread, pages would show an old state as if it were that of now.
+                # Without the thread, pages would show an old state as the present one.
                 _LOG.exception("A page cannot be updated.")
             took = time.monotonic() - began
             with self._news:

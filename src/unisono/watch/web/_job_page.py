@@ -98,7 +98,7 @@ def launch_with_page(
 
 
 def watch_on_page(job: JobReader, address: str, say: Callable[[str], None]) -> None:
-    """Serve the page of a job until it ends, or Ctrl-C; of one that has ended, until Ctrl-C.
+    """Serve the page of a job until it ends, or Ctrl-C; after its end until Ctrl-C.
 
     Raises:
         InvalidArgumentError: when the address cannot be listened at.

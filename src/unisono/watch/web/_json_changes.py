@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def change_of(old: object, new: object) -> dict[str, object] | None:
-    """Return what makes the new value of the old one; None where they are equal.
+    """Return the change that makes the new value of the old one; None where they are equal.
 
     The result has `v`, the new value; or for an object `d`, changes by field, and `x`, the fields that are
     gone; or for a list `i`, changes by position, or `k`, how many items stay, and `a`, what follows them.
@@ -26,7 +26,7 @@ def change_of(old: object, new: object) -> dict[str, object] | None:
 def _change_of_fields(old: dict[str, object], new: dict[str, object]) -> dict[str, object] | None:
     kept = [name for name in old if name in new]
     if [*new][: len(kept)] != kept:
-        return {"v": new}  # the order of the fields is that of rows and curves
+        return {"v": new}  # rows and curves are shown in this order
     changes: dict[str, object] = {}
     for name, value in new.items():
         change = change_of(old[name], value) if name in old else {"v": value}

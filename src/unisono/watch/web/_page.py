@@ -63,5 +63,5 @@ def make_page(title: str, data: Mapping[str, object]) -> str:
     }  # fmt: skip
     # Piece by piece: a part may hold braces.
     first, *pieces = _part("page.html").split("{{")
-    found = [(parts[name], rest) for name, _, rest in (piece.partition("}}") for piece in pieces)]
-    return first + "".join(part + rest for part, rest in found)
+    halves = (piece.partition("}}") for piece in pieces)
+    return first + "".join(parts[name] + rest for name, _, rest in halves)

@@ -11,7 +11,7 @@ from unisono.watch.web._page_timeline import PageTimeline, costs_of
 
 #: Bytes of a log that a page shows; of one log in a file, and of all.
 _SHOWN, _KEPT, _ALL_KEPT = 1 << 16, 1 << 13, 1 << 19
-#: Points after which a curve is sent anew at intervals: of one that long, other points are kept each time.
+#: Points after which a curve is sent anew at intervals: so long a curve has other points each time.
 _LONG = 500
 #: Seconds of these intervals.
 _INTERVAL = 3.0
@@ -53,15 +53,15 @@ class PageReader:
     def _curves_of(
         self, curves: Sequence[Mapping[str, Any]], now: float, all_now: bool
     ) -> dict[str, list[object]]:
-        found: dict[str, list[object]] = {}
+        shown: dict[str, list[object]] = {}
         for curve in curves:
             name, points = curve["name"], curve["points"]
             at, before = self._curves.get(name, (0.0, []))
             if all_now or len(points) < _LONG or now - at >= _INTERVAL:
                 self._curves[name] = now, points
                 before = points
-            found[name] = before
-        return found
+            shown[name] = before
+        return shown
 
     def _add_costs(self, faults: Sequence[dict[str, Any]], started: float) -> None:
         """Add to each failure what it has cost."""
@@ -83,7 +83,7 @@ class PageReader:
         return text.partition(b"\n")[2] if start and b"\n" in text else text
 
     def last(self) -> dict[str, object]:
-        """Return what a page holds that is a file: the job, and the end of each log."""
+        """Return the data of a page that is a file: the job, and the end of each log."""
         job = self.read(last=True)
         names = sorted(self._names)
         most = min(_KEPT, _ALL_KEPT // max(1, len(names)))

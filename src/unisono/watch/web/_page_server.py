@@ -1,6 +1,6 @@
 """A server for the page of a job: on loopback by default, with a random token in its address.
 
-Whoever knows the address may read the job and the end of each log, and nothing else. The name of the host
+Clients that know the address may read the job and the end of each log, and nothing else. The name of the host
 that a browser asks for is checked: else a page of another site could have its own name lead here (DNS
 rebinding).
 """
@@ -55,7 +55,7 @@ class PageServer:
         self.feed, self.log_of = feed, log_of
         self._host = host
         try:
-            self._server = _Server((host, port), self)
+            self._server = _PageHTTPServer((host, port), self)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise InvalidArgumentError(
@@ -134,7 +134,7 @@ def _is_loopback(host: str) -> bool:
     return False
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _PageHTTPServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     # `end` waits for the threads, within bounds.
     block_on_close = False
@@ -147,7 +147,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._deadlines: dict[socket.socket, float | None] = {}
         self._changed = threading.Condition()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, _Handler)
+        super().__init__(address, _PageRequest)
 
     def server_bind(self) -> None:
         """Bind the socket, without a look for the name of its address, which may take seconds."""
@@ -209,8 +209,8 @@ def _end_connection(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
+class _PageRequest(http.server.BaseHTTPRequestHandler):
+    server: _PageHTTPServer
     timeout = _SECONDS
     server_version, sys_version = "unisono", ""
 

@@ -31,7 +31,7 @@ _SUMS = ("count", "rows", "tokens", "flops")
 #: A bar as the page gets it: begin and end in seconds since the launch, generation, text, and the shares of
 #: data and exchange.
 Bar = list[object]
-#: The bars of a row, by kind: those of a kind grow at their end alone, so that changes are short.
+#: The bars of a row, by kind: each list grows at its end alone, so that changes are short.
 Row = dict[str, list[Bar]]
 
 
@@ -141,13 +141,13 @@ def _fits(event: dict[str, Any], following: dict[str, Any], width: float) -> boo
 
 
 def _all_joined(events: Iterable[dict[str, Any]], width: float) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    wide: list[dict[str, Any]] = []
     for event in events:
-        if found and _fits(found[-1], event, width):
-            found[-1] = joined(found[-1], event)
+        if wide and _fits(wide[-1], event, width):
+            wide[-1] = joined(wide[-1], event)
         else:
-            found.append(event)
-    return found
+            wide.append(event)
+    return wide
 
 
 def joined(event: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:

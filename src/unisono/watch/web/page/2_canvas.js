@@ -9,7 +9,7 @@ const colours = {
   },
 };
 
-// Drawings that are due are drawn together, before the next frame; `drawn` counts, for whoever measures.
+// Drawings that are due are drawn together, before the next frame; `drawn` counts them, for measurements.
 const due = new Set();
 const drawn = { frames: 0, drawings: 0, milliseconds: 0, longest: 0, updates: 0, updating: 0, longestUpdate: 0 };
 

@@ -60,7 +60,7 @@ function follow() {
   const showSoon = () => {
     if (isDue) return;
     isDue = true;
-    // Frames of a page in the background do not run: it is shown when somebody looks at it again.
+    // Frames of a page in the background do not run: it is shown when it is in the foreground again.
     requestAnimationFrame(() => { isDue = false; show(); });
   };
   events.addEventListener("open", () => setLink("live"));
