@@ -78,3 +78,13 @@ def test_a_long_curve_is_sent_anew_at_intervals_and_at_the_end(files, tuned):
         lengths.append(len(reader.read()["curves"]["loss"]))
     assert lengths == [1, 2, 2, 2, 2, 2]
     assert len(reader.last()["job"]["curves"]["loss"]) == 6
+
+
+def test_without_a_launchers_history_the_bars_are_those_of_the_events(files):
+    """As of servers that train for the job."""
+    files.event(3, 4, "compile")
+    files.steps(4, 5, 10, 10)
+    job = PageReader(JobReader(LocalFolder(files.root))).read()
+    assert job["timeline"] == {
+        "worker:0": {"compile": [[0.0, 1.0, 0, "", None, None]], "steps": [[1.0, 2.0, 0, "", None, None]]}
+    }

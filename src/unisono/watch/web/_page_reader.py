@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.watch._job_reader import JobReader
-from unisono.watch.web._page_timeline import PageTimeline, costs_of
+from unisono.watch.web._page_timeline import PageTimeline, costs_of, rows_of
 
 #: Bytes of a log that a page shows; of one log in a file, and of all.
 _SHOWN, _KEPT, _ALL_KEPT = 1 << 16, 1 << 13, 1 << 19
@@ -41,7 +41,8 @@ class PageReader:
         """
         with self._lock:
             job = self._job.refresh()
-            rows = self._timeline.read()
+            # Servers show the events of their tasks, and no launcher's history.
+            rows = self._timeline.read() or rows_of(job.timeline, job.started)
             facts = job.to_json()
             self._names = frozenset(task.name for task in job.tasks) | (rows.keys() - {"launcher"})
             self.is_over = job.is_over

@@ -21,12 +21,16 @@ from unisono.cli._timeline import (
     tasks_in,
 )
 from unisono.cluster.liveness._task_events import read_events
+from unisono.watch._job import WatchedSpan
 from unisono.watch._log_folder import LogFolder, NewLines
 
 #: Bars of a kind that all tasks have together, about; that each one has at least, and at most.
 _BARS, _LEAST, _MOST = 4000, 80, 800
 #: Of the steps of two bars, what is added up when they are joined.
 _SUMS = ("count", "rows", "tokens", "flops")
+
+#: The kinds of bars that a job's own spans name differently.
+_KINDS = {"train": "steps"}
 
 #: A bar as the page gets it: begin and end in seconds since the launch, generation, text, and the shares of
 #: data and exchange.
@@ -177,6 +181,20 @@ def joined(event: dict[str, Any], following: dict[str, Any]) -> dict[str, Any]:
 def _number(event: dict[str, Any], name: str) -> float:
     value = event.get(name, 0)
     return value if isinstance(value, (int, float)) else 0
+
+
+def rows_of(spans: Iterable[WatchedSpan], began: float) -> dict[str, Row]:
+    """Return the bars of a job's own spans, of which no more is known.
+
+    Args:
+        began: in seconds since the epoch.
+    """
+    rows: dict[str, Row] = {}
+    for span in spans:
+        kind = _KINDS.get(span.name, span.name)
+        bar = bar_of(Span(span.task, kind, span.begin - began, span.end - began, span.generation))
+        rows.setdefault(span.task, {}).setdefault(kind, []).append(bar)
+    return rows
 
 
 def _by_kind(spans: Iterable[Span]) -> Row:
