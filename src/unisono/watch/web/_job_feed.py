@@ -22,6 +22,8 @@ _LOG = logging.getLogger("unisono")
 #: the time.
 PERIOD = 0.5
 _SHARE = 0.1
+#: Seconds between two changes at most: on a machine that is busy with the job, one look may take seconds.
+_LONGEST = 5.0
 #: Seconds after which a page without news gets a sign of life: a connection that is gone is noticed by it.
 _ALIVE = 15.0
 #: Changes that are kept for a page that was disconnected; it gets all where they do not reach back.
@@ -61,7 +63,8 @@ class JobFeed:
                 _LOG.exception("A page cannot be updated.")
             took = time.monotonic() - began
             with self._news:
-                self._news.wait_for(lambda: not self._reads, max(PERIOD, took / _SHARE) - took)
+                pause = min(_LONGEST, max(PERIOD, took / _SHARE) - took)
+                self._news.wait_for(lambda: not self._reads, pause)
 
     def _await_pages(self) -> bool:
         """Wait for a page; return whether there is one."""

@@ -31,7 +31,7 @@ _CONNECTIONS = 32
 #: Seconds for a request to arrive, and for a part of an answer to be taken.
 _SECONDS = 10.0
 #: Seconds that pages have, when the job has ended, to take the last event.
-_LAST = 3.0
+_LAST = 10.0
 _ANY = frozenset({"0.0.0.0", "::", ""})
 
 
