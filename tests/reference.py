@@ -1,5 +1,6 @@
 """The pages of names, made from stubs, docstrings and the table: `python -m tests.reference` writes them."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -62,12 +63,49 @@ def public(module):
 def section(module, link=None):
     """The part of the page about a module."""
 
-    def linked(name):
-        return f"[`{name}`]({link(module.__name__)}#{module.__name__}.{name})" if link else f"`{name}`"
+    def row(name, value):
+        shown = f"[`{name}`]({link(module, name)})" if link else f"`{name}`"
+        own = members(value) if inspect.isclass(value) else []
+        return (
+            f"| {shown} | {sentence(value)}{' Members: ' * bool(own)}{', '.join(f'`{m}`' for m in own)} |\n"
+        )
 
-    rows = [f"| {linked(name)} | {sentence(value)} |\n" for name, value in public(module)]
+    rows = [row(name, value) for name, value in public(module)]
     table = "\n| name | what it is |\n|---|---|\n" + "".join(rows)
     return f"\n## `{module.__name__}`\n\n{sentence(module)}\n{table}"
+
+
+def members(cls):
+    """The documented names of a class, without those of public classes and other packages among its bases."""
+    inherited = {name for base in cls.__mro__[1:] if is_documented_elsewhere(base) for name in dir(base)}
+    return sorted(
+        name for name in dir(cls) if name[0] != "_" and name not in inherited and is_documented(cls, name)
+    )
+
+
+def is_documented_elsewhere(base):
+    """Whether a class has a page of its own, or belongs to another package."""
+    return not base.__module__.startswith("unisono") or base in public_classes()
+
+
+@functools.cache
+def public_classes():
+    """All public classes."""
+    every = (value for module in modules("unisono") for _, value in public(module))
+    return {value for value in every if inspect.isclass(value)}
+
+
+def is_documented(cls, name):
+    """Whether a member says what it is: by a docstring, as an enumeration's, or in that of its class."""
+    value = inspect.getattr_static(cls, name)
+    if isinstance(value, cls) or name.isupper():
+        return True
+    if inspect.isroutine(value) or isinstance(value, (property, functools.cached_property)):
+        return bool(
+            inspect.getdoc(getattr(cls, name) if isinstance(value, (classmethod, staticmethod)) else value)
+        )
+    texts = "".join(inspect.getdoc(base) or "" for base in cls.__mro__ if base is not object)
+    return re.search(rf"\b{name}\b", texts) is not None
 
 
 def sentence(value):

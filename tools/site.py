@@ -1,7 +1,8 @@
 """Make the documentation site: `python -m tools.site` writes `site/` from the pages and from docstrings.
 
-The pages of the reference, one for each public module, are made here; mkdocstrings fills them. What is
-made at run time, such as functions for layers, it does not find in the sources: `inspect` reads that.
+The pages of the reference, one for each public module and one for each of its classes, are made here;
+mkdocstrings fills them. What is made at run time, such as functions for layers, it does not find in the
+sources: `inspect` reads that. A name that is the same object in several modules has its text in the first.
 """
 
 import inspect
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import griffe
 
@@ -53,11 +54,24 @@ def main():
     folder = PAGES / "docs" / "reference"
     folder.mkdir()
     package = griffe.load("unisono", search_paths=[ROOT / "src"], resolve_aliases=False)
-    for module in reference.modules("unisono"):
+    modules = reference.modules("unisono")
+    homes = homes_of(modules)
+    for module in modules:
         text = f"# {module.__name__}\n\n{as_markdown(inspect.getdoc(module) or '')}\n"
-        parts = [part(package, module, name, value) for name, value in reference.public(module)]
+        parts = []
+        for name, value in reference.public(module):
+            path = f"{module.__name__}.{name}"
+            if inspect.isclass(value) and homes[value] == path:
+                (folder / f"{path}.md").write_text(class_page(package, homes, path, value))
+            parts.append(part(package, homes, module, name, value))
         (folder / f"{module.__name__}.md").write_text(text + "".join(parts))
-    (PAGES / "docs" / "reference.md").write_text(reference.page(link=lambda path: f"reference/{path}.md"))
+
+    def link(module, name):
+        value, path = getattr(module, name), f"{module.__name__}.{name}"
+        is_own_page = inspect.isclass(value) and homes[value] == path
+        return f"reference/{path if is_own_page else module.__name__}.md#{path}"
+
+    (PAGES / "docs" / "reference.md").write_text(reference.page(link))
     # `--strict` does not see the warnings that `--quiet` hides.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     # Material's advertisement for its successor.
@@ -72,14 +86,58 @@ def begin_with(page):
     page.unlink()
 
 
-def part(package, module, name, value):
+def homes_of(modules):
+    """From each public class and function to its first name, which is its own where it has that."""
+    from tests import reference
+
+    every = [(module, name, value) for module in modules for name, value in reference.public(module)]
+    every.sort(key=lambda entry: entry[1] != getattr(entry[2], "__name__", ""))
+    homes = {}
+    for module, name, value in every:
+        if inspect.isclass(value) or inspect.isfunction(value):
+            homes.setdefault(value, f"{module.__name__}.{name}")
+    return homes
+
+
+def part(package, homes, module, name, value):
     """The part of a module's page about one of its names."""
+    from tests import reference
+
     path = f"{module.__name__}.{name}"
     if isinstance(value, ModuleType):
         page = "../migrating_names.md" if name == "tf" else f"{value.__name__}.md"
         return f"\n## {name} {{#{path}}}\n\nThe module [{value.__name__}]({page}).\n"
+    # `data.experimental.load` is a method of a class that has its page.
+    home = homes.get(value, path) if isinstance(value, (type, FunctionType)) else path
+    if inspect.isclass(value):
+        anchor = f" {{#{path}}}" * (home != path)
+        return f"\n## [{name}]({home}.md){anchor}\n\n{reference.sentence(value)}\n"
+    if home != path:
+        return f"\n## {name} {{#{path}}}\n\nThe same as [{home}]({home.rpartition('.')[0]}.md#{home}).\n"
+    return definition(package, path, value)
+
+
+def class_page(package, homes, path, value):
+    """The page of a class, which the search of the site shows first for its name."""
+    from tests import reference
+
+    name = path.rpartition(".")[2]
+    bases = [base for base in value.__mro__[1:] if homes.get(base) and reference.members(base)]
+    own = [m for m in reference.members(value) if m not in vars(value)]
+    # Old names come after those of today.
+    boost = 2 if "experimental" in path else 3
+    text = f"---\ntitle: {name}\nsearch:\n  boost: {boost}\n---\n\n# {name}\n"
+    text += definition(package, path, value, f"    options:\n      inherited_members: {own}\n" if own else "")
+    for base in bases:
+        listed = ", ".join(f"`{member}`" for member in reference.members(base))
+        text += f"\nAlso what [{homes[base].rpartition('.')[2]}]({homes[base]}.md) has: {listed}.\n"
+    return text
+
+
+def definition(package, path, value, options=""):
+    """The text about a function or class, which mkdocstrings reads in the sources where they have it."""
     if is_in_sources(package, path):
-        return f"\n::: {path}\n"
+        return f"\n::: {path}\n{options}"
     signature, doc = f"{path} = {value!r}", ""
     if inspect.isfunction(value) or inspect.isclass(value):
         signature, doc = f"{path}{inspect.signature(value)}", as_markdown(inspect.getdoc(value))

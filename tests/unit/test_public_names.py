@@ -17,6 +17,8 @@ SRC = Path(unisono.__file__).parent
 MODULES = [
     ".".join(("unisono", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
     for path in sorted(SRC.rglob("*.pyi"))
+    # Those of TensorFlow's names are made from their table: tests/unit/tf/test_stubs.py.
+    if not path.is_relative_to(SRC / "tf")
 ]
 
 
@@ -31,6 +33,41 @@ def test_each_name_of_a_stub_is_loaded(name):
 def test_the_reference_is_that_of_the_code():
     assert reference.PAGE.read_text() == reference.page(), "run `python -m tests.reference`"
     assert reference.TF_PAGE.read_text() == reference.tf_page(), "run `python -m tests.reference`"
+
+
+def on_the_page():
+    """The names of each module on the page of names, with the members of classes."""
+    sections = reference.PAGE.read_text().split("\n## `")[1:]
+    return {
+        section.partition("`")[0]: {
+            name: set(re.findall(r"`(\w+)`", row.partition(" Members: ")[2]))
+            for name, row in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+        }
+        for section in sections
+    }
+
+
+ON_THE_PAGE = on_the_page()
+
+
+@pytest.mark.parametrize("module", reference.modules("unisono"), ids=lambda module: module.__name__)
+def test_dir_shows_the_names_of_the_reference_alone(module):
+    assert {name for name in dir(module) if name[0] != "_"} == ON_THE_PAGE[module.__name__].keys()
+
+
+def test_dir_of_a_class_shows_the_members_of_the_reference_alone():
+    """Machinery begins with an underscore. What other packages' classes have is theirs."""
+    documented = {
+        getattr(sys.modules[module], name): members
+        for module, names in ON_THE_PAGE.items()
+        for name, members in names.items()
+        if inspect.isclass(getattr(sys.modules[module], name))
+    }
+    for cls in (cls for cls in documented if cls.__module__.startswith("unisono")):
+        known = set().union(*(documented.get(base, ()) for base in cls.__mro__))
+        others = (base for base in cls.__mro__ if not base.__module__.startswith("unisono"))
+        known |= {name for base in others for name in dir(base)}
+        assert not {name for name in dir(cls) if name[0] != "_"} - known, cls
 
 
 def undescribed(function):

@@ -2,6 +2,7 @@
 
 import html.parser
 import http.server
+import json
 import shutil
 import subprocess
 import sys
@@ -60,8 +61,23 @@ def test_docstrings_become_markdown():
 @pytest.mark.exhaustive
 def test_every_public_name_has_an_anchor(built, pages):
     for module in reference.modules("unisono"):
-        page = pages[built / "docs" / "reference" / module.__name__ / "index.html"]
-        assert {f"{module.__name__}.{name}" for name, _ in reference.public(module)} <= page.anchors
+        folder = built / "docs" / "reference"
+        anchors = pages[folder / module.__name__ / "index.html"].anchors
+        for path in (f"{module.__name__}.{name}" for name, _ in reference.public(module)):
+            own = pages.get(folder / path / "index.html")
+            assert path in (anchors if own is None else anchors | own.anchors)
+
+
+@pytest.mark.exhaustive
+def test_the_search_knows_the_page_of_a_class_by_its_name(built):
+    """Its title is the name alone, and no other page has that title; a page of a class weighs more."""
+    docs = json.loads((built / "search" / "search_index.json").read_text())["docs"]
+    for name in ("MirroredStrategy", "Dataset", "BackupAndRestore", "Checkpoint", "Estimator"):
+        titled = [entry for entry in docs if entry["title"] == name]
+        boosted = [entry for entry in titled if entry.get("boost", 1) > 1]
+        assert [
+            entry["location"].rpartition(".")[2] for entry in boosted if "#" not in entry["location"]
+        ] == [f"{name}/"]
 
 
 @pytest.mark.exhaustive

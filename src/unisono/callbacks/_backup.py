@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 from unisono._errors import InvalidArgumentError
 from unisono._system._environ import process_environ
@@ -93,7 +94,7 @@ class BackupAndRestore(FitExtension):
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: str | int | None = None,
+        save_freq: Literal["epoch", "auto"] | int | None = None,
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         save_before_preemption: bool = False,

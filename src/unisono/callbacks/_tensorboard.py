@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import keras
@@ -42,7 +42,8 @@ class TensorBoard(keras.callbacks.Callback):
     """Write losses, metrics, weights and profiles of `fit` and `evaluate` for TensorBoard.
 
     Training goes to `log_dir/train`, validation to `log_dir/validation`. With an `update_freq`
-    other than `"epoch"`, `unisono.summary` calls in layers and train steps are written too.
+    other than `"epoch"`, `unisono.summary` calls in layers and train steps are written too. Of several
+    workers the first writes for all; a subclass with `chief_only = False` writes on each.
 
     Args:
         log_dir: the directory; also one in an object store, `s3://bucket/logs` or `gs://bucket/logs`, where
@@ -78,7 +79,7 @@ class TensorBoard(keras.callbacks.Callback):
         write_graph: bool = False,
         write_images: bool = False,
         write_steps_per_second: bool = False,
-        update_freq: str | int = "epoch",
+        update_freq: Literal["batch", "epoch"] | int = "epoch",
         profile_batch: int | str | tuple[int, int] = 0,
         embeddings_freq: int = 0,
     ) -> None:

@@ -103,7 +103,7 @@ class StepTimer(keras.callbacks.Callback):
     """
 
     #: True if other callbacks must come after this one, wherever it is listed.
-    adds_to_logs = True
+    _adds_to_logs = True
 
     def __init__(self, tokens_per_row: int | None = None, peak_flops: float | None = None) -> None:
         super().__init__()

@@ -60,7 +60,8 @@ def whole_of(variable: str, environ: Mapping[str, str] | None = None) -> int:
 class ClusterResolver(abc.ABC):
     """Reads the description of a cluster from somewhere.
 
-    A resolver of your own overrides `cluster_spec`, and sets `task_type` and `task_id` where it knows them.
+    A resolver of your own overrides `cluster_spec`, and sets `task_type` and `task_id` where it knows them,
+    and `rpc_layer` where its addresses begin with a protocol.
 
     >>> class Ours(ClusterResolver):
     ...     def cluster_spec(self):

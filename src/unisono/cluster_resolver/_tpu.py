@@ -182,7 +182,10 @@ class DeviceAssignment:
 
 
 class HardwareFeature:
-    """Features of a TPU's hardware for embeddings: JAX uses none of them."""
+    """Features of a TPU's hardware for embeddings: JAX uses none of them.
+
+    `embedding_feature` is `EmbeddingFeature.UNSUPPORTED`, and `num_embedding_devices_per_chip` is 0.
+    """
 
     class EmbeddingFeature(enum.Enum):
         """Generations of TensorFlow's embedding engine."""

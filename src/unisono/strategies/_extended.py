@@ -22,6 +22,7 @@ from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.strategies._steps import MultiStepContext, run_steps
 
 if TYPE_CHECKING:
+    from unisono._system._literals import ReduceOpName
     from unisono.strategies._base import Strategy
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 class StrategyExtended:
     """Operations for library authors, under tf.distribute's names.
+
+    `experimental_require_static_shapes` is False: a step is compiled for each shape that it meets.
 
     Args:
         strategy: whose operations.
@@ -95,7 +98,7 @@ class StrategyExtended:
 
     def reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOp | ReduceOpName,
         value: PyTree,
         destinations: Destinations,
         options: CommunicationOptions | None = None,
@@ -120,7 +123,7 @@ class StrategyExtended:
 
     def batch_reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOp | ReduceOpName,
         value_destination_pairs: Sequence[tuple[PyTree, Destinations]],
         options: CommunicationOptions | None = None,
     ) -> list[PyTree]:
