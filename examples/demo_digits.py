@@ -86,7 +86,7 @@ def picture(path):
     right = np.flatnonzero(predicted == y_test)
     shown = np.concatenate([wrong[:8], right])[:24]
     figure = plt.figure(figsize=(11, 5), layout="constrained")
-    left, side = figure.subfigures(1, 2, width_ratios=[3, 2])
+    left, side = figure.subfigures(1, 2, squeeze=False, width_ratios=[3, 2])[0]
     left.suptitle("Held-out digits: predicted (true where it differs)")
     for axis, i in zip(left.subplots(4, 6).flat, shown, strict=True):
         is_right = predicted[i] == y_test[i]

@@ -13,19 +13,19 @@ with strategy.scope():
     x = unisono.Variable(1.0)
 print(x)
 
-x = []
+made: list[unisono.Variable] = []
 
 
 @unisono.function  # Wrap the function with unisono.function.
 def create_variable():
-    if not x:
-        x.append(unisono.Variable(1.0))
-    return x[0]
+    if not made:
+        made.append(unisono.Variable(1.0))
+    return made[0]
 
 
 with strategy.scope():
     _ = create_variable()
-    print(x[0])
+    print(made[0])
 
 EPOCHS = 3
 my_strategy = strategy

@@ -58,7 +58,7 @@ label_vocab = ["yes", "no"]
 
 
 def feature_and_label_gen(num_examples=200):
-    examples = {"features": [], "label": []}
+    examples: dict[str, list] = {"features": [], "label": []}
     for _ in range(num_examples):
         features = random.sample(feature_vocab, 3)
         label = ["yes"] if "avenger" in features else ["no"]

@@ -41,7 +41,7 @@ def trial(config):
 
 def main():
     # Of a Ray that is started here; they may be more than the machine has.
-    ray.init(**({} if os.environ.get("RAY_ADDRESS") else {"num_cpus": 3}))
+    ray.init(num_cpus=None if os.environ.get("RAY_ADDRESS") else 3)
     # One trial after the other: trials that hold all CPUs would wait for those of their workers.
     tuner = tune.Tuner(
         trial,
@@ -49,7 +49,8 @@ def main():
         tune_config=tune.TuneConfig(metric="loss", mode="min", max_concurrent_trials=1),
     )
     best = tuner.fit().get_best_result()
-    print(f"Best: learning rate {best.config['learning_rate']}, loss {best.metrics['loss']:.4f}")
+    config, metrics = best.config or {}, best.metrics or {}
+    print(f"Best: learning rate {config['learning_rate']}, loss {metrics['loss']:.4f}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ strategy = unisono.MirroredStrategy(devices())
 class Digits(torch.utils.data.Dataset):
     """Rows `(image, label)`; an image is moved by a pixel at random, where `moves` says so."""
 
-    def __init__(self, images, labels, moves):
+    def __init__(self, data, moves):
+        images, labels = data
         self.images = torch.from_numpy(images / 255.0).float()
         self.labels, self.moves = torch.from_numpy(labels), moves
 
@@ -42,8 +43,8 @@ class Digits(torch.utils.data.Dataset):
 # of a cluster must draw the same.
 torch.manual_seed(1)
 train_data, test_data = load()
-train = torch.utils.data.DataLoader(Digits(*train_data, moves=True), batch_size=64, shuffle=True)
-test = torch.utils.data.DataLoader(Digits(*test_data, moves=False), batch_size=64)
+train = torch.utils.data.DataLoader(Digits(train_data, moves=True), batch_size=64, shuffle=True)
+test = torch.utils.data.DataLoader(Digits(test_data, moves=False), batch_size=64)
 
 with strategy.scope():
     model = keras.Sequential(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import jax
     import keras
 
+    from unisono._system._literals import MaybeNone, ReduceOpName
     from unisono.strategies._base import Strategy
     from unisono.strategies._replicated import ReplicatedStrategy
 
@@ -129,7 +130,7 @@ def has_strategy() -> bool:
     return context is not None and not context.strategy._is_default
 
 
-def get_replica_context() -> ReplicaContext | None:
+def get_replica_context() -> ReplicaContext | MaybeNone:
     """Return the `ReplicaContext` inside a replica, and None in cross-replica context.
 
     Outside of every scope it belongs to the default strategy, with one replica.
@@ -287,7 +288,7 @@ class ReplicaContext:
         """The devices of the strategy, in replica order."""
         return tuple(self._strategy.worker_devices)
 
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Tree, options: object = None) -> Tree:
+    def all_reduce(self, reduce_op: ReduceOp | ReduceOpName, value: Tree, options: object = None) -> Tree:
         """Combine `value` over all replicas and return the result on each; differentiable.
 
         Args:

@@ -14,15 +14,10 @@ from unisono._types import ArrayLike
 if TYPE_CHECKING:
     import numpy as np
 
+    from unisono._system._literals import ReduceOpName
+
 
 T = TypeVar("T")
-C = TypeVar("C", bound=type)
-
-
-def _is_pytree(cls: C) -> C:
-    """Let JAX take the values of a class apart by its `_flatten` and `_unflatten`."""
-    jax.tree_util.register_pytree_node(cls, cls._flatten, cls._unflatten)  # type: ignore[attr-defined]
-    return cls
 
 
 class ReduceOp(enum.Enum):
@@ -36,7 +31,7 @@ class ReduceOp(enum.Enum):
     MEAN = "MEAN"
 
     @classmethod
-    def parse(cls, op: ReduceOp | str) -> ReduceOp:
+    def parse(cls, op: ReduceOp | ReduceOpName) -> ReduceOp:
         """Return `op` as a `ReduceOp`; the case of names does not matter.
 
         Args:
@@ -79,7 +74,6 @@ def _forbidden(what: str) -> Callable[..., NoReturn]:
     return method
 
 
-@_is_pytree
 class PerReplica(DistributedValues):
     """One value for each replica, in replica order.
 
@@ -163,7 +157,6 @@ class PerReplica(DistributedValues):
         return _forbidden(f"the format {spec!r}")(self) if spec else repr(self)
 
 
-@_is_pytree
 class IndexedSlices:
     """Some rows of an array: `values[i]` is row `indices[i]`; rows of equal indices are added.
 
@@ -208,7 +201,6 @@ def _shards(stacked: jax.Array | np.ndarray) -> tuple[jax.Array, ...] | None:
     return tuple(s.data[0] for s in ordered)
 
 
-@_is_pytree
 class Mirrored(DistributedValues, Generic[T]):
     """A value that is equal on every replica, such as the parameters of a pure JAX model.
 
@@ -237,3 +229,8 @@ class Mirrored(DistributedValues, Generic[T]):
 
     def __repr__(self) -> str:
         return f"Mirrored({self.value!r})"
+
+
+_PYTREES: tuple[Any, ...] = (PerReplica, IndexedSlices, Mirrored)
+for _each in _PYTREES:
+    jax.tree_util.register_pytree_node(_each, _each._flatten, _each._unflatten)

@@ -23,6 +23,7 @@ from unisono.strategies._central_storage import CentralStorageStrategy
 
 if TYPE_CHECKING:
     from unisono import coordinator
+    from unisono._system._literals import ImplementationName
     from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
 
 CollectiveCommunication = CommunicationImplementation
@@ -41,7 +42,7 @@ class MultiWorkerMirroredStrategy(_multi_worker.MultiWorkerMirroredStrategy):
 
     def __init__(
         self,
-        communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        communication: CommunicationImplementation | ImplementationName = CommunicationImplementation.AUTO,
         cluster_resolver: ClusterResolver | None = None,
     ) -> None:
         super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unisono._backend import require_jax
 from unisono._errors import InvalidArgumentError, InvalidTypeError, MissingPackageError
@@ -61,7 +61,7 @@ if not TYPE_CHECKING:
 def export(
     model: keras.Model,
     path: str | os.PathLike[str] | StorePath,
-    format: str | None = None,  # noqa: A002 (the name that Keras' `export` has)
+    format: Literal["stablehlo", "keras", "saved_model", "onnx"] | None = None,  # noqa: A002 (the name that Keras' `export` has)
     *,
     platforms: Sequence[str] = PLATFORMS,
     batch_size: int | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.cluster_resolver._spec import ClusterSpec
@@ -36,7 +36,7 @@ def launch(
     timeout: float | None = None,
     cluster: Mapping[str, Any] | ClusterSpec | None = None,
     *,
-    on: str | None = None,
+    on: Literal["slurm", "mpi", "ray"] | None = None,
     **options: Any,
 ) -> list[Value]:
     """Call a function in new processes that form a cluster, and return its results.

@@ -19,9 +19,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, UnisonoError
+
+if TYPE_CHECKING:
+    from unisono._system._literals import StateLayoutName
 
 #: Seconds for all: a large model compiles for minutes.
 _TIME_LIMIT = 1800.0
@@ -198,13 +201,14 @@ def examine(options: PlanOptions) -> ModelSize:
     given, temporary = {}, {}
     seconds, sizes = options.step_seconds, (0, 0, 0, 0)
     # The strategies of several devices first: the first one decides how many virtual devices there are.
-    for number, layout in enumerate((*LAYOUTS, "one"), start=1):
+    runs: list[tuple[str, StateLayoutName]] = [*((each, each) for each in LAYOUTS), ("one", LAYOUTS[0])]
+    for number, (layout, state_layout) in enumerate(runs, start=1):
         # Each takes as long as the first step of the model.
         what = "one device" if layout == "one" else f'two devices, state_layout="{layout}"'
-        print(f"compiling the step for {what} ({number} of {1 + len(LAYOUTS)})", file=sys.stderr, flush=True)
+        print(f"compiling the step for {what} ({number} of {len(runs)})", file=sys.stderr, flush=True)
         count = 1 if layout == "one" else _COMPILED_FOR
         devices = [f"cpu:{i}" for i in range(count)]
-        strategy = MirroredStrategy(devices, state_layout=LAYOUTS[0] if count == 1 else layout)
+        strategy = MirroredStrategy(devices, state_layout=state_layout)
         with strategy.scope():
             model = checked(make_model(), options.model)
         rows = options.batch * count

@@ -24,6 +24,7 @@ from unisono.collectives._reduce import all_gather, all_reduce
 
 if TYPE_CHECKING:
     from unisono._mesh import ReplicaMesh
+    from unisono._system._literals import ImplementationName, ReduceOpName
     from unisono.collectives._process_group import ProcessGroup
     from unisono.step._layout import StateLayout
 
@@ -109,7 +110,7 @@ class CrossDeviceOps:
 
     def reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOp | ReduceOpName,
         per_replica_value: PerReplica | ArrayLike,
         destinations: Destinations = None,
         options: CommunicationOptions | None = None,
@@ -135,7 +136,7 @@ class CrossDeviceOps:
 
     def batch_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOp | ReduceOpName,
         value_destination_pairs: Sequence[tuple[PerReplica | ArrayLike, Destinations]],
         options: CommunicationOptions | None = None,
     ) -> list[jax.Array]:
@@ -398,7 +399,7 @@ class CommunicationOptions:
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
-    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    implementation: CommunicationImplementation | ImplementationName = CommunicationImplementation.AUTO
     interface: str | None = None
 
     def merge(self, options: CommunicationOptions) -> CommunicationOptions:
@@ -472,7 +473,9 @@ class PackedAllReduce(CrossDeviceOps):
         return f"PackedAllReduce(bytes_per_pack={self._bytes_per_pack})"
 
 
-def _algorithm_of(implementation: CommunicationImplementation | str, platform: str, on_one_host: bool) -> str:
+def _algorithm_of(
+    implementation: CommunicationImplementation | ImplementationName, platform: str, on_one_host: bool
+) -> str:
     """Return the key in `ALGORITHMS` of an implementation on a platform.
 
     >>> _algorithm_of(CommunicationImplementation.AUTO, "cpu", True), _algorithm_of("RING", "gpu", True)

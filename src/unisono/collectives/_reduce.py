@@ -8,6 +8,7 @@ uses `lax.psum_scatter`, which returns wrong numbers over Gloo
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import Tree
 from unisono._values import ReduceOp
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
+
+if TYPE_CHECKING:
+    from unisono._system._literals import ReduceOpName
 
 Reducer = Callable[[list[jax.Array], str, int], list[jax.Array]]
 
@@ -171,7 +175,7 @@ ALGORITHMS: dict[str, Reducer] = {
 
 def all_reduce(
     tree: Tree,
-    op: ReduceOp | str,
+    op: ReduceOp | ReduceOpName,
     *,
     axis_name: str,
     axis_size: int,

@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +140,7 @@ class CompressedAllReduce(CrossDeviceOps):
 
     def __init__(
         self,
-        kind: str = "bfloat16",
+        kind: Literal["bfloat16", "float16", "int8", "power_sgd", "top_k"] = "bfloat16",
         *,
         rank: int | None = None,
         k: float | None = None,

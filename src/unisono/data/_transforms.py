@@ -6,8 +6,8 @@ Tests: tests/unit/data/test_dataset_transforms.py.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 import grain
 import numpy as np
@@ -22,18 +22,33 @@ from unisono.data._pipeline._interleave import Interleave
 from unisono.data._pipeline._plan import Node
 from unisono.data._pipeline._streams import Filter
 from unisono.data._pipeline._structure import Element
+from unisono.data._sharding import Options
 
 #: The default number of data sets that `interleave` reads in turn. tf.data takes the number of cores, which
 #: would make the order of elements depend on the machine.
 _CYCLE_LENGTH = 4
 
 
-# A data set of Grain, so that Keras' own data adapters accept it, too.
-class Transforms(grain.IterDataset):
+# A data set of Grain, so that Keras' own data adapters accept it, too. Grain has no types: a type checker
+# that knows of it would take any name.
+if TYPE_CHECKING:
+    _GrainDataset = object
+else:
+    _GrainDataset = grain.IterDataset
+
+
+class Transforms(_GrainDataset):
     """The transformations of a data set; `Dataset` is the only subclass."""
 
     #: The plan of this data set.
     _node: Node
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Any]: ...
+
+    @abc.abstractmethod
+    def options(self) -> Options:
+        """Return a copy of the options of this data set."""
 
     @abc.abstractmethod
     def _derived(self, node: Node, *others: Transforms) -> Self:

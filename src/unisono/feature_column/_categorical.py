@@ -12,6 +12,7 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -305,7 +306,7 @@ def categorical_column_with_vocabulary_file(
     dtype: object = "string",
     default_value: int | None = None,
     num_oov_buckets: int = 0,
-    file_format: str | None = None,
+    file_format: Literal["text"] | None = None,
 ) -> VocabularyColumn:
     """Describe strings or integers by the number of their line in a file, which is read at once.
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono.feature_column._column import CategoricalColumn, DenseColumn
+
+if TYPE_CHECKING:
+    from unisono._system._literals import Combiner
 
 #: How the embeddings of a row's categories become one.
 COMBINERS = ("mean", "sqrtn", "sum")
@@ -113,7 +116,7 @@ def _categorical(column: object, caller: str) -> CategoricalColumn:
 def embedding_column(
     categorical_column: CategoricalColumn,
     dimension: int,
-    combiner: str = "mean",
+    combiner: Combiner = "mean",
     initializer: Callable[..., Any] | str | None = None,
     ckpt_to_load_from: str | None = None,
     tensor_name_in_ckpt: str | None = None,
@@ -174,7 +177,7 @@ def _settings(
 def shared_embeddings(
     categorical_columns: Sequence[CategoricalColumn],
     dimension: int,
-    combiner: str = "mean",
+    combiner: Combiner = "mean",
     initializer: Callable[..., Any] | str | None = None,
     shared_embedding_collection_name: str | None = None,
     ckpt_to_load_from: str | None = None,

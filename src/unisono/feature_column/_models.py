@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from unisono.feature_column._dense import (
 )
 from unisono.feature_column._encode import FeatureEncoder, categories_in_step, checked_columns, make_dense
 from unisono.feature_column._numeric import BucketizedColumn, NumericColumn
+
+if TYPE_CHECKING:
+    from unisono._system._literals import Combiner
 
 
 def combined(
@@ -233,7 +236,7 @@ class LinearModel(FeatureColumnsLayer):
         self,
         feature_columns: FeatureColumn | Iterable[FeatureColumn],
         units: int = 1,
-        sparse_combiner: str = "sum",
+        sparse_combiner: Combiner = "sum",
         trainable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -293,7 +296,7 @@ def linear_model(
     features: Features,
     feature_columns: FeatureColumn | Iterable[FeatureColumn],
     units: int = 1,
-    sparse_combiner: str = "sum",
+    sparse_combiner: Combiner = "sum",
     trainable: bool = True,
 ) -> Any:
     """Return a linear function of a batch of features, as TensorFlow 1's function in a model_fn.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -60,7 +60,7 @@ class Hashing(keras.layers.Layer):
         num_bins: int,
         mask_value: str | bytes | int | None = None,
         salt: int | Sequence[int] | None = None,
-        output_mode: str = "int",
+        output_mode: Literal["int", "one_hot", "multi_hot", "count"] = "int",
         sparse: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -123,7 +123,13 @@ class HashedCrossing(keras.layers.Layer):
     [1, 4, 1, 1, 3]
     """
 
-    def __init__(self, num_bins: int, output_mode: str = "int", sparse: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_bins: int,
+        output_mode: Literal["int", "one_hot"] = "int",
+        sparse: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         refuse_sparse(sparse, "HashedCrossing")
         self.num_bins = checked_whole(num_bins, "num_bins", 1, _BINS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -60,7 +60,7 @@ class IndexLookup(keras.layers.Layer):
         oov_token: str | bytes | int,
         vocabulary: object = None,
         invert: bool = False,
-        output_mode: str = "int",
+        output_mode: Literal["int", "one_hot", "multi_hot", "count"] = "int",
         pad_to_max_tokens: bool = False,
         sparse: bool = False,
         salt: object = None,

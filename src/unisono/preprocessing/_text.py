@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -55,10 +55,12 @@ class TextVectorization(StringLookup):
     def __init__(
         self,
         max_tokens: int | None = None,
-        standardize: str | Callable[[Any], Any] | None = "lower_and_strip_punctuation",
-        split: str | None = "whitespace",
+        standardize: Literal["lower_and_strip_punctuation", "lower", "strip_punctuation"]
+        | Callable[[Any], Any]
+        | None = "lower_and_strip_punctuation",
+        split: Literal["whitespace", "character"] | None = "whitespace",
         ngrams: int | Sequence[int] | None = None,
-        output_mode: str = "int",
+        output_mode: Literal["int", "multi_hot", "count"] = "int",
         output_sequence_length: int | None = None,
         pad_to_max_tokens: bool = False,
         vocabulary: object = None,

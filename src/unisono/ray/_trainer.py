@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from unisono._errors import InvalidTypeError
 from unisono._system._packages import require_packages
@@ -69,7 +69,7 @@ class Trainer:
     devices_per_worker: int | None = None
     max_restarts: int | None = None
     elastic: tuple[int, int] | None = None
-    placement: str = "PACK"
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     runtime_env: Mapping[str, Any] | None = None
     start_timeout: float = 60.0
     restart_timeout: float = 300.0

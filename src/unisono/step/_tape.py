@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ class GradientTape:
         target: PyTree,
         sources: PyTree,
         output_gradients: PyTree = None,
-        unconnected_gradients: str = "none",
+        unconnected_gradients: Literal["none", "zero"] | enum.StrEnum = "none",
     ) -> PyTree:
         """Return the derivative of the sum of `target` by each of `sources`.
 
@@ -168,7 +169,7 @@ class GradientTape:
         self,
         target: jax.Array,
         sources: PyTree,
-        unconnected_gradients: str = "none",
+        unconnected_gradients: Literal["none", "zero"] | enum.StrEnum = "none",
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> PyTree:
@@ -198,7 +199,7 @@ class GradientTape:
         self,
         target: jax.Array,
         source: jax.Array,
-        unconnected_gradients: str = "none",
+        unconnected_gradients: Literal["none", "zero"] | enum.StrEnum = "none",
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> jax.Array | None:

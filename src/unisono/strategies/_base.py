@@ -33,6 +33,7 @@ from unisono.training.trainer._protocol import StepFunction
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
+    from unisono._system._literals import ReduceOpName
     from unisono.cluster_resolver._base import ClusterResolver
     from unisono.data._distribute import DistributedDataset
     from unisono.strategies._extended import StrategyExtended
@@ -324,7 +325,9 @@ class Strategy(DeprecatedMethods, abc.ABC):
                 f"{len(args)} positional arguments: {error}. Write `strategy.run(step, args=(x, y))`."
             ) from None
 
-    def reduce(self, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None) -> PyTree:
+    def reduce(
+        self, reduce_op: ReduceOp | ReduceOpName, value: PyTree, axis: int | Sequence[int] | None
+    ) -> PyTree:
         """Combine a per-replica value into one array.
 
         Args:

@@ -6,6 +6,7 @@ Tests: tests/virtual/strategies/test_contract.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -17,6 +18,9 @@ from unisono.step._layout import Synchronization
 from unisono.strategies._base import Strategy
 from unisono.strategies._replicated import ReplicatedStrategy, layout_of
 from unisono.training._scope_warnings import strategy_of_process_made
+
+if TYPE_CHECKING:
+    from unisono._system._literals import StateLayoutName
 
 
 class MirroredStrategy(ReplicatedStrategy):
@@ -50,7 +54,7 @@ class MirroredStrategy(ReplicatedStrategy):
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         num_gpus: int | None = None,
-        state_layout: str = "mirrored",
+        state_layout: StateLayoutName = "mirrored",
         sync: Synchronization | None = None,
     ) -> None:
         hint = "Write `unisono.RingAllReduce()`, for example."

@@ -35,13 +35,14 @@ from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
     from unisono._lowering._compiler_options import Executables
+    from unisono._system._literals import StateLayoutName
     from unisono.data._distribute import DistributedDataset
     from unisono.step._compiler import StepCompiler
     from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
 
 
 #: The names of state layouts; the first is that of strategies by default.
-LAYOUTS = ("mirrored", "sharded", "fully_sharded")
+LAYOUTS: tuple[StateLayoutName, ...] = ("mirrored", "sharded", "fully_sharded")
 
 
 def layout_of(

@@ -14,6 +14,7 @@ from unisono._types import PyTree, UserValue
 from unisono._values import ReduceOp
 
 if TYPE_CHECKING:
+    from unisono._system._literals import ReduceOpName
     from unisono.strategies._base import Strategy
 
 
@@ -39,7 +40,7 @@ class MultiStepContext:
         return self._others
 
     def set_last_step_output(
-        self, name: str, output: PyTree, reduce_op: ReduceOp | str | None = None
+        self, name: str, output: PyTree, reduce_op: ReduceOp | ReduceOpName | None = None
     ) -> None:
         """Keep an output of a step; that of the last step stays.
 

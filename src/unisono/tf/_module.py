@@ -18,8 +18,10 @@ from unisono.tf._entries import Entry, Missing, object_at, taking_variables
 FALLS_TO = {
     # The second has Keras' names of TensorFlow 2, such as `losses.MSE` and `preprocessing.text`.
     "keras": ("keras", "keras._tf_keras.keras"),
+    "initializers": ("keras.initializers",),
     "losses": ("keras.losses",),
     "metrics": ("keras.metrics",),
+    "optimizers": ("keras.optimizers",),
     "experimental.numpy": ("jax.numpy",),
 }
 

@@ -86,7 +86,7 @@ class _Wrapper(keras.callbacks.Callback):
     """
 
     #: It stays before callbacks that measure what it has wrapped.
-    adds_to_logs = True
+    _adds_to_logs = True
 
     def __init__(self, wraps: list[Wrap]) -> None:
         super().__init__()

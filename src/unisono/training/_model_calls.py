@@ -321,7 +321,7 @@ def _with_own_callbacks(call: MethodCall) -> contextlib.AbstractContextManager[N
     # A user's own list calls what is in it.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         # Those that add numbers to the logs come before those that write the logs.
-        given = sorted(flat_callbacks(callbacks), key=lambda c: not getattr(c, "adds_to_logs", False))
+        given = sorted(flat_callbacks(callbacks), key=lambda c: not getattr(c, "_adds_to_logs", False))
         call.arguments = {**call.arguments, "callbacks": [*own, *given, *reports]}
     return contextlib.nullcontext()
 

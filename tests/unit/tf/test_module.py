@@ -26,10 +26,9 @@ def test_names_are_what_the_table_says():
 
 
 def test_every_form_of_import_finds_the_same():
+    from unisono.tf import keras as by_name
     from unisono.tf.keras import layers
     from unisono.tf.keras.layers import Dense
-
-    from unisono.tf import keras as by_name
 
     module = importlib.import_module("unisono.tf.keras.layers")
     assert by_name.layers.Dense is layers.Dense is Dense is module.Dense is keras.layers.Dense

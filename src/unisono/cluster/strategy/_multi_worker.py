@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import keras
@@ -34,6 +35,9 @@ from unisono.collectives._process_group import ProcessGroup, joined_group
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Arguments, Strategy
 from unisono.strategies._replicated import ReplicatedStrategy, layout_of
+
+if TYPE_CHECKING:
+    from unisono._system._literals import StateLayoutName
 
 _LOG = logging.getLogger("unisono")
 
@@ -74,7 +78,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         communication_options: CommunicationOptions | None = None,
         *,
         timeouts: Timeouts | None = None,
-        state_layout: str = "mirrored",
+        state_layout: StateLayoutName = "mirrored",
         cross_device_ops: CrossDeviceOps | None = None,
         sync: Synchronization | None = None,
     ) -> None:

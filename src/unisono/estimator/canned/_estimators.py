@@ -40,6 +40,7 @@ from unisono.estimator.canned._texts import LINEAR, OPTIMIZER, TEXTS
 from unisono.feature_column._encode import checked_columns, make_dense
 
 if TYPE_CHECKING:
+    from unisono._system._literals import Combiner
     from unisono.feature_column._column import FeatureColumn
 
 #: The learning rates of optimizers that are given by name; each part of a combined model keeps its own.
@@ -69,7 +70,7 @@ class LinearEstimator(CannedEstimator):
         model_dir: str | os.PathLike[str] | None = None,
         optimizer: object = "Ftrl",
         config: RunConfig | None = None,
-        sparse_combiner: str = "sum",
+        sparse_combiner: Combiner = "sum",
         warm_start_from: object = None,
     ) -> None:
         columns = checked_columns(feature_columns, type(self).__name__)
@@ -144,7 +145,7 @@ class DNNLinearCombinedEstimator(CannedEstimator):
         dnn_dropout: float | None = None,
         config: RunConfig | None = None,
         batch_norm: bool = False,
-        linear_sparse_combiner: str = "sum",
+        linear_sparse_combiner: Combiner = "sum",
         warm_start_from: object = None,
     ) -> None:
         name = type(self).__name__

@@ -21,6 +21,7 @@ from unisono.estimator._spec import ModeKeys
 from unisono.feature_column._models import DenseFeatures, LinearModel
 
 if TYPE_CHECKING:
+    from unisono._system._literals import Combiner
     from unisono.feature_column._column import FeatureColumn
 
 #: Logits, and the variables that training changes.
@@ -44,7 +45,7 @@ _OPTIMIZERS = {
 def linear_logits(
     columns: Sequence[FeatureColumn],
     units: int,
-    sparse_combiner: str,
+    sparse_combiner: Combiner,
     features: Mapping[str, jax.Array],
     mode: str,
 ) -> Logits:

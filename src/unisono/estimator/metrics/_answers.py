@@ -6,7 +6,7 @@ Tests: tests/unit/estimator/test_metrics.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Unpack
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -255,9 +255,9 @@ def auc(
     num_thresholds: int = 200,
     metrics_collections: object = None,
     updates_collections: object = None,
-    curve: str = "ROC",
+    curve: Literal["ROC", "PR"] = "ROC",
     name: str | None = None,
-    summation_method: str = "trapezoidal",
+    summation_method: Literal["trapezoidal", "careful_interpolation", "minoring", "majoring"] = "trapezoidal",
     thresholds: Sequence[float] | None = None,
 ) -> MetricPair:
     """Return the area under the ROC or the precision-recall curve, from counts at thresholds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import keras
@@ -78,8 +78,8 @@ class ParameterServerStrategy(ReplicatedStrategy):
         variable_partitioner: Callable[..., Any] | None = None,
         *,
         max_staleness: int | None = None,
-        push_dtype: str | None = None,
-        pull_dtype: str | None = None,
+        push_dtype: Literal["bfloat16", "float16"] | None = None,
+        pull_dtype: Literal["bfloat16", "float16"] | None = None,
     ) -> None:
         _check(cluster_resolver, variable_partitioner, max_staleness)
         _check_types(push_dtype, pull_dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from unisono._errors import ClusterError, InvalidArgumentError, UnsupportedError
 from unisono.cluster_resolver._spec import ClusterSpec, Task
@@ -40,7 +40,7 @@ class Server:
     def __init__(
         self,
         server_or_cluster_def: ClusterSpec | Mapping[str, Any],
-        job_name: str = "worker",
+        job_name: Literal["worker", "ps"] | str = "worker",
         task_index: int = 0,
         protocol: str | None = None,
         config: object = None,

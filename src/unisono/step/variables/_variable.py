@@ -33,6 +33,7 @@ from unisono.step.variables._scatter import as_slices, check_scatter, scattered
 from unisono.step.variables._variable_store import current_store
 
 if TYPE_CHECKING:
+    from unisono._system._literals import AggregationName, SynchronizationName
     from unisono.strategies._base import Strategy
 
 
@@ -86,8 +87,8 @@ class Variable(keras.Variable, DistributedValues):
         trainable: bool | None = None,
         name: str | None = None,
         dtype: DTypeLike | None = None,
-        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        synchronization: VariableSynchronization | SynchronizationName = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | AggregationName = VariableAggregation.NONE,
         *,
         shape: Sequence[int | None] | None = None,
         validate_shape: bool = True,

@@ -293,8 +293,6 @@ KERAS: dict[str, Entry] = {
     "keras.mixed_precision.experimental.set_policy": At("keras.config.set_dtype_policy"),
     **same("keras.optimizers.legacy.", "keras.optimizers.", "Adagrad Adam RMSprop SGD"),
     "optimizers.Adam": At("keras.optimizers.Adam"),
-    "initializers": At("keras.initializers"),
-    "optimizers": At("keras.optimizers"),
 }  # fmt: skip
 
 PROGRAMS: dict[str, Entry] = {**DATA, **SAVING, **DEVICES, **RANDOM, **KERAS}

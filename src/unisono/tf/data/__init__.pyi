@@ -1,0 +1,20 @@
+"""Names of `tf.data`, for editors and type checkers; `python -m tools.stubs` makes this file."""
+
+from unisono.data import (
+    AUTOTUNE as AUTOTUNE,
+    Dataset as Dataset,
+    INFINITE_CARDINALITY as INFINITE_CARDINALITY,
+    Options as Options,
+    TFRecordDataset as TFRecordDataset,
+    TextLineDataset as TextLineDataset,
+    UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY,
+)
+from unisono.estimator.session._graph import (
+    make_iterator as _unisono_estimator_session__graph_make_iterator,
+)
+from unisono.tf.data import (
+    experimental as experimental,
+)
+
+make_initializable_iterator = _unisono_estimator_session__graph_make_iterator
+make_one_shot_iterator = _unisono_estimator_session__graph_make_iterator

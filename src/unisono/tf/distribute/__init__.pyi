@@ -1,0 +1,35 @@
+"""Names of `tf.distribute`, for editors and type checkers; `python -m tools.stubs` makes this file."""
+
+from unisono import (
+    CrossDeviceOps as CrossDeviceOps,
+    DistributedDataset as DistributedDataset,
+    DistributedIterator as DistributedIterator,
+    DistributedValues as DistributedValues,
+    HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
+    InputContext as InputContext,
+    InputOptions as InputOptions,
+    InputReplicationMode as InputReplicationMode,
+    MirroredStrategy as MirroredStrategy,
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+    NcclAllReduce as NcclAllReduce,
+    OneDeviceStrategy as OneDeviceStrategy,
+    ParameterServerStrategy as ParameterServerStrategy,
+    ReduceOp as ReduceOp,
+    ReductionToOneDevice as ReductionToOneDevice,
+    ReplicaContext as ReplicaContext,
+    RunOptions as RunOptions,
+    Server as Server,
+    Strategy as Strategy,
+    StrategyExtended as StrategyExtended,
+    TPUStrategy as TPUStrategy,
+    experimental_set_strategy as experimental_set_strategy,
+    get_replica_context as get_replica_context,
+    get_strategy as get_strategy,
+    has_strategy as has_strategy,
+    in_cross_replica_context as in_cross_replica_context,
+)
+from unisono.tf.distribute import (
+    cluster_resolver as cluster_resolver,
+    coordinator as coordinator,
+    experimental as experimental,
+)
