@@ -416,13 +416,17 @@ def plan(
     step_ms: Annotated[
         float | None, typer.Option(help="Milliseconds of a step of one device. [default: measured here]")
     ] = None,
+    device_kind: Annotated[
+        str | None, typer.Option(help="Kind of the devices, such as 'NVIDIA H200': their peak, and MFU.")
+    ] = None,
 ) -> None:
     """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
     from unisono.cli import _model_plan
 
     rate, room = _model_plan.parse_rate(link), None if memory is None else _model_plan.parse_memory(memory)
     seconds = None if step_ms is None else step_ms / 1e3
-    typer.echo(_model_plan.main(_model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds)))
+    options = _model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds, device_kind)
+    typer.echo(_model_plan.main(options))
 
 
 @app.command(

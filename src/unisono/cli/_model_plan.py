@@ -84,6 +84,7 @@ class PlanOptions(ModelFile):
         link: bytes a second between two devices, in each direction.
         memory: bytes of a device; None if unknown.
         step_seconds: of one device; None to measure it here.
+        device_kind: of the devices that will compute; None if unknown.
     """
 
     devices: int
@@ -92,6 +93,7 @@ class PlanOptions(ModelFile):
     link: float
     memory: float | None
     step_seconds: float | None
+    device_kind: str | None = None
 
     def __post_init__(self) -> None:
         least = {"devices": (self.devices, 1), "batch": (self.batch, 1), "ps": (self.servers, 0)}
@@ -111,6 +113,9 @@ class ModelSize:
         given: by layout, what a replica of two is given: its state and its batch.
         temporary: by layout, what a step needs besides, on each of two; of `"one"` on a single device.
         step_seconds: of one device; None where it was not measured.
+        flops: operations of a step of one device: a multiplication with an addition counts two.
+        dtype: in which the model computes.
+        peak: operations a second of a device at most; None where its kind was not given.
     """
 
     weights: int
@@ -120,6 +125,9 @@ class ModelSize:
     given: dict[str, int]
     temporary: dict[str, int]
     step_seconds: float | None
+    flops: float = 0.0
+    dtype: str = "float32"
+    peak: float | None = None
 
     def state_of(self, layout: str, devices: int) -> float:
         """The bytes of state on each of some devices."""
@@ -195,11 +203,12 @@ def examine(options: PlanOptions) -> ModelSize:
 
     from unisono.strategies._mirrored import MirroredStrategy
     from unisono.strategies._replicated import LAYOUTS
-    from unisono.training.trainer._lowered_step import lowered_step
+    from unisono.training.groups._step_work import flops_of
+    from unisono.training.trainer._lowered_step import lowered_and_traced
 
     make_model, make_batch = options.load()
     given, temporary = {}, {}
-    seconds, sizes = options.step_seconds, (0, 0, 0, 0)
+    seconds, sizes, kind = options.step_seconds, (0, 0, 0, 0), options.device_kind
     # The strategies of several devices first: the first one decides how many virtual devices there are.
     runs: list[tuple[str, StateLayoutName]] = [*((each, each) for each in LAYOUTS), ("one", LAYOUTS[0])]
     for number, (layout, state_layout) in enumerate(runs, start=1):
@@ -222,10 +231,14 @@ def examine(options: PlanOptions) -> ModelSize:
             others = [*model.optimizer.variables, *model.metrics_variables]
             batch = sum(a.nbytes for a in jax.tree.leaves((x, y)))
             sizes = weights, trained, weights + sum(map(_size, others)), batch
-        plan: Any = lowered_step(model, x, y).compile().memory_analysis()
+        lowered, trace = lowered_and_traced(model, x, y)
+        dtype = str(model.compute_dtype)
+        # Here, where the model's file may have set it.
+        work = flops_of(trace), dtype, None if kind is None else peak_of(kind, dtype)
+        plan: Any = lowered.compile().memory_analysis()
         given[layout], temporary[layout] = plan.argument_size_in_bytes, plan.temp_size_in_bytes
         keras.backend.clear_session()
-    return ModelSize(*sizes, given, temporary, seconds)
+    return ModelSize(*sizes, given, temporary, seconds, *work)
 
 
 def checked(model: Any, where: str) -> Any:
@@ -337,6 +350,7 @@ def table(size: ModelSize, options: PlanOptions) -> str:
             f"{options.link * 8 / 1e9:g} Gbit/s{servers}; a step of one device takes {_ms(compute)} ({how})",
             f"weights {_mb(size.weights)}, gradients {_mb(size.gradients)}, optimizer and metrics "
             f"{_mb(size.state - size.weights)}",
+            *_work_lines(size, options),
             "",
             *lines,
             "",
@@ -345,6 +359,53 @@ def table(size: ModelSize, options: PlanOptions) -> str:
         ]
     )
 
+
+def _work_lines(size: ModelSize, options: PlanOptions) -> list[str]:
+    """Return the line on the operations of a step, and on the peak of a device where its kind is known."""
+    if not size.flops:
+        return []
+    line = f"a step of one device computes {_scaled(size.flops)}FLOP"
+    if size.peak is None:
+        return [line]
+    least = size.flops / size.peak
+    line += (
+        f": {_ms(least)} at the peak of {options.device_kind} in {size.dtype} ({_scaled(size.peak)}FLOP/s)"
+    )
+    if options.step_seconds is not None:
+        line += f", {100 * least / options.step_seconds:.0f} % of it in the time that is given (MFU)"
+    return [line]
+
+
+def peak_of(device_kind: str, dtype: str) -> float:
+    """Return the operations a second of a kind of device at most, by the table of `StepTimer`.
+
+    Raises:
+        InvalidArgumentError: the table does not have it.
+    """
+    from unisono.training.groups._peak_flops import peak_flops_of
+
+    peak = peak_flops_of(device_kind, dtype)
+    if peak is None:
+        raise InvalidArgumentError(
+            "`--device-kind` must be a kind of device with a known peak, such as 'NVIDIA H200' or 'TPU v5e'. "
+            f"Received: {device_kind!r}, for a model that computes in {dtype}. Call "
+            "`unisono.callbacks.set_peak_flops` at the top of the model's file, or leave the flag out."
+        )
+    return peak
+
+
+def _scaled(number: float) -> str:
+    """Return a number with the prefix of its unit.
+
+    >>> _scaled(989e12), _scaled(1.25e6)
+    ('989 T', '1.25 M')
+    """
+    scale, prefix = next(((s, p) for s, p in _PREFIXES if number >= s), (1.0, ""))
+    return f"{number / scale:.3g} {prefix}"
+
+
+#: Prefixes of units, the largest first.
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 #: Units of sizes, the largest first, in bytes.
 _UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}

@@ -68,6 +68,16 @@ def test_the_table_says_what_fits(file):
     assert "fits" not in _model_plan.table(SIZE, options(file))
 
 
+def test_operations_of_a_step_and_their_share_of_the_peak(file):
+    size = dataclasses.replace(SIZE, flops=494e9, dtype="float32")
+    assert "a step of one device computes 494 GFLOP\n" in _model_plan.table(size, options(file))
+    size = dataclasses.replace(size, peak=_model_plan.peak_of("NVIDIA H200", "float32"))
+    text = _model_plan.table(size, options(file, device_kind="NVIDIA H200", step_seconds=0.002))
+    assert "494 GFLOP: 1 ms at the peak of NVIDIA H200 in float32 (494 TFLOP/s), 50 % of it" in text
+    with pytest.raises(unisono.InvalidArgumentError, match=r"known peak.*'abacus'"):
+        _model_plan.peak_of("abacus", "float32")
+
+
 def test_a_column_has_one_unit_and_the_time_says_where_it_was_measured(file):
     size = dataclasses.replace(SIZE, step_seconds=0.02)
     lines = _model_plan.table(size, options(file, step_seconds=None, devices=1000)).splitlines()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax
+import jax.extend.core as jex
 import keras
 
 from unisono._errors import InvalidArgumentError
@@ -20,9 +21,9 @@ from unisono.training.trainer._trainer_function import TrainerFunction
 class _LoweredError(Exception):
     """Ends Keras' call before the step."""
 
-    def __init__(self, lowered: jax.stages.Lowered) -> None:
+    def __init__(self, lowered: jax.stages.Lowered, trace: jex.ClosedJaxpr) -> None:
         super().__init__()
-        self.lowered = lowered
+        self.lowered, self.trace = lowered, trace
 
 
 def lowered_step(model: keras.Model, x: PyTree, y: PyTree) -> jax.stages.Lowered:
@@ -34,6 +35,13 @@ def lowered_step(model: keras.Model, x: PyTree, y: PyTree) -> jax.stages.Lowered
     Raises:
         InvalidArgumentError: the model trains in another way.
     """
+    return lowered_and_traced(model, x, y)[0]
+
+
+def lowered_and_traced(
+    model: keras.Model, x: PyTree, y: PyTree
+) -> tuple[jax.stages.Lowered, jex.ClosedJaxpr]:
+    """Return the program of a training step on one batch, and its trace; see `lowered_step`."""
     model.make_train_function()
     function = model.train_function
     if not isinstance(function, TrainerFunction) or function.loop.is_eager:
@@ -48,11 +56,12 @@ def lowered_step(model: keras.Model, x: PyTree, y: PyTree) -> jax.stages.Lowered
         if group is None:
             raise StopIteration
         ready = function.prepare(group)
-        raise _LoweredError(ready.program.lower(ready.state, ready.data))
+        given = ready.state, ready.data
+        raise _LoweredError(ready.program.lower(*given), ready.program.jaxpr(*given))
 
     model.train_function = lower
     try:
         model.train_on_batch(x, y)
     except _LoweredError as end:
-        return end.lowered
+        return end.lowered, end.trace
     raise AssertionError("Keras has not called the train function.")
