@@ -16,6 +16,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -93,6 +94,27 @@ class ReplicaMesh:
         """This process' devices among them, in replica order."""
         return tuple(self.devices[i] for i in self.local_replicas)
 
+    def on_replicas(self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree) -> Callable[..., Any]:
+        """Return a function that runs another one once per replica, in `jax.shard_map`.
+
+        Args:
+            function: of arrays as they lie on one replica.
+            in_specs: how each of its arguments lies on the replicas.
+            out_specs: the same of its results.
+        """
+        # Other axes of the mesh are left to XLA, which divides a replica's arrays over its devices.
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
+        )
+
+    def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
+        """Return an array on the devices of one replica of this process.
+
+        Args:
+            number: of the replica.
+        """
+        return jax.device_put(value, self.devices[number])
+
     @functools.cached_property
     def replicated(self) -> NamedSharding:
         """The same array on every device."""
@@ -143,7 +165,7 @@ class ReplicaMesh:
         """
         if self.spans_processes:
             return parts
-        return [jax.device_put(part, d) for part, d in zip(parts, self.devices, strict=True)]
+        return [self.put_on_replica(part, i) for i, part in enumerate(parts)]
 
     def put_own(self, value: np.generic) -> jax.Array:
         """Return an array with an element for each replica: what the replica's own process says.

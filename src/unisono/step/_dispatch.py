@@ -66,7 +66,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         self._is_alone = isinstance(self._group, SingleProcessGroup)
         self._run_ahead = run_ahead_of(mesh)
         if in_specs is not None and mesh.num_replicas > 1:
-            fn = jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+            fn = mesh.on_replicas(fn, in_specs, out_specs)
 
         @INTERRUPTS.interruptible
         def with_token(donated: Donated, kept: Kept) -> tuple[Outputs, Donated, jax.Array]:

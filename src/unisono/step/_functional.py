@@ -156,9 +156,7 @@ class ReplicatedStep:
         array_specs = [SHARDED if split else UNSHARDED for split in self.call.split]
         if count > 1:
             in_specs, out_specs = (state_specs, array_specs), (SHARDED, UNSHARDED, written_specs)
-            body = jax.shard_map(
-                body, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
+            body = mesh.on_replicas(body, in_specs, out_specs)
         own, mirrored, new = body(values, arrays)
         given = [PerReplica.from_stacked(x) for x in own] if count > 1 else own
         return outputs[-1].rebuild(given, mirrored), new

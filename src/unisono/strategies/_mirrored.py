@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from typing import Any
+
 import jax
 
 from unisono._checks import check_instance
@@ -56,14 +58,24 @@ class MirroredStrategy(ReplicatedStrategy):
         num_gpus: int | None = None,
         state_layout: StateLayoutName = "mirrored",
         sync: Synchronization | None = None,
+        devices_per_replica: int = 1,
+        layout_map: Any = None,
     ) -> None:
         hint = "Write `unisono.RingAllReduce()`, for example."
         check_instance(cross_device_ops, "cross_device_ops", CrossDeviceOps, hint)
-        super().__init__(ReplicaMesh(resolve_devices(devices, num_gpus)))
+        if devices_per_replica > 1:
+            from unisono.model_parallel._replica_grid import ReplicaGrid
+            mesh = ReplicaGrid(resolve_devices(devices, num_gpus), devices_per_replica)
+        else:
+            mesh = ReplicaMesh(resolve_devices(devices, num_gpus))
+        super().__init__(mesh)
         strategy_of_process_made(type(self).__name__)
         own = own_ops(self._mesh.platform)
         self._ops = own if cross_device_ops is None else cross_device_ops._over(own)
         self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
+        if devices_per_replica > 1:
+            from unisono.model_parallel._cut_layout import CutStateLayout
+            self._state_layout = CutStateLayout(self._mesh, layout_map)
 
     @property
     def _of_servers(self) -> Callable[[], Strategy]:

@@ -76,12 +76,10 @@ class GroupedProgram:
         if self._is_split:
             specs = [s.layout.spec for s in slots]
             written = [p for p, s in zip(specs, slots, strict=True) if s.written]
-            several = jax.shard_map(
+            several = replicas.mesh.on_replicas(
                 several,
-                mesh=replicas.mesh.mesh,
-                in_specs=(specs, [SHARDED] * len(proposed), UNSHARDED, [_STACKED] * len(batches)),
-                out_specs=(UNSHARDED, UNSHARDED, written),
-                check_vma=False,
+                (specs, [SHARDED] * len(proposed), UNSHARDED, [_STACKED] * len(batches)),
+                (UNSHARDED, UNSHARDED, written),
             )
         results, agreed, new = several(values, proposed, count, batches)
         value: PyTree = outputs[-1].rebuild([], results).value

@@ -1,0 +1,1 @@
+"""Replicas of several devices, over which a model's weights and activations lie in parts."""

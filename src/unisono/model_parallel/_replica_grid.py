@@ -1,0 +1,60 @@
+"""A mesh of replicas of several devices each.
+
+Tests: tests/virtual/strategies/test_model_parallel.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from unisono._mesh import AXIS, ReplicaMesh
+from unisono._types import ArrayLike
+
+#: The name of the mesh axis along which the devices of a replica lie.
+MODEL_AXIS = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaGrid(ReplicaMesh):
+    """The devices of a strategy, several for each replica, as a JAX mesh with two axes.
+
+    Args:
+        devices: those of the first replica, then those of the second, and so on.
+        devices_per_replica: how many each has.
+    """
+
+    devices_per_replica: int = 1
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        shape = self.num_replicas, self.devices_per_replica
+        return Mesh(np.array(self.devices).reshape(shape), (AXIS, MODEL_AXIS), axis_types=(AxisType.Auto,) * 2)
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.devices) // self.devices_per_replica
+
+    @functools.cached_property
+    def local_replicas(self) -> tuple[int, ...]:
+        own = jax.process_index()
+        return tuple(
+            i for i in range(self.num_replicas) if all(d.process_index == own for d in self._devices_of(i))
+        )
+
+    @functools.cached_property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        own = jax.process_index()
+        return tuple(d for d in self.devices if d.process_index == own)
+
+    def _devices_of(self, number: int) -> tuple[jax.Device, ...]:
+        size = self.devices_per_replica
+        return self.devices[number * size : (number + 1) * size]
+
+    def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
+        mesh = Mesh(np.array(self._devices_of(number)), (MODEL_AXIS,))
+        return jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
