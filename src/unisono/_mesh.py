@@ -190,6 +190,15 @@ class ReplicaMesh:
             return array
         return array.addressable_data(0) if array.is_fully_replicated else array
 
+    def copies(self, value: ArrayLike) -> tuple[ArrayLike, ...]:
+        """Return the copy that each of this process' replicas has of an array, without a transfer.
+
+        Args:
+            value: that lies on the devices; anything else is its own copy.
+        """
+        on = {s.device: s.data for s in getattr(value, "addressable_shards", ())}
+        return tuple(on.get(device, value) for device in self.local_devices)
+
     def local_each(self, arrays: list[jax.Array]) -> list[jax.Array]:
         """Return `local` of each array; the list itself where all devices are of this process.
 

@@ -56,5 +56,22 @@ class ReplicaGrid(ReplicaMesh):
         return self.devices[number * size : (number + 1) * size]
 
     def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
-        mesh = Mesh(np.array(self._devices_of(number)), (MODEL_AXIS,))
-        return jax.device_put(value, NamedSharding(mesh, PartitionSpec()))
+        return jax.device_put(value, NamedSharding(self._mesh_of(number), PartitionSpec()))
+
+    def copies(self, value: ArrayLike) -> tuple[ArrayLike, ...]:
+        sharding = getattr(value, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+            return (value,) * len(self.local_replicas)
+        on = {s.device: s.data for s in value.addressable_shards}
+        found = []
+        for number in self.local_replicas:
+            devices = self._devices_of(number)
+            lies = NamedSharding(self._mesh_of(number), sharding.spec)
+            found.append(
+                jax.make_array_from_single_device_arrays(value.shape, lies, [on[d] for d in devices])
+            )
+        return tuple(found)
+
+    def _mesh_of(self, number: int) -> Mesh:
+        """The devices of one replica."""
+        return Mesh(np.array(self._devices_of(number)), (MODEL_AXIS,))

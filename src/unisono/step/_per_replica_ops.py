@@ -198,10 +198,7 @@ def _copies_of(variable: keras.Variable, mesh: ReplicaMesh) -> tuple[Any, ...]:
     copies = getattr(variable, "stored_copies", None)
     if copies is not None:
         return _local(PerReplica.from_stacked(copies), mesh)
-    value = variable.value
-    # The copies on the devices themselves, without a transfer.
-    on = {s.device: s.data for s in getattr(value, "addressable_shards", ())}
-    return tuple(on.get(device, value) for device in mesh.local_devices)
+    return mesh.copies(variable.value)
 
 
 def _local(value: PerReplica, mesh: ReplicaMesh) -> tuple[Any, ...]:

@@ -75,7 +75,7 @@ class MirroredStrategy(ReplicatedStrategy):
         self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
         if devices_per_replica > 1:
             from unisono.model_parallel._cut_layout import CutStateLayout
-            self._state_layout = CutStateLayout(self._mesh, layout_map)
+            self._state_layout = CutStateLayout(self._mesh, layout_map, self._ops)
 
     @property
     def _of_servers(self) -> Callable[[], Strategy]:

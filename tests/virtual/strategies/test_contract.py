@@ -39,6 +39,17 @@ def local_form(n):
         return unisono.ParameterServerStrategy()
 
 
+def grid(replicas, size):
+    """Replicas of several devices, which cut the last axis of whatever divides."""
+
+    def rule(variable):
+        shape = variable.shape
+        return (*[None] * (len(shape) - 1), "model") if shape and shape[-1] % size == 0 else None
+
+    names = devices(replicas * size)
+    return unisono.MirroredStrategy(names, devices_per_replica=size, layout_map=rule)
+
+
 STRATEGIES = {
     "default": unisono.get_strategy,
     "one device": lambda: unisono.OneDeviceStrategy(devices(2)[1]),
@@ -47,6 +58,9 @@ STRATEGIES = {
     "mirrored 3": lambda: unisono.MirroredStrategy(devices(3)),
     "mirrored 2, sharded": lambda: unisono.MirroredStrategy(devices(2), state_layout="sharded"),
     "mirrored 8, ring": lambda: unisono.MirroredStrategy(devices(8), unisono.RingAllReduce()),
+    "2 replicas of 2": lambda: grid(2, 2),
+    "1 replica of 4": lambda: grid(1, 4),
+    "4 replicas of 2": lambda: grid(4, 2),
     "central storage": lambda: unisono.CentralStorageStrategy(devices(2)),
     "central storage, host": lambda: unisono.CentralStorageStrategy(devices(2), "host"),
     "tpu": lambda: tpu(2),
