@@ -55,6 +55,11 @@ class ReplicaMesh:
 
     devices: tuple[jax.Device, ...]
 
+    @property
+    def devices_per_replica(self) -> int:
+        """How many devices a replica has."""
+        return 1
+
     @functools.cached_property
     def mesh(self) -> Mesh:
         """The JAX mesh."""
@@ -94,7 +99,9 @@ class ReplicaMesh:
         """This process' devices among them, in replica order."""
         return tuple(self.devices[i] for i in self.local_replicas)
 
-    def on_replicas(self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree) -> Callable[..., Any]:
+    def on_replicas(
+        self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
+    ) -> Callable[..., Any]:
         """Return a function that runs another one once per replica, in `jax.shard_map`.
 
         Args:
@@ -104,7 +111,12 @@ class ReplicaMesh:
         """
         # Other axes of the mesh are left to XLA, which divides a replica's arrays over its devices.
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
+            function,
+            mesh=self.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names={AXIS},
+            check_vma=False,
         )
 
     def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:

@@ -9,16 +9,20 @@ Tests: tests/virtual/strategies/test_model_parallel.py.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from unisono._mesh import AXIS
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
+from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.step._layout import (
     GradientReducer,
@@ -26,13 +30,17 @@ from unisono.step._layout import (
     PureUpdate,
     StateLayout,
     VariableLayout,
+    is_slot,
     lie_as,
+    new_slot_reference,
     own_layout,
 )
 from unisono.step._value_handle import DeferredValue, VariableValue
 
-#: From a variable to the mesh axis along which each of its axes is cut; None for one that stays whole.
-LayoutRule = Callable[[keras.Variable], Sequence[str | None] | None]
+_LOG = logging.getLogger("unisono")
+
+#: Bytes from which on a weight that is not cut is worth a warning.
+_LARGE = 64 * 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +85,9 @@ class CutStateLayout(StateLayout):
     def __init__(self, mesh: ReplicaGrid, rule: LayoutRule, ops: CrossDeviceOps) -> None:
         super().__init__(mesh)
         self._rule, self._ops = rule, ops
+        #: By path: the bytes of weights that are not cut.
+        self._whole_weights: dict[str, int] = {}
+        self._has_warned = False
         self._whole = CutLayout(mesh)
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
@@ -86,14 +97,59 @@ class CutStateLayout(StateLayout):
         return super().of(variable, is_stacked)
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
-        axes = self._rule(variable)
-        if axes is None or not any(axes):
+        """Return the parts with which a variable begins; see `StateLayout.first`."""
+        cut = self._cut_of(variable)
+        if not any(cut):
             return None
-        layout = CutLayout(self._mesh, PartitionSpec(*axes))
+        layout = CutLayout(self._mesh, cut)
         lie_as(variable, layout)
+        # One program, so that the whole value is on no device.
         return jax.jit(value.whole, out_shardings=layout.sharding)()
 
+    def _cut_of(self, variable: keras.Variable) -> PartitionSpec:
+        """Return how a new variable is cut."""
+        if is_slot(variable):
+            reference = new_slot_reference()
+            layout = None if reference is None else own_layout(reference)
+            is_alike = isinstance(layout, CutLayout) and tuple(reference.shape) == tuple(variable.shape)
+            return layout.cut if is_alike else PartitionSpec()
+        axes = self._rule(variable)
+        if axes is None or not any(axes):
+            self._note_whole(variable)
+            return PartitionSpec()
+        check_axes(axes, variable, self._mesh.devices_per_replica)
+        return PartitionSpec(*axes)
+
+    def _note_whole(self, variable: keras.Variable) -> None:
+        if variable.trainable:
+            self._whole_weights[variable.path] = (
+                math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
+            )
+
+    def warn_of_whole(self) -> None:
+        """Say once which patterns match no variable, and which large weights are whole on each device."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        if unused := self._rule.unused():
+            _LOG.warning(
+                "The pattern %r of `layout_map` matches no variable%s: what it should cut is whole on each device. "
+                "Patterns match a variable's whole path, as in %r.",
+                unused[0],
+                f", and {len(unused) - 1} more match none" if len(unused) > 1 else "",
+                next(iter(self._whole_weights), "dense/kernel"),
+            )
+        if large := {p: n for p, n in self._whole_weights.items() if n >= _LARGE}:
+            path = max(large, key=large.__getitem__)
+            _LOG.warning(
+                "The weight %r of %d MB lies whole on each device, because `layout_map` does not cut it%s.",
+                path,
+                large[path] // 10**6,
+                f", and {len(large) - 1} more" if len(large) > 1 else "",
+            )
+
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[VariableValue]) -> list[jax.Array]:
+        self.warn_of_whole()
         return [layout.place(value) for layout, value in zip(layouts, values, strict=True)]
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
@@ -125,3 +181,18 @@ class CutStateLayout(StateLayout):
             parts, in_specs=(lies,), out_specs=lies, axis_names={MODEL_AXIS}, check_vma=False
         )
         return in_parts(grads)
+
+
+def cut_layout(mesh: ReplicaGrid, layout_map: object, ops: CrossDeviceOps) -> StateLayout:
+    """Return the layout of replicas of several devices.
+
+    Args:
+        mesh: the devices of all replicas.
+        layout_map: as in the strategies.
+        ops: how gradients are reduced between replicas.
+
+    Raises:
+        InvalidTypeError: `layout_map` is of another type.
+        InvalidArgumentError: it is for another number of devices.
+    """
+    return CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)

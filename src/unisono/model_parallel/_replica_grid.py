@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from unisono._errors import InvalidArgumentError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._types import ArrayLike
 
@@ -25,19 +26,36 @@ class ReplicaGrid(ReplicaMesh):
 
     Args:
         devices: those of the first replica, then those of the second, and so on.
-        devices_per_replica: how many each has.
+        size: how many each has.
+
+    Raises:
+        InvalidArgumentError: the devices do not divide.
     """
 
-    devices_per_replica: int = 1
+    size: int
+
+    def __post_init__(self) -> None:
+        if len(self.devices) % self.size:
+            raise InvalidArgumentError(
+                f"Replicas of {self.size} devices need a multiple of {self.size} devices. Received: "
+                f"{len(self.devices)} devices, {', '.join(map(str, self.devices))}. Write "
+                f"`devices_per_replica={_divisor(len(self.devices), self.size)}`, or name other `devices`."
+            )
+
+    @property
+    def devices_per_replica(self) -> int:
+        return self.size
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        shape = self.num_replicas, self.devices_per_replica
-        return Mesh(np.array(self.devices).reshape(shape), (AXIS, MODEL_AXIS), axis_types=(AxisType.Auto,) * 2)
+        shape = self.num_replicas, self.size
+        return Mesh(
+            np.array(self.devices).reshape(shape), (AXIS, MODEL_AXIS), axis_types=(AxisType.Auto,) * 2
+        )
 
     @property
     def num_replicas(self) -> int:
-        return len(self.devices) // self.devices_per_replica
+        return len(self.devices) // self.size
 
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
@@ -52,8 +70,7 @@ class ReplicaGrid(ReplicaMesh):
         return tuple(d for d in self.devices if d.process_index == own)
 
     def _devices_of(self, number: int) -> tuple[jax.Device, ...]:
-        size = self.devices_per_replica
-        return self.devices[number * size : (number + 1) * size]
+        return self.devices[number * self.size : (number + 1) * self.size]
 
     def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
         return jax.device_put(value, NamedSharding(self._mesh_of(number), PartitionSpec()))
@@ -75,3 +92,8 @@ class ReplicaGrid(ReplicaMesh):
     def _mesh_of(self, number: int) -> Mesh:
         """The devices of one replica."""
         return Mesh(np.array(self._devices_of(number)), (MODEL_AXIS,))
+
+
+def _divisor(count: int, size: int) -> int:
+    """Return the largest number up to `size` that divides a number of devices."""
+    return next(n for n in range(min(size, count), 0, -1) if count % n == 0)

@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from typing import Any
 
 import jax
 
 from unisono._checks import check_instance
 from unisono._features import load
-from unisono._mesh import ReplicaMesh, resolve_devices
+from unisono._mesh import resolve_devices
 from unisono.collectives._cross_device import CrossDeviceOps, own_ops
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Strategy
-from unisono.strategies._replicated import ReplicatedStrategy, layout_of
+from unisono.strategies._replicated import ReplicatedStrategy, layout_of, mesh_of
 from unisono.training._scope_warnings import strategy_of_process_made
 
 if TYPE_CHECKING:
     from unisono._system._literals import StateLayoutName
+    from unisono.model_parallel._layout_rules import LayoutMap
 
 
 class MirroredStrategy(ReplicatedStrategy):
@@ -40,6 +40,11 @@ class MirroredStrategy(ReplicatedStrategy):
             `"fully_sharded"`: of weights, too, which are made whole where a step uses them.
         sync: `LocalUpdates` lets each replica train by itself for some steps, between which nothing is sent.
             None averages the gradients of each step.
+        devices_per_replica: of how many devices each replica consists, for models that do not fit on one. The
+            first so many of `devices` are the first replica.
+        layout_map: along which axes variables are cut over the devices of a replica: a
+            `keras.distribution.LayoutMap` or a dict, from patterns of paths to tuples with `"model"` for the axis
+            that is cut and None for others; or a function of a variable that returns such a tuple, or None.
 
     Raises:
         InvalidArgumentError: for another `state_layout`, or one that does not go with `sync`.
@@ -59,23 +64,15 @@ class MirroredStrategy(ReplicatedStrategy):
         state_layout: StateLayoutName = "mirrored",
         sync: Synchronization | None = None,
         devices_per_replica: int = 1,
-        layout_map: Any = None,
+        layout_map: LayoutMap | None = None,
     ) -> None:
         hint = "Write `unisono.RingAllReduce()`, for example."
         check_instance(cross_device_ops, "cross_device_ops", CrossDeviceOps, hint)
-        if devices_per_replica > 1:
-            from unisono.model_parallel._replica_grid import ReplicaGrid
-            mesh = ReplicaGrid(resolve_devices(devices, num_gpus), devices_per_replica)
-        else:
-            mesh = ReplicaMesh(resolve_devices(devices, num_gpus))
-        super().__init__(mesh)
+        super().__init__(mesh_of(resolve_devices(devices, num_gpus), devices_per_replica))
         strategy_of_process_made(type(self).__name__)
         own = own_ops(self._mesh.platform)
         self._ops = own if cross_device_ops is None else cross_device_ops._over(own)
-        self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
-        if devices_per_replica > 1:
-            from unisono.model_parallel._cut_layout import CutStateLayout
-            self._state_layout = CutStateLayout(self._mesh, layout_map, self._ops)
+        self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group, layout_map)
 
     @property
     def _of_servers(self) -> Callable[[], Strategy]:

@@ -20,7 +20,14 @@ from unisono._features import load
 from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap, UserValue
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import from_file, gathered_for_file, is_added, making_slot, own_layout
+from unisono.step._layout import (
+    from_file,
+    gathered_for_file,
+    is_added,
+    making_slot,
+    making_slot_of,
+    own_layout,
+)
 from unisono.training._binding import holder_of
 
 
@@ -47,6 +54,18 @@ def _add_variable(
     if replicated is not None:
         replicated.state_layout.note_slot(variable)
     return variable
+
+
+def _add_variable_like(
+    original: Callable[..., keras.Variable],
+    self: keras.Optimizer,
+    reference_variable: keras.Variable,
+    *args: object,
+    **kwargs: object,
+) -> keras.Variable:
+    """Make an optimizer's variable of the form of another one, as which it may lie."""
+    with making_slot_of(reference_variable):
+        return original(self, reference_variable, *args, **kwargs)
 
 
 def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
@@ -100,6 +119,7 @@ def wraps() -> list[KerasWrap]:
     optimizers: list[KerasWrap] = [
         (keras.Optimizer, "build", _build_optimizer),
         (keras.Optimizer, "add_variable", _add_variable),
+        (keras.Optimizer, "add_variable_from_reference", _add_variable_like),
         (keras.Optimizer, "save_own_variables", _save_own_variables),
         (keras.Optimizer, "load_own_variables", _load_own_variables),
     ]
