@@ -24,6 +24,7 @@ from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
+from unisono.step._engines import UNSHARDED
 from unisono.step._layout import (
     GradientReducer,
     Gradients,
@@ -51,7 +52,7 @@ class CutLayout(VariableLayout):
         cut: the mesh axis along which each of its axes is cut.
     """
 
-    cut: PartitionSpec = PartitionSpec()
+    cut: PartitionSpec = UNSHARDED
 
     @property
     def holds_arrays(self) -> bool:
@@ -68,9 +69,10 @@ class CutLayout(VariableLayout):
         return self.pinned(value, in_replica)
 
     def pinned(self, value: jax.Array, in_replica: bool) -> jax.Array:
-        """Return a value of a program that lies so: XLA might choose another way, and gather weights for it."""
+        """Return a value of a program that lies so; else XLA chooses, and may gather weights for it."""
         # In a replica its own axis is not XLA's to choose, and the mesh is that of the context.
-        return jax.lax.with_sharding_constraint(value, self.cut if in_replica else self.sharding)
+        lying: jax.Array = jax.lax.with_sharding_constraint(value, self.cut if in_replica else self.sharding)
+        return lying
 
 
 class CutStateLayout(StateLayout):
@@ -110,13 +112,14 @@ class CutStateLayout(StateLayout):
         """Return how a new variable is cut."""
         if is_slot(variable):
             reference = new_slot_reference()
-            layout = None if reference is None else own_layout(reference)
-            is_alike = isinstance(layout, CutLayout) and tuple(reference.shape) == tuple(variable.shape)
-            return layout.cut if is_alike else PartitionSpec()
+            if reference is None or tuple(reference.shape) != tuple(variable.shape):
+                return UNSHARDED
+            layout = own_layout(reference)
+            return layout.cut if isinstance(layout, CutLayout) else UNSHARDED
         axes = self._rule(variable)
         if axes is None or not any(axes):
             self._note_whole(variable)
-            return PartitionSpec()
+            return UNSHARDED
         check_axes(axes, variable, self._mesh.devices_per_replica)
         return PartitionSpec(*axes)
 
@@ -133,8 +136,8 @@ class CutStateLayout(StateLayout):
         self._has_warned = True
         if unused := self._rule.unused():
             _LOG.warning(
-                "The pattern %r of `layout_map` matches no variable%s: what it should cut is whole on each device. "
-                "Patterns match a variable's whole path, as in %r.",
+                "The pattern %r of `layout_map` matches no variable%s: what it should cut is whole on each "
+                "device. A pattern must match a variable's whole path, such as %r.",
                 unused[0],
                 f", and {len(unused) - 1} more match none" if len(unused) > 1 else "",
                 next(iter(self._whole_weights), "dense/kernel"),
@@ -172,7 +175,8 @@ class CutStateLayout(StateLayout):
         self, op: ReduceOp, grads: list[jax.Array], variables: Sequence[keras.Variable]
     ) -> list[jax.Array]:
         """Reduce gradients over the replicas, part by part: to pack whole ones, XLA would gather them."""
-        lies = [self.of(v).cut for v in variables]
+        layouts = map(self.of, variables)
+        lies = [one.cut if isinstance(one, CutLayout) else UNSHARDED for one in layouts]
 
         def parts(grads: list[jax.Array]) -> list[jax.Array]:
             return reduce_in_step(self._ops, op, grads, axis_name=AXIS, axis_size=self._mesh.num_replicas)

@@ -66,8 +66,8 @@ class PatternRule:
         found = [path] if path in self._patterns else [p for p in self._patterns if re.fullmatch(p, path)]
         if len(found) > 1:
             raise InvalidArgumentError(
-                f"A variable must match at most one pattern of `layout_map`. Received: {path!r}, which matches "
-                f"{found}. Make the patterns narrower."
+                f"A variable must match at most one pattern of `layout_map`. Received: {path!r}, which "
+                f"matches {found}. Make the patterns narrower."
             )
         if not found:
             return None
@@ -76,8 +76,8 @@ class PatternRule:
         unknown = next((a for a in axes if a is not None and a not in (*self._names, *self._others)), None)
         if unknown is not None:
             raise InvalidArgumentError(
-                f"`layout_map` must name the axis {self._names[0]!r}, along which the devices of a replica lie. "
-                f"Received: {axes} for {path!r}. Write {self._names[0]!r} instead of {unknown!r}, or None."
+                f"`layout_map` must name the axis {self._names[0]!r}, along which the devices of a replica "
+                f"lie. Received: {axes} for {path!r}. Write {self._names[0]!r} or None for {unknown!r}."
             )
         return tuple(MODEL_AXIS if a in self._names else None for a in axes)
 
@@ -107,8 +107,9 @@ def rule_of(layout_map: object, size: int) -> LayoutRule:
     if callable(layout_map):
         return FunctionRule(layout_map)
     raise InvalidTypeError(
-        "`layout_map` must be a `keras.distribution.LayoutMap`, a dict of patterns, or a function of a variable. "
-        f'Received: layout_map={layout_map!r}. Write `{{".*dense.*kernel": (None, "model")}}`, for example.'
+        "`layout_map` must be a `keras.distribution.LayoutMap`, a dict of patterns, or a function of a "
+        f"variable. Received: layout_map={layout_map!r}. Write "
+        '`{".*dense.*kernel": (None, "model")}`, for example.'
     )
 
 
@@ -125,7 +126,8 @@ def _axes_of_mesh(mesh: Any, size: int) -> tuple[list[str], list[str]]:
     if name is None or sizes[name] != size:
         raise InvalidArgumentError(
             f"The mesh of `layout_map` must have an axis of {size} devices, as `devices_per_replica` says. "
-            f"Received: a mesh of {sizes}. Write `devices_per_replica={sizes.get(MODEL_AXIS, 1)}`, or another mesh."
+            f"Received: a mesh of {sizes}. Write `devices_per_replica={sizes.get(MODEL_AXIS, 1)}`, or "
+            "another mesh."
         )
     return [name], [n for n in sizes if n != name]
 
@@ -154,18 +156,18 @@ def check_axes(axes: Sequence[str | None], variable: keras.Variable, size: int) 
     shape, path = tuple(variable.shape), variable.path
     if len(axes) != len(shape):
         raise InvalidArgumentError(
-            f"A variable's layout must have an entry for each of its axes. Received: {tuple(axes)} for {path!r} of "
-            f"shape {shape}. Write {len(shape)} entries, with None for an axis that is not cut."
+            f"A variable's layout must have an entry for each of its axes. Received: {tuple(axes)} for "
+            f"{path!r} of shape {shape}. Write {len(shape)} entries, with None for an axis that is not cut."
         )
     cut = [i for i, name in enumerate(axes) if name is not None]
     if any(axes[i] != MODEL_AXIS for i in cut) or len(cut) > 1:
         raise InvalidArgumentError(
-            f"One axis of a variable can be cut, along {MODEL_AXIS!r}. Received: {tuple(axes)} for {path!r}. Write "
-            f"{MODEL_AXIS!r} for one axis and None for the others."
+            f"One axis of a variable can be cut, along {MODEL_AXIS!r}. Received: {tuple(axes)} for {path!r}. "
+            f"Write {MODEL_AXIS!r} for one axis and None for the others."
         )
     if cut and shape[cut[0]] % size:
         raise InvalidArgumentError(
-            f"An axis that is cut must divide over the {size} devices of a replica. Received: {tuple(axes)} for "
-            f"{path!r} of shape {shape}, whose axis {cut[0]} has {shape[cut[0]]} elements. Cut another axis, leave "
-            "the variable whole, or choose another `devices_per_replica`."
+            f"An axis that is cut must divide over the {size} devices of a replica. Received: {tuple(axes)} "
+            f"for {path!r} of shape {shape}, whose axis {cut[0]} has {shape[cut[0]]} elements. Cut another "
+            "axis, leave the variable whole, or choose another `devices_per_replica`."
         )

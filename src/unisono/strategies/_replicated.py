@@ -94,11 +94,12 @@ def layout_of(
         hint = "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
         check_instance(sync, "sync", load("class LocalUpdates"), hint)
     if mesh.devices_per_replica > 1:
-        return load("layout of a replica's devices")(mesh, layout_map, ops)
+        cut: StateLayout = load("layout of a replica's devices")(mesh, layout_map, ops)
+        return cut
     if layout_map is not None:
         raise InvalidArgumentError(
-            "`layout_map` cuts variables over the devices of a replica. Received: a map, and replicas of one device. "
-            "Write `devices_per_replica=2`, for example, or leave the map out."
+            "`layout_map` cuts variables over the devices of a replica. Received: a map, and replicas of one "
+            "device. Write `devices_per_replica=2`, for example, or leave the map out."
         )
     is_mirrored = name == LAYOUTS[0]
     layout = StateLayout(mesh) if is_mirrored else load(f"{name.replace('_', ' ')} layout")(mesh, group)
