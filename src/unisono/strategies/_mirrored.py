@@ -44,7 +44,7 @@ class MirroredStrategy(ReplicatedStrategy):
             first so many of `devices` are the first replica.
         layout_map: along which axes variables are cut over the devices of a replica: a
             `keras.distribution.LayoutMap` or a dict, from patterns of paths to tuples with `"model"` for the
-            axis that is cut and None for others; or a function of a variable that returns such a tuple or None.
+            axis that is cut and None for others; or a function from a variable to such a tuple, or to None.
 
     Raises:
         InvalidArgumentError: for another `state_layout`, or one that does not go with `sync`.
