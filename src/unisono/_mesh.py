@@ -119,6 +119,14 @@ class ReplicaMesh:
             check_vma=False,
         )
 
+    def devices_of(self, number: int) -> tuple[jax.Device, ...]:
+        """Return the devices of one replica.
+
+        Args:
+            number: of the replica.
+        """
+        return self.devices[number : number + 1]
+
     def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
         """Return an array on the devices of one replica of this process.
 
@@ -178,6 +186,20 @@ class ReplicaMesh:
         if self.spans_processes:
             return parts
         return [self.put_on_replica(part, i) for i, part in enumerate(parts)]
+
+    def put_rows(self, rows: Sequence[np.ndarray]) -> jax.Array:
+        """Return an array with a row for each replica, of what each process has for its own replicas.
+
+        Args:
+            rows: for each replica of this process; of one shape.
+        """
+        shape = (self.num_replicas, *rows[0].shape)
+        parts = [
+            jax.device_put(row[None], device)
+            for number, row in zip(self.local_replicas, rows, strict=True)
+            for device in self.devices_of(number)
+        ]
+        return jax.make_array_from_single_device_arrays(shape, self.sharded, parts)
 
     def put_own(self, value: np.generic) -> jax.Array:
         """Return an array with an element for each replica: what the replica's own process says.

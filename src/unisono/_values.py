@@ -194,11 +194,17 @@ def _shards(stacked: jax.Array | np.ndarray) -> tuple[jax.Array, ...] | None:
     shards = getattr(stacked, "addressable_shards", ())
     # As in tf.distribute, `values` are this process' replicas where an array belongs to several processes.
     is_whole = getattr(stacked, "is_fully_addressable", True)
-    if (is_whole and len(shards) != stacked.shape[0]) or any(s.data.shape[0] != 1 for s in shards):
-        return None
     # By their place in the array, the replica's number; `start` is None where one shard is the whole array.
-    ordered = sorted(shards, key=lambda s: s.index[0].start or 0)
-    return tuple(s.data[0] for s in ordered)
+    # Of a replica of several devices, each may hold its values.
+    first = {s.index[0].start or 0: s for s in reversed(shards)}
+    if (is_whole and len(first) != stacked.shape[0]) or any(s.data.shape != _row(stacked) for s in shards):
+        return None
+    return tuple(first[i].data[0] for i in sorted(first))
+
+
+def _row(stacked: jax.Array | np.ndarray) -> tuple[int, ...]:
+    """Return the shape of a whole row of an array, as an array of one row."""
+    return (1, *stacked.shape[1:])
 
 
 class Mirrored(DistributedValues, Generic[T]):

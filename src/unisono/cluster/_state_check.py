@@ -106,7 +106,9 @@ class StateCheck:
         if running is None:
             return
         sums = np.asarray(self._mesh.local(running[1]))
-        found = [int(i) for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
+        # Of each process, a row for each device of a replica.
+        sums = sums.reshape(-1, self._mesh.devices_per_replica, sums.shape[-1])
+        found = [int(i) for i in np.flatnonzero((sums != sums[0]).any(axis=(0, 1)))]
         if not found:
             return
         names, arrays = [names[i] for i in found], [arrays[i] for i in found]

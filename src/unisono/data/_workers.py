@@ -209,9 +209,7 @@ def _equal_shapes(row: list[PyTree]) -> bool:
 
 def _global(leaves: Sequence[np.ndarray], mesh: ReplicaMesh) -> PerReplica:
     """Return one array of all replicas from this worker's parts."""
-    shape = (mesh.num_replicas, *leaves[0].shape)
-    parts = [jax.device_put(x[None], d) for x, d in zip(leaves, mesh.local_devices, strict=True)]
-    return PerReplica.from_stacked(jax.make_array_from_single_device_arrays(shape, mesh.sharded, parts))
+    return PerReplica.from_stacked(mesh.put_rows(leaves))
 
 
 def _ragged(

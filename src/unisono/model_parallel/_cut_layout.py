@@ -41,7 +41,7 @@ from unisono.step._value_handle import DeferredValue, VariableValue
 _LOG = logging.getLogger("unisono")
 
 #: Bytes from which on a weight that is not cut is worth a warning.
-_LARGE = 64 * 10**6
+LARGE = 64 * 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +49,11 @@ class CutLayout(VariableLayout):
     """How a variable lies on the devices of each replica: the same on all replicas.
 
     Args:
+        mesh: the devices of all replicas.
         cut: the mesh axis along which each of its axes is cut.
     """
 
+    mesh: ReplicaGrid
     cut: PartitionSpec = UNSHARDED
 
     @property
@@ -61,6 +63,23 @@ class CutLayout(VariableLayout):
     @property
     def sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh.mesh, self.cut)
+
+    def place(self, value: VariableValue) -> jax.Array:
+        """Return the array that a program takes; see `VariableLayout.place`."""
+        return self.make(value) if isinstance(value, DeferredValue) else super().place(value)
+
+    def make(self, value: DeferredValue) -> jax.Array:
+        """Return a first value on all replicas: in one program, so that the whole is on no device."""
+        if not self.mesh.spans_processes:
+            return jax.jit(value.whole, out_shardings=self.sharding)()
+        lies = NamedSharding(self.mesh.mesh_of(self.mesh.local_replicas[0]), self.cut)
+        return self.mesh.spread(jax.jit(value.whole, out_shardings=lies)(), self.sharding)
+
+    def assigned(self, array: jax.Array) -> VariableValue:
+        """Return the parts of an array; see `VariableLayout.assigned`."""
+        # The memory is the variable's own: a step donates it.
+        held: VariableValue = self.hold(jax.device_put(self.place(array), may_alias=False))
+        return held
 
     def enter(self, array: jax.Array, in_replica: bool) -> jax.Array:
         return self.pinned(array, in_replica)
@@ -105,8 +124,10 @@ class CutStateLayout(StateLayout):
             return None
         layout = CutLayout(self._mesh, cut)
         lie_as(variable, layout)
-        # One program, so that the whole value is on no device.
-        return jax.jit(value.whole, out_shardings=layout.sharding)()
+        # Several workers begin with the first one's values: they are made where all know its seed.
+        if self._mesh.spans_processes:
+            return value.lying(layout.assigned) if value.is_repeatable else None
+        return layout.make(value)
 
     def _cut_of(self, variable: keras.Variable) -> PartitionSpec:
         """Return how a new variable is cut."""
@@ -142,7 +163,7 @@ class CutStateLayout(StateLayout):
                 f", and {len(unused) - 1} more match none" if len(unused) > 1 else "",
                 next(iter(self._whole_weights), "dense/kernel"),
             )
-        if large := {p: n for p, n in self._whole_weights.items() if n >= _LARGE}:
+        if large := {p: n for p, n in self._whole_weights.items() if n >= LARGE}:
             path = max(large, key=large.__getitem__)
             _LOG.warning(
                 "The weight %r of %d MB lies whole on each device, because `layout_map` does not cut it%s.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -41,6 +42,14 @@ class ReplicaGrid(ReplicaMesh):
                 f"{len(self.devices)} devices, {', '.join(map(str, self.devices))}. Write "
                 f"`devices_per_replica={_divisor(len(self.devices), self.size)}`, or name other `devices`."
             )
+        for number in range(self.num_replicas):
+            processes = sorted({d.process_index for d in self.devices_of(number)})
+            if len(processes) > 1:
+                raise InvalidArgumentError(
+                    "The devices of a replica must belong to one process. Received: devices_per_replica="
+                    f"{self.size}, which gives replica {number} devices of the processes {processes}. Choose "
+                    "a number that divides the devices of each process."
+                )
 
     @property
     def devices_per_replica(self) -> int:
@@ -60,38 +69,83 @@ class ReplicaGrid(ReplicaMesh):
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         own = jax.process_index()
-        return tuple(
-            i for i in range(self.num_replicas) if all(d.process_index == own for d in self._devices_of(i))
-        )
+        return tuple(i for i in range(self.num_replicas) if self.devices_of(i)[0].process_index == own)
 
     @functools.cached_property
     def local_devices(self) -> tuple[jax.Device, ...]:
-        own = jax.process_index()
-        return tuple(d for d in self.devices if d.process_index == own)
+        return tuple(itertools.chain.from_iterable(map(self.devices_of, self.local_replicas)))
 
-    def _devices_of(self, number: int) -> tuple[jax.Device, ...]:
+    @functools.cached_property
+    def process_devices(self) -> tuple[jax.Device, ...]:
+        """The devices of the first replica of each process; all devices where they belong to one process."""
+        if not self.spans_processes:
+            return self.devices
+        first = {self.devices_of(i)[0].process_index: i for i in reversed(range(self.num_replicas))}
+        return tuple(itertools.chain.from_iterable(self.devices_of(first[p]) for p in sorted(first)))
+
+    def devices_of(self, number: int) -> tuple[jax.Device, ...]:
         return self.devices[number * self.size : (number + 1) * self.size]
 
     def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
-        return jax.device_put(value, NamedSharding(self._mesh_of(number), PartitionSpec()))
+        placed: jax.Array = jax.device_put(value, NamedSharding(self.mesh_of(number), PartitionSpec()))
+        return placed
 
     def copies(self, value: ArrayLike) -> tuple[ArrayLike, ...]:
-        sharding = getattr(value, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+        if not self._lies_here(value):
             return (value,) * len(self.local_replicas)
         on = {s.device: s.data for s in value.addressable_shards}
         found = []
         for number in self.local_replicas:
-            devices = self._devices_of(number)
-            lies = NamedSharding(self._mesh_of(number), sharding.spec)
-            found.append(
-                jax.make_array_from_single_device_arrays(value.shape, lies, [on[d] for d in devices])
-            )
+            lies = NamedSharding(self.mesh_of(number), value.sharding.spec)
+            parts = [on[d] for d in self.devices_of(number)]
+            found.append(jax.make_array_from_single_device_arrays(value.shape, lies, parts))
         return tuple(found)
 
-    def _mesh_of(self, number: int) -> Mesh:
-        """The devices of one replica."""
-        return Mesh(np.array(self._devices_of(number)), (MODEL_AXIS,))
+    def local(self, array: jax.Array) -> jax.Array:
+        """Return this process' copy of an array: of one in parts, those of its first replica."""
+        is_cut = self.spans_processes and self._lies_here(array) and not array.is_fully_replicated
+        # What is split over the replicas stays as it is.
+        if not is_cut or AXIS in jax.tree.leaves(tuple(array.sharding.spec)):
+            return super().local(array)
+        return self.copies(array)[0]  # type: ignore[return-value]
+
+    def _put_on_processes(self, value: object, sharding: NamedSharding) -> jax.Array:
+        if isinstance(value, jax.Array) and value.is_fully_addressable:
+            held = value.sharding
+            # In parts on one replica of this process, as `local` returns it.
+            if (
+                isinstance(held, NamedSharding)
+                and held.spec == sharding.spec
+                and not held.is_fully_replicated
+            ):
+                return self.spread(value, sharding)
+        return super()._put_on_processes(value, sharding)
+
+    def spread(self, value: jax.Array, sharding: NamedSharding) -> jax.Array:
+        """Return an array on all replicas whose parts are on the devices of one replica of this process.
+
+        Args:
+            value: the same on all processes.
+            sharding: how it lies on all devices.
+        """
+        on = {s.device: s.data for s in value.addressable_shards}
+        ordered = [on[d] for d in value.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
+        parts = [
+            jax.device_put(part, device)
+            for number in self.local_replicas
+            for part, device in zip(ordered, self.devices_of(number), strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(value.shape, sharding, parts)
+
+    def _lies_here(self, value: object) -> bool:
+        """Return whether a value is an array on the devices of all replicas."""
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return False
+        return isinstance(value.sharding, NamedSharding) and value.sharding.mesh == self.mesh
+
+    def mesh_of(self, number: int) -> Mesh:
+        """Return the devices of one replica as a mesh."""
+        return Mesh(np.array(self.devices_of(number)), (MODEL_AXIS,))
 
 
 def _divisor(count: int, size: int) -> int:

@@ -133,6 +133,10 @@ class VariableLayout:
         """Return what the variable holds between steps, for an array that a program gave."""
         return self.mesh.local(array)
 
+    def assigned(self, array: jax.Array) -> Any:
+        """Return what the variable holds that is assigned an array outside of a program."""
+        return jax.device_put(array, may_alias=False)
+
     def enter(self, array: jax.Array, in_replica: bool) -> Any:
         """Return the value that code in a program sees.
 

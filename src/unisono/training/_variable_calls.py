@@ -16,7 +16,7 @@ from unisono._context import check_holder, current
 from unisono._mesh import on_device
 from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, sync_methods
-from unisono.step._layout import note_slot
+from unisono.step._layout import note_slot, own_layout
 from unisono.step._program import current_frame
 from unisono.step._value_handle import DeferredValue, RowsHandle, ValueHandle, as_read, in_parts
 from unisono.step.variables._recorders import note_read, read_as
@@ -105,6 +105,8 @@ def _assign(
     if isinstance(held, ValueHandle):
         store_value(self, held)
         store_value(self, held.assigned(new))
+    elif (layout := own_layout(self)) is not None and not isinstance(new, jax.core.Tracer):
+        store_value(self, layout.assigned(new))
     elif new is (stored_value(value) if isinstance(value, keras.Variable) else value):
         _own_array(self)
     return result

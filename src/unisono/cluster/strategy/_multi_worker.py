@@ -34,7 +34,10 @@ from unisono.collectives._cross_device import CommunicationOptions, CrossDeviceO
 from unisono.collectives._process_group import ProcessGroup, joined_group
 from unisono.step._layout import Synchronization
 from unisono.strategies._base import Arguments, Strategy
-from unisono.strategies._replicated import ReplicatedStrategy, layout_of
+from unisono.strategies._replicated import ReplicatedStrategy, layout_of, mesh_of
+
+if TYPE_CHECKING:
+    from unisono.model_parallel._layout_rules import LayoutMap
 
 if TYPE_CHECKING:
     from unisono._system._literals import StateLayoutName
@@ -61,6 +64,10 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             chosen by `communication_options`.
         sync: `LocalUpdates` lets each replica train by itself for some steps, between which nothing is sent.
             None averages the gradients of each step.
+        devices_per_replica: of how many devices of a process each replica consists, for models that do not
+            fit on one device.
+        layout_map: along which axes variables are cut over the devices of a replica, as in
+            `MirroredStrategy`.
 
     Raises:
         InvalidArgumentError: for another `state_layout`, or one that does not go with `sync`.
@@ -81,6 +88,8 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         state_layout: StateLayoutName = "mirrored",
         cross_device_ops: CrossDeviceOps | None = None,
         sync: Synchronization | None = None,
+        devices_per_replica: int = 1,
+        layout_map: LayoutMap | None = None,
     ) -> None:
         hint = "Leave it out, or pass an object of that class."
         if cross_device_ops is not None:
@@ -97,7 +106,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             with_spare = isinstance(sync, Synchronization) and sync.overlap > 0
             interface = self._options.interface or ""
             group = _distributed.join(self._resolver, timeouts, limit, interface, with_spare)
-        super().__init__(ReplicaMesh(devices_of_all()), group)
+        super().__init__(mesh_of(devices_of_all(), devices_per_replica), group)
         self._ops = own_ops(self._mesh.platform)
         #: What the workers compare and share in `fit`; None where there is one.
         self._fit: MultiWorkerFit | None = None
@@ -113,7 +122,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             _say_that_it_is_alone(type(self).__name__, self._mesh.num_replicas)
         if cross_device_ops is not None:
             self._ops = cross_device_ops._over(self._ops)
-        self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group)
+        self._state_layout = layout_of(state_layout, self._ops, sync, self._mesh, self._group, layout_map)
         for mesh in () if self._fit is None else self._state_layout.meshes_beside:
             _connect(mesh, group)
 
