@@ -17,11 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from unisono._errors import UnsupportedError
 from unisono._mesh import AXIS
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
+from unisono.collectives._process_group import SingleProcessGroup
 from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.step._engines import UNSHARDED
@@ -30,6 +33,7 @@ from unisono.step._layout import (
     Gradients,
     PureUpdate,
     StateLayout,
+    Synchronization,
     VariableLayout,
     is_slot,
     lie_as,
@@ -66,20 +70,27 @@ class CutLayout(VariableLayout):
 
     def place(self, value: VariableValue) -> jax.Array:
         """Return the array that a program takes; see `VariableLayout.place`."""
-        return self.make(value) if isinstance(value, DeferredValue) else super().place(value)
+        if isinstance(value, DeferredValue):
+            return self.make(value)
+        placed: jax.Array = super().place(value)
+        return placed
 
     def make(self, value: DeferredValue) -> jax.Array:
         """Return a first value on all replicas: in one program, so that the whole is on no device."""
         if not self.mesh.spans_processes:
-            return jax.jit(value.whole, out_shardings=self.sharding)()
+            whole: jax.Array = jax.jit(value.whole, out_shardings=self.sharding)()
+            return whole
         lies = NamedSharding(self.mesh.mesh_of(self.mesh.local_replicas[0]), self.cut)
         return self.mesh.spread(jax.jit(value.whole, out_shardings=lies)(), self.sharding)
 
     def assigned(self, array: jax.Array) -> VariableValue:
         """Return the parts of an array; see `VariableLayout.assigned`."""
         # The memory is the variable's own: a step donates it.
-        held: VariableValue = self.hold(jax.device_put(self.place(array), may_alias=False))
-        return held
+        if self.mesh.spans_processes:
+            held: VariableValue = self.hold(self.mesh.put(np.array(array), self.sharding))
+            return held
+        parts: jax.Array = jax.device_put(self.place(array), may_alias=False)
+        return parts
 
     def enter(self, array: jax.Array, in_replica: bool) -> jax.Array:
         return self.pinned(array, in_replica)
@@ -109,6 +120,7 @@ class CutStateLayout(StateLayout):
         #: By path: the bytes of weights that are not cut.
         self._whole_weights: dict[str, int] = {}
         self._has_warned = False
+        self._grid = mesh
         self._whole = CutLayout(mesh)
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
@@ -122,7 +134,7 @@ class CutStateLayout(StateLayout):
         cut = self._cut_of(variable)
         if not any(cut):
             return None
-        layout = CutLayout(self._mesh, cut)
+        layout = CutLayout(self._grid, cut)
         lie_as(variable, layout)
         # Several workers begin with the first one's values: they are made where all know its seed.
         if self._mesh.spans_processes:
@@ -208,16 +220,37 @@ class CutStateLayout(StateLayout):
         return in_parts(grads)
 
 
-def cut_layout(mesh: ReplicaGrid, layout_map: object, ops: CrossDeviceOps) -> StateLayout:
+def cut_layout(
+    mesh: ReplicaGrid,
+    layout_map: object,
+    ops: CrossDeviceOps,
+    state_layout: str = "mirrored",
+    sync: Synchronization | None = None,
+) -> StateLayout:
     """Return the layout of replicas of several devices.
 
     Args:
         mesh: the devices of all replicas.
         layout_map: as in the strategies.
         ops: how gradients are reduced between replicas.
+        state_layout: as in the strategies.
+        sync: as in the strategies.
 
     Raises:
         InvalidTypeError: `layout_map` is of another type.
         InvalidArgumentError: it is for another number of devices.
+        UnsupportedError: for what needs replicas of one device.
     """
+    plain = StateLayout(mesh)
+    unsupported = {
+        f"state_layout={state_layout!r}": state_layout != "mirrored",
+        f"sync={sync!r}": sync is not None,
+        f"cross_device_ops={ops!r}": ops._layout(plain, mesh, SingleProcessGroup()) is not plain,
+    }
+    if received := next((name for name, is_given in unsupported.items() if is_given), None):
+        raise UnsupportedError(
+            "Replicas of several devices hold weights and optimizer state in parts already, and average "
+            f"the gradients of each step. Received: devices_per_replica={mesh.devices_per_replica} and "
+            f"{received}. Leave {received.partition('=')[0]} out."
+        )
     return CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -96,7 +97,7 @@ class ReplicaGrid(ReplicaMesh):
         on = {s.device: s.data for s in value.addressable_shards}
         found = []
         for number in self.local_replicas:
-            lies = NamedSharding(self.mesh_of(number), value.sharding.spec)
+            lies = NamedSharding(self.mesh_of(number), _spec_of(value))
             parts = [on[d] for d in self.devices_of(number)]
             found.append(jax.make_array_from_single_device_arrays(value.shape, lies, parts))
         return tuple(found)
@@ -105,9 +106,10 @@ class ReplicaGrid(ReplicaMesh):
         """Return this process' copy of an array: of one in parts, those of its first replica."""
         is_cut = self.spans_processes and self._lies_here(array) and not array.is_fully_replicated
         # What is split over the replicas stays as it is.
-        if not is_cut or AXIS in jax.tree.leaves(tuple(array.sharding.spec)):
+        if not is_cut or AXIS in jax.tree.leaves(tuple(_spec_of(array))):
             return super().local(array)
-        return self.copies(array)[0]  # type: ignore[return-value]
+        copy: jax.Array = self.copies(array)[0]
+        return copy
 
     def _put_on_processes(self, value: object, sharding: NamedSharding) -> jax.Array:
         if isinstance(value, jax.Array) and value.is_fully_addressable:
@@ -129,7 +131,8 @@ class ReplicaGrid(ReplicaMesh):
             sharding: how it lies on all devices.
         """
         on = {s.device: s.data for s in value.addressable_shards}
-        ordered = [on[d] for d in value.sharding.mesh.devices.flat]  # type: ignore[attr-defined]
+        held: Any = value.sharding
+        ordered = [on[d] for d in held.mesh.devices.flat]
         parts = [
             jax.device_put(part, device)
             for number in self.local_replicas
@@ -146,6 +149,13 @@ class ReplicaGrid(ReplicaMesh):
     def mesh_of(self, number: int) -> Mesh:
         """Return the devices of one replica as a mesh."""
         return Mesh(np.array(self.devices_of(number)), (MODEL_AXIS,))
+
+
+def _spec_of(array: jax.Array) -> PartitionSpec:
+    """Return how an array with a `NamedSharding` lies."""
+    sharding: Any = array.sharding
+    spec: PartitionSpec = sharding.spec
+    return spec
 
 
 def _divisor(count: int, size: int) -> int:

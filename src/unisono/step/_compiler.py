@@ -27,7 +27,7 @@ from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, store_values, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
-from unisono.step._value_handle import RowsHandle, ValueHandle, VariableValue
+from unisono.step._value_handle import AgreedHandle, RowsHandle, ValueHandle, VariableValue
 from unisono.step.variables._recorders import current_recorder, note_read
 
 if TYPE_CHECKING:
@@ -180,11 +180,16 @@ class Entry:
             return
         self._is_begun = True
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
-        # Of what lies in parts each worker has its own, and parameter servers have one value for all.
-        new = [s for s in new if not isinstance(_stored(s), ValueHandle)]
-        values = self.replicas.process_group.broadcast_arrays([_stored(s) for s in new])
-        for slot, value in zip(new, values, strict=True):
-            _store(slot, jnp.asarray(value))
+        # Parameter servers have one value for all; of what is not sent, workers compare a token.
+        new = [
+            s for s in new if isinstance(_stored(s), AgreedHandle) or not isinstance(_stored(s), ValueHandle)
+        ]
+        held: list[Any] = [_stored(s) for s in new]
+        given = [x.token if isinstance(x, AgreedHandle) else x for x in held]
+        values: list[Any] = self.replicas.process_group.broadcast_arrays(given)
+        for slot, own, value in zip(new, held, values, strict=True):
+            agreed = own.agreed(value) if isinstance(own, AgreedHandle) else slot.layout.assigned(value)
+            _store(slot, agreed)
             object.__setattr__(slot.variable, _IS_ALIKE, True)
 
     def _place_all(self, assigned: Mapping[int, VariableValue]) -> None:

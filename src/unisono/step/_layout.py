@@ -134,7 +134,11 @@ class VariableLayout:
         return self.mesh.local(array)
 
     def assigned(self, array: jax.Array) -> Any:
-        """Return what the variable holds that is assigned an array outside of a program."""
+        """Return what the variable holds that is assigned an array outside of a program.
+
+        Args:
+            array: of this process, or of the host.
+        """
         return jax.device_put(array, may_alias=False)
 
     def enter(self, array: jax.Array, in_replica: bool) -> Any:

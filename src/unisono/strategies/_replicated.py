@@ -94,7 +94,7 @@ def layout_of(
         hint = "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
         check_instance(sync, "sync", load("class LocalUpdates"), hint)
     if mesh.devices_per_replica > 1:
-        cut: StateLayout = load("layout of a replica's devices")(mesh, layout_map, ops)
+        cut: StateLayout = load("layout of a replica's devices")(mesh, layout_map, ops, name, sync)
         return cut
     if layout_map is not None:
         raise InvalidArgumentError(

@@ -30,6 +30,7 @@ MEGATRON = {
     r".*up/bias": ("model",),
     r".*down/kernel": ("model", None),
 }
+UP_AND_DOWN = {"up/kernel": (None, "model"), "up/bias": ("model",), "down/kernel": ("model", None)}
 HEADS, WIDTH, WORDS, LENGTH = 4, 16, 24, 6
 
 
@@ -247,6 +248,25 @@ def test_devices_must_divide():
         unisono.MirroredStrategy(devices(2), devices_per_replica=0)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"state_layout": "sharded"},
+        {"sync": unisono.LocalUpdates(every=2)},
+        {"cross_device_ops": unisono.CompressedAllReduce("bfloat16")},
+    ],
+)
+def test_what_needs_replicas_of_one_device_is_said(options):
+    with pytest.raises(unisono.UnsupportedError, match=f"devices_per_replica=2 and {next(iter(options))}="):
+        grid(2, 2, **options)
+
+
+def test_a_ring_reduces_gradients_in_parts():
+    model, found = trained(grid(2, 2, cross_device_ops=unisono.RingAllReduce()), rows=8)
+    wanted_model, wanted = trained(grid(2, 2), rows=8)
+    assert_close([*found, *values(model)], [*wanted, *values(wanted_model)])
+
+
 def test_a_layout_map_of_keras():
     mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "parts"], devices(4))
     layout_map = keras.distribution.LayoutMap(mesh)
@@ -281,9 +301,7 @@ def test_dropout_and_clipping(one_device):
 
     options = {"make": make, "optimizer": lambda: keras.optimizers.SGD(0.5, 0.9, global_clipnorm=0.1)}
     _, wanted = trained(unisono.MirroredStrategy(devices(2)), rows=16, **options)
-    model, found = trained(
-        grid(2, 2, {"up/kernel": (None, "model"), "down/kernel": ("model", None)}), rows=16, **options
-    )
+    model, found = trained(grid(2, 2, UP_AND_DOWN), rows=16, **options)
     assert_close(found, wanted)
     assert cut_axis(model.get_layer("up").kernel) == 1
 
@@ -299,10 +317,7 @@ def test_memory_of_a_device_is_its_part():
         return keras.Model(inputs, L.Dense(WORDS, name="down")(h))
 
     found = []
-    for strategy in (
-        unisono.MirroredStrategy(devices(2)),
-        grid(2, 2, {"up/kernel": (None, "model"), "down/kernel": ("model", None), "up/bias": ("model",)}),
-    ):
+    for strategy in (unisono.MirroredStrategy(devices(2)), grid(2, 2, UP_AND_DOWN)):
         model = compiled(strategy, make)
         memory = lowered_step(model, *data(4)).compile().memory_analysis()
         found.append(memory.argument_size_in_bytes)
