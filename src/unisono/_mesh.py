@@ -13,7 +13,6 @@ import collections
 import dataclasses
 import functools
 import logging
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,14 +80,6 @@ class ReplicaMesh:
         return len({d.process_index for d in self.devices}) > 1
 
     @functools.cached_property
-    def process_devices(self) -> tuple[jax.Device, ...]:
-        """The first device of each process; all devices where they belong to one process."""
-        if not self.spans_processes:
-            return self.devices
-        first = {d.process_index: d for d in reversed(self.devices)}
-        return tuple(d for d in self.devices if d is first[d.process_index])
-
-    @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         """The numbers of the replicas on this process' devices."""
         own = jax.process_index()
@@ -110,30 +101,12 @@ class ReplicaMesh:
             out_specs: the same of its results.
         """
         # Other axes of the mesh are left to XLA, which divides a replica's arrays over its devices.
-        return jax.shard_map(
-            function,
-            mesh=self.mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names={AXIS},
-            check_vma=False,
-        )
+        specs: dict[str, Any] = {"in_specs": in_specs, "out_specs": out_specs}
+        return jax.shard_map(function, mesh=self.mesh, axis_names={AXIS}, check_vma=False, **specs)
 
-    def devices_of(self, number: int) -> tuple[jax.Device, ...]:
-        """Return the devices of one replica.
-
-        Args:
-            number: of the replica.
-        """
-        return self.devices[number : number + 1]
-
-    def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
-        """Return an array on the devices of one replica of this process.
-
-        Args:
-            number: of the replica.
-        """
-        return jax.device_put(value, self.devices[number])
+    def place_of(self, number: int) -> jax.Device | jax.sharding.Sharding:
+        """Return the destination of `jax.device_put` for an array of one replica of this process."""
+        return self.devices[number]
 
     @functools.cached_property
     def replicated(self) -> NamedSharding:
@@ -185,21 +158,7 @@ class ReplicaMesh:
         """
         if self.spans_processes:
             return parts
-        return [self.put_on_replica(part, i) for i, part in enumerate(parts)]
-
-    def put_rows(self, rows: Sequence[np.ndarray]) -> jax.Array:
-        """Return an array with a row for each replica, of what each process has for its own replicas.
-
-        Args:
-            rows: for each replica of this process; of one shape.
-        """
-        shape = (self.num_replicas, *rows[0].shape)
-        parts = [
-            jax.device_put(row[None], device)
-            for number, row in zip(self.local_replicas, rows, strict=True)
-            for device in self.devices_of(number)
-        ]
-        return jax.make_array_from_single_device_arrays(shape, self.sharded, parts)
+        return [jax.device_put(part, self.place_of(i)) for i, part in enumerate(parts)]
 
     def put_own(self, value: np.generic) -> jax.Array:
         """Return an array with an element for each replica: what the replica's own process says.
@@ -225,11 +184,7 @@ class ReplicaMesh:
         return array.addressable_data(0) if array.is_fully_replicated else array
 
     def copies(self, value: ArrayLike) -> tuple[ArrayLike, ...]:
-        """Return the copy that each of this process' replicas has of an array, without a transfer.
-
-        Args:
-            value: that lies on the devices; anything else is its own copy.
-        """
+        """Return the copy of an array that each of this process' replicas has, without a transfer."""
         on = {s.device: s.data for s in getattr(value, "addressable_shards", ())}
         return tuple(on.get(device, value) for device in self.local_devices)
 
@@ -433,41 +388,6 @@ def make_cpu_devices(count: int, with_spare: bool = False) -> None:
         jax.config.update("jax_num_cpu_devices", wanted)
     reserve_threads(max(wanted, known))
     _has_spare |= with_spare
-
-
-def limit_collectives(seconds: float) -> None:
-    """Set the timeout of collectives of CPU devices; to be called before JAX starts.
-
-    Gloo's own timeout is half an hour.
-
-    Args:
-        seconds: at least 1.
-    """
-    name = "xla_cpu_collective_timeout_seconds"
-    flags = os.environ.get("XLA_FLAGS", "")
-    # A user's own flag wins. The name must be one of this jaxlib's: unknown flags abort the process.
-    if name not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --{name}={max(1, round(seconds))}".strip()
-
-
-def fuse_results() -> None:
-    """Let XLA's CPU backend compute several results in one loop, if JAX has not started.
-
-    An optimizer reads and writes each weight and slot once then. Adam's update of 20 million parameters takes
-    29 ms instead of 33.5, with the same bits, and a small one runs in one thread instead of two (2 cores,
-    jaxlib 0.10.2, 2026-11-22). It is an option of a process: XLA takes it for no single program.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    # A user's own extra options win. XLA ignores names that it does not know among these.
-    if not jax_runs() and "xla_backend_extra_options" not in flags:
-        extra = "--xla_backend_extra_options=xla_cpu_use_multi_output_fusion"
-        os.environ["XLA_FLAGS"] = f"{flags} {extra}".strip()
-
-
-def stay_on_cpus() -> None:
-    """Keep JAX from other devices than CPUs, if it has not started: it takes most of each GPU's memory."""
-    if not jax_runs():
-        jax.config.update("jax_platforms", "cpu")
 
 
 def jax_runs() -> bool:

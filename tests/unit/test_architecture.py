@@ -23,7 +23,7 @@ DOORS = {
     "import fsspec": ["_system._object_store"],
     "import h5py": ["evaluator._restoring", "tf.adapters.models._loading"],
     "import subprocess": ["launcher", "testing"],
-    "os.environ": ["_backend", "_tracebacks", "_mesh", "_system._environ", "cli", "launcher"],
+    "os.environ": ["_backend", "_tracebacks", "_lowering._xla_flags", "_system._environ", "cli", "launcher"],
     "os.getenv": ["_system._environ", "cli", "launcher"],
     "os.putenv": [],
     "os.fsync": ["_system._files"],

@@ -9,6 +9,7 @@ from tests import forked
 
 import unisono
 from unisono import _mesh
+from unisono._lowering import _xla_flags
 from unisono._mesh import AXIS, ReplicaMesh, resolve_devices
 
 CPU = jax.devices("cpu")
@@ -124,12 +125,12 @@ def test_before_and_after_jax_starts(name, tmp_path):
     ],
 )
 def test_results_are_fused_unless_jax_runs_or_the_user_has_other_options(monkeypatch, runs, before, after):
-    monkeypatch.setattr(_mesh, "jax_runs", lambda: runs)
+    monkeypatch.setattr(_xla_flags, "jax_runs", lambda: runs)
     # So that it is as before afterwards.
     monkeypatch.setenv("XLA_FLAGS", before or "")
     if before is None:
         monkeypatch.delenv("XLA_FLAGS")
-    _mesh.fuse_results()
+    _xla_flags.fuse_results()
     assert os.environ.get("XLA_FLAGS") == after
 
 
@@ -156,7 +157,7 @@ def test_gpus_of_several_kinds_are_named(caplog):
 
 def test_xla_has_the_option_that_fuses_results():
     code = (
-        "from unisono import _mesh; _mesh.fuse_results(); import jax; "
+        "from unisono._lowering import _xla_flags; _xla_flags.fuse_results(); import jax; "
         "compiled = jax.jit(lambda x, y: (x * 2 + y, x - y)).lower(1.0, 2.0).compile(); "
         "print(compiled.as_text().count(' fusion('))"
     )

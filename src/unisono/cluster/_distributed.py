@@ -18,7 +18,8 @@ from typing import Any
 import jax
 
 from unisono._errors import BackendError, ClusterError
-from unisono._mesh import jax_runs, limit_collectives, make_cpu_devices
+from unisono._lowering._xla_flags import limit_collectives
+from unisono._mesh import jax_runs, make_cpu_devices
 from unisono._system._environ import process_environ
 from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
 from unisono.cluster._coordinator_gate import CoordinatorGate

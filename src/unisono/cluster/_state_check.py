@@ -39,8 +39,8 @@ class StateCheck:
         self._next = 1
         self._running: tuple[int, jax.Array] | None = None
         self._has_warned = False
-        # One device of each process: its replicas run one program.
-        self._devices = list(mesh.process_devices)
+        # The first replica of each process: its replicas run one program.
+        self._devices = _first_replicas(mesh)
         rows = jax.sharding.Mesh(np.array(self._devices), (AXIS,))
         self._sharding = jax.sharding.NamedSharding(rows, jax.sharding.PartitionSpec(AXIS))
         self._gather = self._shared(lambda x: jax.lax.all_gather(x[0], AXIS), rows, self._sharding.spec)
@@ -144,6 +144,16 @@ class StateCheck:
             "Set weights, learning rates and `trainable` on every worker alike, or in a callback where an "
             "epoch begins or ends: then all take over what the first worker has set."
         )
+
+
+def _first_replicas(mesh: ReplicaMesh) -> list[jax.Device]:
+    """Return the devices of the first replica of each process; all devices where they are of one process."""
+    if not mesh.spans_processes:
+        return list(mesh.devices)
+    of_process: dict[int, list[jax.Device]] = {}
+    for device in mesh.devices:
+        of_process.setdefault(device.process_index, []).append(device)
+    return [d for own in of_process.values() for d in own[: mesh.devices_per_replica]]
 
 
 def _on(device: jax.Device, array: jax.Array) -> jax.Array:

@@ -63,7 +63,7 @@ def _split(array: ArrayLike, rows: int, mesh: ReplicaMesh) -> ArrayLike | PerRep
         return array
     replicas = mesh.num_replicas
     if replicas == 1:
-        return mesh.put_on_replica(owned(array), 0)
+        return jax.device_put(owned(array), mesh.place_of(0))
     if rows % replicas == 0 and rows:
         # One array of all parts: JAX places it in one call, and a step takes it as it is.
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
@@ -84,7 +84,7 @@ def per_replica_elements(iterator: Iterator[PyTree], mesh: ReplicaMesh) -> Itera
         for element in row:
             check_values(element)
         if mesh.num_replicas == 1:
-            yield jax.tree.map(lambda x: mesh.put_on_replica(owned(x), 0), row[0])
+            yield jax.tree.map(lambda x: jax.device_put(owned(x), mesh.place_of(0)), row[0])
         else:
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 
@@ -107,7 +107,7 @@ def _joined(leaves: tuple[ArrayLike, ...], mesh: ReplicaMesh) -> PerReplica:
         return PerReplica.from_stacked(
             jax.device_put(np.stack([np.asarray(a) for a in arrays]), mesh.sharded)
         )
-    return PerReplica(mesh.put_on_replica(owned(a), i) for i, a in enumerate(arrays))
+    return PerReplica(jax.device_put(owned(a), mesh.place_of(i)) for i, a in enumerate(arrays))
 
 
 class DistributedDataset(DataSet, abc.ABC):

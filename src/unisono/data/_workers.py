@@ -209,7 +209,14 @@ def _equal_shapes(row: list[PyTree]) -> bool:
 
 def _global(leaves: Sequence[np.ndarray], mesh: ReplicaMesh) -> PerReplica:
     """Return one array of all replicas from this worker's parts."""
-    return PerReplica.from_stacked(mesh.put_rows(leaves))
+    shape, own = (mesh.num_replicas, *leaves[0].shape), dict(zip(mesh.local_replicas, leaves, strict=True))
+
+    def row(index: tuple[slice, ...] | None) -> np.ndarray:
+        # `start` is None where the only replica has the whole array.
+        return own[(index[0].start or 0) if index else 0][None]
+
+    stacked = jax.make_array_from_callback(shape, mesh.sharded, row)
+    return PerReplica.from_stacked(stacked)
 
 
 def _ragged(

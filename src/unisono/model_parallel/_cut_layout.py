@@ -3,7 +3,7 @@
 Source: Shoeybi et al., "Megatron-LM", 2019 (https://arxiv.org/abs/1909.08053); Xu et al., "GSPMD", 2021
 (https://arxiv.org/abs/2105.04663).
 
-Tests: tests/virtual/strategies/test_model_parallel.py.
+Tests: tests/virtual/strategies/test_replica_grid.py.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from unisono.step._layout import (
     VariableLayout,
     is_slot,
     lie_as,
-    new_slot_reference,
     own_layout,
 )
 from unisono.step._value_handle import DeferredValue, VariableValue
+from unisono.training._chief_save import new_slot_reference
 
 _LOG = logging.getLogger("unisono")
 
@@ -100,7 +100,7 @@ class CutLayout(VariableLayout):
 
     def pinned(self, value: jax.Array, in_replica: bool) -> jax.Array:
         """Return a value of a program that lies so; else XLA chooses, and may gather weights for it."""
-        # In a replica its own axis is not XLA's to choose, and the mesh is that of the context.
+        # In a replica its own axis is not XLA's to choose, and the context has the mesh.
         lying: jax.Array = jax.lax.with_sharding_constraint(value, self.cut if in_replica else self.sharding)
         return lying
 

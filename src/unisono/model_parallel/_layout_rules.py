@@ -17,21 +17,21 @@ from unisono.model_parallel._replica_grid import MODEL_AXIS
 #: For each axis of a variable the name of a mesh axis along which it is cut, or None.
 Axes: TypeAlias = Sequence[str | None]
 
-#: What `layout_map` may be: Keras' own, a dict like it, or a function of a variable.
+#: The kinds of `layout_map`: Keras' own, a dict like it, or a function of a variable.
 LayoutMap: TypeAlias = Mapping[str, Any] | Callable[[keras.Variable], Axes | None]
 
 
 class LayoutRule(Protocol):
-    """From a variable to its axes; None for one that stays whole."""
+    """From a variable to its axes; None for a whole variable."""
 
     def __call__(self, variable: keras.Variable) -> tuple[str | None, ...] | None: ...
 
     def unused(self) -> list[str]:
-        """Return what no variable has matched so far."""
+        """Return the patterns that no variable has matched so far."""
 
 
 class FunctionRule:
-    """What a user's function says."""
+    """The answers of a user's function."""
 
     def __init__(self, function: Callable[[keras.Variable], Axes | None]) -> None:
         self._function = function
@@ -45,15 +45,15 @@ class FunctionRule:
 
 
 class PatternRule:
-    """What the patterns of a `keras.distribution.LayoutMap`, or of a dict like it, say.
+    """The patterns of a `keras.distribution.LayoutMap`, or of a dict like it.
 
     As in Keras, a variable's path may be a key itself, or matches one pattern as a whole.
 
     Args:
         patterns: from regular expressions to tuples of names of axes, or `TensorLayout`s.
-        names: of mesh axes that are a replica's devices; those of other axes of the map's own mesh, along
-            which batches lie, stand for an axis that stays whole.
-        others: names of these other axes.
+        names: of mesh axes that are a replica's devices.
+        others: names of the other axes of the map's own mesh, along which batches lie: an axis of a variable
+            with such a name stays whole.
     """
 
     def __init__(self, patterns: Mapping[str, Any], names: Sequence[str], others: Sequence[str]) -> None:
@@ -63,16 +63,16 @@ class PatternRule:
 
     def __call__(self, variable: keras.Variable) -> tuple[str | None, ...] | None:
         path = variable.path
-        found = [path] if path in self._patterns else [p for p in self._patterns if re.fullmatch(p, path)]
-        if len(found) > 1:
+        keys = [path] if path in self._patterns else [p for p in self._patterns if re.fullmatch(p, path)]
+        if len(keys) > 1:
             raise InvalidArgumentError(
                 f"A variable must match at most one pattern of `layout_map`. Received: {path!r}, which "
-                f"matches {found}. Make the patterns narrower."
+                f"matches {keys}. Make the patterns narrower."
             )
-        if not found:
+        if not keys:
             return None
-        self._used.add(found[0])
-        axes = _axes_of(self._patterns[found[0]], path)
+        self._used.add(keys[0])
+        axes = _axes_of(self._patterns[keys[0]], path)
         unknown = next((a for a in axes if a is not None and a not in (*self._names, *self._others)), None)
         if unknown is not None:
             raise InvalidArgumentError(

@@ -1,6 +1,6 @@
 """A mesh of replicas of several devices each.
 
-Tests: tests/virtual/strategies/test_model_parallel.py.
+Tests: tests/virtual/strategies/test_replica_grid.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReplicaGrid(ReplicaMesh):
     """The devices of a strategy, several for each replica, as a JAX mesh with two axes.
 
     Args:
-        devices: those of the first replica, then those of the second, and so on.
+        devices: of the first replica, then of the second, and so on.
         size: how many each has.
 
     Raises:
@@ -76,34 +76,25 @@ class ReplicaGrid(ReplicaMesh):
     def local_devices(self) -> tuple[jax.Device, ...]:
         return tuple(itertools.chain.from_iterable(map(self.devices_of, self.local_replicas)))
 
-    @functools.cached_property
-    def process_devices(self) -> tuple[jax.Device, ...]:
-        """The devices of the first replica of each process; all devices where they belong to one process."""
-        if not self.spans_processes:
-            return self.devices
-        first = {self.devices_of(i)[0].process_index: i for i in reversed(range(self.num_replicas))}
-        return tuple(itertools.chain.from_iterable(self.devices_of(first[p]) for p in sorted(first)))
-
     def devices_of(self, number: int) -> tuple[jax.Device, ...]:
         return self.devices[number * self.size : (number + 1) * self.size]
 
-    def put_on_replica(self, value: ArrayLike, number: int) -> ArrayLike:
-        placed: jax.Array = jax.device_put(value, NamedSharding(self.mesh_of(number), PartitionSpec()))
-        return placed
+    def place_of(self, number: int) -> NamedSharding:
+        return NamedSharding(self.mesh_of(number), PartitionSpec())
 
     def copies(self, value: ArrayLike) -> tuple[ArrayLike, ...]:
         if not self._lies_here(value):
             return (value,) * len(self.local_replicas)
         on = {s.device: s.data for s in value.addressable_shards}
-        found = []
+        copies = []
         for number in self.local_replicas:
             lies = NamedSharding(self.mesh_of(number), _spec_of(value))
             parts = [on[d] for d in self.devices_of(number)]
-            found.append(jax.make_array_from_single_device_arrays(value.shape, lies, parts))
-        return tuple(found)
+            copies.append(jax.make_array_from_single_device_arrays(value.shape, lies, parts))
+        return tuple(copies)
 
     def local(self, array: jax.Array) -> jax.Array:
-        """Return this process' copy of an array: of one in parts, those of its first replica."""
+        """Return this process' copy of an array, which may be the parts of its first replica."""
         is_cut = self.spans_processes and self._lies_here(array) and not array.is_fully_replicated
         # What is split over the replicas stays as it is.
         if not is_cut or AXIS in jax.tree.leaves(tuple(_spec_of(array))):

@@ -57,29 +57,16 @@ _SLOT = "_unisono_slot"
 #: Whether an optimizer makes a variable.
 _MAKING_SLOT: ContextVar[bool] = ContextVar("unisono_making_slot", default=False)
 
-#: The variable for which an optimizer makes one of the same form, if it says so.
-_REFERENCE: ContextVar[keras.Variable | None] = ContextVar("unisono_reference", default=None)
-
 
 def making_slot() -> AbstractContextManager[object]:
     """Surround code in which an optimizer makes a variable."""
     return set_for_block(_MAKING_SLOT, True)
 
 
-def making_slot_of(reference: keras.Variable) -> AbstractContextManager[object]:
-    """Surround code in which an optimizer makes a variable of the form of another one."""
-    return set_for_block(_REFERENCE, reference)
-
-
 def note_slot(variable: keras.Variable) -> None:
     """Note whether a new variable is one of an optimizer: its first value may be made later."""
     if _MAKING_SLOT.get():
         object.__setattr__(variable, _SLOT, True)
-
-
-def new_slot_reference() -> keras.Variable | None:
-    """Return the variable for which an optimizer is making one of the same form; None for no such."""
-    return _REFERENCE.get()
 
 
 def is_slot(variable: keras.Variable) -> bool:
@@ -134,7 +121,7 @@ class VariableLayout:
         return self.mesh.local(array)
 
     def assigned(self, array: jax.Array) -> Any:
-        """Return what the variable holds that is assigned an array outside of a program.
+        """Return the value to hold after the assignment of an array outside of a program.
 
         Args:
             array: of this process, or of the host.

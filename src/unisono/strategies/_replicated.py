@@ -53,7 +53,7 @@ def mesh_of(devices: tuple[jax.Device, ...], devices_per_replica: int) -> Replic
         devices_per_replica: how many each replica has.
 
     Raises:
-        InvalidArgumentError: for a number below 1, or one that does not divide.
+        InvalidArgumentError: for a number below 1, or that does not divide.
     """
     size = whole_number(devices_per_replica, 1)
     if size is None:

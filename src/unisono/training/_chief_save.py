@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from typing import TypeAlias, TypeVar
 
 import keras
@@ -17,6 +18,7 @@ import numpy as np
 
 from unisono._context import current
 from unisono._features import load
+from unisono._system._blocks import set_for_block
 from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap, UserValue
 from unisono.step._keras_internals import trained_variables
@@ -25,10 +27,12 @@ from unisono.step._layout import (
     gathered_for_file,
     is_added,
     making_slot,
-    making_slot_of,
     own_layout,
 )
 from unisono.training._binding import holder_of
+
+#: The variable for which an optimizer makes one of the same form.
+_REFERENCE: ContextVar[keras.Variable | None] = ContextVar("unisono_slot_reference", default=None)
 
 
 def _build_optimizer(
@@ -64,8 +68,13 @@ def _add_variable_like(
     **kwargs: object,
 ) -> keras.Variable:
     """Make an optimizer's variable of the form of another one, as which it may lie."""
-    with making_slot_of(reference_variable):
+    with set_for_block(_REFERENCE, reference_variable):
         return original(self, reference_variable, *args, **kwargs)
+
+
+def new_slot_reference() -> keras.Variable | None:
+    """Return the variable for which an optimizer is making one of the same form; None for no such."""
+    return _REFERENCE.get()
 
 
 def _own_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from unisono._errors import ClusterError
-from unisono._mesh import fuse_results, stay_on_cpus
+from unisono._lowering._xla_flags import fuse_results, stay_on_cpus
 from unisono._system._environ import process_environ
 from unisono._system._interrupts import in_main_thread
 from unisono._system._lease import Lease
