@@ -253,4 +253,9 @@ def cut_layout(
             f"the gradients of each step. Received: devices_per_replica={mesh.devices_per_replica} and "
             f"{received}. Leave {received.partition('=')[0]} out."
         )
+    if layout_map is None or layout_map == "auto":
+        # What reads programs is loaded for this alone.
+        from unisono.model_parallel._automatic_layout import AutomaticStateLayout
+
+        return AutomaticStateLayout(mesh, ops)
     return CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)

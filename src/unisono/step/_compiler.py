@@ -331,7 +331,11 @@ class StepCompiler:
     def _discover(self, fn: Callable[..., object], call: Call, parent: StateScope | None) -> StatePlan:
         step = ReplicatedStep(self._replicas, fn, call, parent=parent)
         discover(lambda arrays: step([], arrays), call.arrays)
-        plan = StatePlan.from_scopes(step.scopes, self._replicas.state_layout)
+        layout = self._replicas.state_layout
+        plan = StatePlan.from_scopes(step.scopes, layout)
+        planned = ReplicatedStep(self._replicas, fn, call, plan, parent)
+        if layout.decide_step(plan, lambda *given: planned(*given)[1], call.arrays):
+            plan = StatePlan.from_scopes(step.scopes, layout)
         if (replicas := self._replicas.num_replicas_in_sync) > 1:
             load("check for whole batches")(fn, call, plan, replicas)
         # Inside a `unisono.function` the plan of the function does this.

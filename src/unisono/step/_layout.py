@@ -29,9 +29,11 @@ from unisono.step._value_handle import ValueHandle, VariableValue
 
 if TYPE_CHECKING:
     from unisono.collectives._process_group import ProcessGroup
+    from unisono.step._functional import StatePlan
     from unisono.step._replicas import Replicas
     from unisono.step._value_handle import DeferredValue
     from unisono.training.trainer._protocol import StepFunction
+    from unisono.training.trainer._trainer_step import TrainerTask
 
 #: A gradient for each variable that an optimizer trains; None for one without.
 Gradients = Sequence[jax.Array | None]
@@ -341,6 +343,32 @@ class StateLayout:
         Args:
             variable: new.
         """
+
+    def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
+        """Decide how the weights of a model lie, before a program of it is made; called before each is.
+
+        Args:
+            task: what the program does.
+            batch: the first one, of all replicas' rows; only shapes and types count.
+        """
+
+    def decide_step(
+        self,
+        plan: StatePlan,
+        run: Callable[[list[jax.Array], list[Any]], object],
+        arrays: Sequence[Any],
+    ) -> bool:
+        """Decide how the variables of a step of `strategy.run` lie, before its program is made.
+
+        Args:
+            plan: of its variables.
+            run: the step, from values of the variables and arrays to new values.
+            arrays: of its call; only shapes and types count.
+
+        Returns:
+            Whether any lies in another way now.
+        """
+        return False
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Decide how the variables of an optimizer lie, before a program is made that updates them.

@@ -353,6 +353,7 @@ class FitState:
         if self._is_own(state):
             held = self.held.values
             return tuple([*self._layout.fetch(part)] for part in held) if self._rests else held
+        self._layout.decide(self._model, self._replicas, self._task, batch)
         # What lies in parts is not sent: each worker has its own part of it.
         given: list[VariableValue] = [value for part in state for value in part]
         values = [value.token if isinstance(value, AgreedHandle) else value for value in given]

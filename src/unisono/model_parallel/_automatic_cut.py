@@ -1,0 +1,229 @@
+"""The axis of each weight that a replica's devices share, chosen from the traced program of a model. Pure.
+
+A class of axes (see `_axis_flow`) is cut as a whole: the hidden axis between two products of a row, so that
+they cost one all-reduce forward and one backward; the heads of an attention; the rows of an embedding, and of
+the head that shares it; the channels between two convolutions; experts; and every bias or scale that goes along.
+
+Classes are taken in the order of the bytes of weights that they cut for each byte that a step must send for
+it, as long as no array would be cut twice. A class is taken only if it takes more memory off each device than
+the step sends for it: of weights, their gradients and two slots, and of activations. Never cut are axes of a
+batch (rows, steps of a sequence, pixels), those that do not divide, and those for which a weight would have to
+be gathered. A large weight that then is whole is cut by itself, where that saves more than it costs.
+
+Source: Shoeybi et al., "Megatron-LM", 2019 (https://arxiv.org/abs/1909.08053).
+
+Tests: tests/unit/model_parallel/test_automatic_cut.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import jax.extend.core as jex
+
+from unisono.model_parallel._axis_flow import AxisFlow, FlowArray, Operation, Traffic, traffic
+from unisono.model_parallel._axis_rules import RULES
+
+#: Bytes of weights below which a class is not worth a message, and a weight is not cut by itself.
+_SMALL, _SMALL_ALONE = 1 << 14, 1 << 20
+
+#: How many arrays of its size a weight that is trained needs: itself, its gradient and two slots.
+_COPIES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenWeight:
+    """A weight among the arguments of a program.
+
+    Args:
+        is_trained: whether a training step updates it.
+        is_decided: whether it lies already as it will.
+        cut: the axis that is cut of one that is decided; None for a whole one.
+    """
+
+    is_trained: bool
+    is_decided: bool = False
+    cut: int | None = None
+
+
+class CutClass(NamedTuple):
+    """Axes that are cut together.
+
+    Args:
+        axes: by the number of a weight, the axis that is cut.
+        weight_bytes: of these weights.
+        saved: bytes that each device has less.
+        sent: bytes that a training step all-reduces or gathers for it.
+        messages: of which arrays.
+    """
+
+    axes: dict[int, int]
+    weight_bytes: int
+    saved: float
+    sent: int
+    messages: tuple[Traffic, ...] = ()
+
+
+def choose_cuts(
+    program: jex.ClosedJaxpr, weights: Mapping[int, GivenWeight], size: int, small: int = _SMALL
+) -> list[CutClass]:
+    """Return which axes of weights are cut.
+
+    Args:
+        program: a model's forward pass, perhaps with its loss; or a whole training step, if no weight is
+            given as trained.
+        weights: by number of the argument; the other arguments are batches.
+        size: how many devices a replica has.
+        small: bytes of weights from which on a class is cut.
+
+    >>> import jax
+    >>> def model(up, down, x):
+    ...     return jax.nn.relu(x @ up) @ down
+    >>> shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((64, 256), (256, 64), (8, 64))]
+    >>> both = {0: GivenWeight(True), 1: GivenWeight(True)}
+    >>> [cut.axes for cut in choose_cuts(jax.make_jaxpr(model)(*shapes), both, 2)]
+    [{0: 1, 1: 0}]
+    """
+    flow = AxisFlow(size, RULES)
+    flow.read(program, {n: w.is_trained for n, w in weights.items()})
+    choice = _Choice(flow, weights, size, small)
+    return [*choice.of_classes(), *choice.alone()]
+
+
+class _Choice:
+    """The choice for one program."""
+
+    def __init__(
+        self, flow: AxisFlow, weights: Mapping[int, GivenWeight], size: int, small: int
+    ) -> None:
+        self._flow, self._weights, self._small = flow, weights, small
+        self._share = 1 - 1 / size
+        self._arrays = [x for x in flow.inputs if x.is_weight]
+        #: By number: each weight that can be cut.
+        self._open = {
+            n: flow.inputs[n] for n, w in weights.items() if not w.is_decided and flow.inputs[n].is_float
+        }
+        self._size = size
+        #: The numbers of arrays with an axis of a class that is cut, and of weights that are.
+        self._taken: set[int] = set()
+        self._cut: set[int] = set()
+
+    def of_classes(self) -> list[CutClass]:
+        """Return the classes that are cut."""
+        flow = self._flow
+        members = self._members()
+        having = self._having(members)
+        # What lies already is cut, whatever it costs.
+        for number, weight in self._weights.items():
+            if weight.is_decided and weight.cut is not None:
+                root = flow.root(flow.inputs[number].axes[weight.cut])
+                self._taken |= self._having({root: {}})[root]
+        found = []
+        for root, candidate in self._ranked(members):
+            if self._taken & having[root]:
+                continue
+            self._taken |= having[root]
+            self._cut |= set(candidate.axes)
+            found.append(candidate)
+        return found
+
+    def _members(self) -> dict[int, dict[int, int]]:
+        """Return by class the axis of each weight that it could cut."""
+        members: dict[int, dict[int, int]] = {}
+        without = self._flow.data_classes()
+        for number, array in self._open.items():
+            for axis, root in enumerate(map(self._flow.root, array.axes)):
+                if array.shape[axis] % self._size == 0 and root not in without:
+                    members.setdefault(root, {}).setdefault(number, axis)
+        return members
+
+    def _having(self, roots: Iterable[int]) -> dict[int, set[int]]:
+        """Return by class the numbers of the arrays that have an axis of it."""
+        having: dict[int, set[int]] = {root: set() for root in roots}
+        for number, array in enumerate(self._flow.arrays):
+            for root in map(self._flow.root, array.axes):
+                if root in having:
+                    having[root].add(number)
+        return having
+
+    def _ranked(self, members: dict[int, dict[int, int]]) -> list[tuple[int, CutClass]]:
+        """Return the classes that are worth it, the best first."""
+        messages = traffic(self._flow)
+        having = self._having(members)
+        found = []
+        for root, axes in members.items():
+            sent = messages.get(root, [])
+            if any(m.kind == "gather" and m.array.is_weight for m in sent):
+                continue
+            arrays = (self._flow.arrays[i] for i in having[root])
+            activations = sum(x.nbytes for x in arrays if x.is_float and not x.is_weight)
+            candidate = CutClass(
+                axes,
+                sum(self._open[n].nbytes for n in axes),
+                (self._of_weights(axes) + activations) * self._share,
+                sum(m.nbytes for m in sent),
+                tuple(sent),
+            )
+            if candidate.weight_bytes >= self._small and candidate.saved > candidate.sent:
+                found.append((root, candidate))
+        # Numbers of classes decide between equal ones, which are those of the first weight in the program.
+        return sorted(found, key=lambda pair: (-pair[1].weight_bytes / (pair[1].sent + 1), pair[0]))
+
+    def _of_weights(self, numbers: Iterable[int]) -> int:
+        """Return the bytes of weights and of what is kept for them."""
+        return sum(
+            self._open[n].nbytes * (_COPIES if self._weights[n].is_trained else 1) for n in numbers
+        )
+
+    def alone(self) -> list[CutClass]:
+        """Return the large weights that no class cuts, and that are cut by themselves."""
+        found = []
+        for number, array in self._open.items():
+            if number in self._cut or array.nbytes < max(_SMALL_ALONE, self._small):
+                continue
+            saved = self._of_weights([number]) * self._share
+            costs = [
+                (cost, axis)
+                for axis in range(len(array.shape))
+                if array.shape[axis] % self._size == 0 and (cost := self._cost_alone(array, axis)) is not None
+            ]
+            if costs and min(costs)[0] < saved:
+                cost, axis = min(costs)
+                found.append(CutClass({number: axis}, array.nbytes, saved, cost))
+        return found
+
+    def _cost_alone(self, weight: FlowArray, axis: int) -> int | None:
+        """Return the bytes that are sent where a weight alone is cut; None where it would be gathered."""
+        own, cost = {weight.axes[axis]}, 0
+        for operation in self._flow.operations:
+            for i, x in enumerate(operation.operands):
+                mine = own & set(x.axes)
+                if not mine:
+                    continue
+                if mine - operation.kept[i] - operation.reduced[i]:
+                    return None
+                if all(x.is_weight for x in operation.operands if x.axes):
+                    own |= self._continued(operation, mine)
+                else:
+                    cost += operation.times * _sent_alone(operation, i, mine <= operation.reduced[i])
+        return cost
+
+    def _continued(self, operation: Operation, mine: set[int]) -> set[int]:
+        """Return the axes of results, made of weights alone, that are axes of their operand."""
+        roots = {self._flow.root(a) for a in mine}
+        given = [a for axes in operation.given for a in axes]
+        return {a for a in given if self._flow.root(a) in roots}
+
+
+def _sent_alone(operation: Operation, number: int, is_reduced: bool) -> int:
+    """Return the bytes that an operation of activations sends for an operand that is cut alone.
+
+    Args:
+        number: of the operand.
+        is_reduced: whether the results are sums over the axis that is cut.
+    """
+    others = [x for i, x in enumerate(operation.operands) if i != number and x.has_gradient and x.axes]
+    # Partial sums of results, and gradients of operands in parts; or the other way round.
+    return sum(x.nbytes for x in (*operation.results, *others))

@@ -1,0 +1,213 @@
+"""Variables in parts on the devices of a replica, along axes that the traced program of a model decides.
+
+A variable begins as a promise of its first value, so that it is whole on no device, and lies in parts from
+where the first program of its model is made: then the model's forward pass is traced, and `_automatic_cut`
+chooses. The choice is made once for each weight; it depends on the program alone, and is the same in every
+process.
+
+Tests: tests/virtual/strategies/test_automatic_layout.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+from jax.sharding import PartitionSpec
+
+from unisono._types import PyTree
+from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, choose_cuts
+from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout
+from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
+from unisono.model_parallel._traced_model import (
+    forward_pass,
+    rows_of_replica,
+    shape_of,
+    traced,
+    whole_step,
+)
+from unisono.step._layout import is_slot, lie_as, new_slot_reference, own_layout
+from unisono.step._value_handle import DeferredValue
+from unisono.training.replica._step_reading import shapes_of
+from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from unisono.step._functional import StatePlan
+    from unisono.step._replicas import Replicas
+
+_LOG = logging.getLogger("unisono")
+
+#: The attribute of a variable whose layout is decided: a weak reference to the state layout.
+_DECIDED = "_unisono_decided"
+
+#: The attribute of an optimizer's variable that was made before that: a weak reference to its weight.
+_SLOT_OF = "_unisono_slot_of"
+
+#: Bytes up to which a first value is made at once: for a promise of it nothing would be saved.
+_SMALL = 1 << 14
+
+
+class _Undecided:
+    """The rule of a layout that decides later."""
+
+    def __call__(self, variable: keras.Variable) -> tuple[str | None, ...] | None:
+        return None
+
+    def unused(self) -> list[str]:
+        """Return nothing: there are no patterns."""
+        return []
+
+
+class AutomaticStateLayout(CutStateLayout):
+    """State in parts on the devices of each replica, along axes that the program of a model decides.
+
+    Args:
+        mesh: the devices of all replicas.
+        ops: how gradients are reduced.
+    """
+
+    def __init__(self, mesh: ReplicaGrid, ops: CrossDeviceOps) -> None:
+        super().__init__(mesh, _Undecided(), ops)
+        #: What was chosen, for people: by path, the axis of each weight that is cut.
+        self.chosen: dict[str, int] = {}
+
+    def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
+        """Return the promise of a value, or the parts of a weight's slot; see `StateLayout.first`."""
+        reference = new_slot_reference() if is_slot(variable) else None
+        if reference is not None and tuple(reference.shape) == tuple(variable.shape):
+            if self._is_decided(reference):
+                return super().first(variable, value)
+            object.__setattr__(variable, _SLOT_OF, weakref.ref(reference))
+        # Any other code than Keras' may count its calls, and must be called once.
+        if value.nbytes <= _SMALL or not value.is_repeatable:
+            return None
+        return value.lying(lambda assigned: jax.device_put(assigned, may_alias=False))
+
+    def decide(
+        self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree
+    ) -> None:
+        """Decide how a model's weights lie, before its first program is made; see `StateLayout.decide`."""
+        step = TrainerStep(model, replicas, task)
+        variables = list({id(v): v for part in variables_of(model, task) for v in part}.values())
+        of_model = {id(v) for v in model.variables}
+        weights = [v for v in variables if id(v) in of_model and not is_slot(v)]
+        if all(map(self._is_decided, weights)):
+            return
+        rows = rows_of_replica(batch, replicas.num_replicas_in_sync)
+        everything = list(model.variables)
+
+        def forward() -> list[CutClass]:
+            return self._chosen(forward_pass(model, everything, rows), everything, weights)
+
+        def whole() -> list[CutClass]:
+            trains = task is TrainerTask.TRAIN
+            return self._chosen(whole_step(step, variables, rows), variables, weights, trains)
+
+        cuts, of = self._first_readable(model.name, (forward, everything), (whole, variables))
+        optimizer = getattr(model, "optimizer", None)
+        slots = [] if optimizer is None else list(optimizer.variables)
+        self._lie(of, cuts, weights, slots)
+
+    def decide_step(
+        self,
+        plan: StatePlan,
+        run: Callable[[list[jax.Array], list[Any]], object],
+        arrays: Sequence[Any],
+    ) -> bool:
+        """Decide how the variables of a step of `run` lie; see `StateLayout.decide_step`."""
+        variables = plan.variables
+        weights = [v for v in variables if not is_slot(v) and not self._is_decided(v)]
+        if not any(v.trainable for v in weights):
+            return False
+        trains = any(slot.written and slot.variable.trainable for slot in plan.slots)
+        copies = self._mesh.num_replicas
+        shapes = [shape_of(s.variable, copies if s.is_stacked else None) for s in plan.slots]
+
+        def whole() -> list[CutClass]:
+            return self._chosen(traced(run, shapes, shapes_of(arrays)), variables, weights, trains)
+
+        cuts, of = self._first_readable("a step of `run`", (whole, variables))
+        self._lie(of, cuts, weights, [v for v in variables if is_slot(v)])
+        return True
+
+    def _first_readable(
+        self, what: str, *ways: tuple[Callable[[], list[CutClass]], Sequence[keras.Variable]]
+    ) -> tuple[list[CutClass], Sequence[keras.Variable]]:
+        """Return what the first way finds that can be traced."""
+        reasons = []
+        for choose, variables in ways:
+            try:
+                return choose(), variables
+            except Exception as error:  # a user's code may do anything
+                reasons.append(f"{type(error).__name__}: {error}".splitlines()[0])
+        _LOG.warning(
+            "The weights of %s lie whole on each device: its program could not be read (%s). Give a "
+            "`layout_map` to cut them.",
+            what,
+            reasons[0],
+        )
+        return [], ways[0][1]
+
+    def _chosen(
+        self,
+        program: ClosedJaxpr,
+        variables: Sequence[keras.Variable],
+        weights: Sequence[keras.Variable],
+        has_gradients: bool = False,
+    ) -> list[CutClass]:
+        """Return what is cut.
+
+        Args:
+            program: its first arguments are the values of the variables.
+            weights: those that are decided now.
+            has_gradients: whether the program computes gradients itself.
+        """
+        now = {id(v) for v in weights if not self._is_decided(v)}
+        given = {}
+        for number, variable in enumerate(variables):
+            layout = own_layout(variable)
+            cut = tuple(layout.cut) if isinstance(layout, CutLayout) else ()
+            given[number] = GivenWeight(
+                bool(variable.trainable) and not has_gradients,
+                id(variable) not in now,
+                next((i for i, name in enumerate(cut) if name), None),
+            )
+        return choose_cuts(program, given, self._mesh.devices_per_replica)
+
+    def _lie(
+        self,
+        variables: Sequence[keras.Variable],
+        cuts: Sequence[CutClass],
+        weights: Sequence[keras.Variable],
+        slots: Sequence[keras.Variable],
+    ) -> None:
+        """Let weights, and the slots that were made for them, lie as was chosen."""
+        axes = {id(variables[n]): axis for cut in cuts for n, axis in cut.axes.items()}
+        for variable in weights:
+            if self._is_decided(variable):
+                continue
+            object.__setattr__(variable, _DECIDED, weakref.ref(self))
+            axis = axes.get(id(variable))
+            if axis is None:
+                self._note_whole(variable)
+                continue
+            cut = [MODEL_AXIS if i == axis else None for i in range(len(variable.shape))]
+            lie_as(variable, CutLayout(self._mesh, PartitionSpec(*cut)))
+            self.chosen[variable.path] = axis
+        for slot in slots:
+            reference = getattr(slot, _SLOT_OF, None)
+            weight = None if reference is None else reference()
+            layout = None if weight is None else own_layout(weight)
+            if isinstance(layout, CutLayout) and tuple(slot.shape) == tuple(weight.shape):
+                lie_as(slot, layout)
+
+    def _is_decided(self, variable: keras.Variable) -> bool:
+        reference = getattr(variable, _DECIDED, None)
+        return reference is not None and reference() is self

@@ -1,0 +1,372 @@
+"""The flow of axes of arrays through a traced program: which are the same, and what it costs to cut them. Pure.
+
+Two axes are joined where an operation works on each index of both by itself, as an elementwise operation does
+on all axes, and a product on those that it does not contract. If joined axes are cut together, the operation
+sends nothing. Axes that are joined, directly or through others, are one *class*. What cutting a class costs is
+noted beside: a contraction leaves partial sums, which are all-reduced; an operand that lacks an axis of the
+result gets its gradient as partial sums; and an operation that needs an axis whole gathers it.
+
+Source: Alabed et al., "PartIR", 2024 (https://arxiv.org/abs/2401.11202), and "TOAST", 2025
+(https://arxiv.org/abs/2508.15010), which read names of axes from programs, too.
+
+Tests: tests/unit/model_parallel/test_automatic_cut.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from unisono._mesh import AXIS
+from unisono.training._jaxprs import called_by
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlowArray:
+    """An array of a traced program.
+
+    Args:
+        axes: the number of each of its axes.
+        nbytes: of all its elements.
+        has_gradient: whether a training step computes its gradient.
+        is_weight: whether it is a weight, or made of weights alone.
+        is_float: whether its elements are real numbers.
+    """
+
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+    nbytes: int
+    has_gradient: bool = False
+    is_weight: bool = False
+    is_float: bool = True
+
+
+class Place(NamedTuple):
+    """An axis of an operand, or of a result, of an operation.
+
+    Args:
+        number: of the operand or result.
+        axis: of it.
+    """
+
+    number: int
+    axis: int
+
+
+class FlowStep:
+    """One operation, while its rule says how axes pass through it.
+
+    Args:
+        size: over how many devices axes are cut.
+    """
+
+    def __init__(self, eqn: jex.JaxprEqn, operands: Sequence[FlowArray], size: int) -> None:
+        self.eqn, self.operands, self.size = eqn, list(operands), size
+        self.params = eqn.params
+        self.shapes = [x.shape for x in operands]
+        self.out_shapes = [tuple(v.aval.shape) for v in eqn.outvars]
+        #: Axes of operands and results that are one.
+        self.joined: list[tuple[Place, Place]] = []
+        #: Axes of two operands that are one: those that are contracted.
+        self.paired: list[tuple[Place, Place]] = []
+        #: Axes of operands over which results are sums, or the like.
+        self.reduced: set[Place] = set()
+        #: Axes of results along which operands are repeated.
+        self.repeated: set[Place] = set()
+        #: Axes of results that are made of others, and are not cut with them.
+        self.derived: list[tuple[Place, Place]] = []
+
+    def join(self, operand: int, axis: int, result_axis: int, result: int = 0) -> None:
+        """Say that an axis of an operand and one of a result are the same."""
+        self.joined.append((Place(operand, axis), Place(result, result_axis)))
+
+    def contract(self, one: Place, other: Place) -> None:
+        """Say that results are sums over an axis that two operands share."""
+        self.paired.append((one, other))
+        self.reduced |= {one, other}
+
+    def derive(self, operand: int, axis: int, result_axis: int, result: int = 0) -> None:
+        """Say that an axis of a result is made of one of an operand that must be whole for it."""
+        self.derived.append((Place(operand, axis), Place(result, result_axis)))
+
+    def divides(self, length: int) -> bool:
+        """Return whether an axis of a length can be cut."""
+        return length % self.size == 0
+
+
+Rule = Callable[[FlowStep], None]
+
+
+class Operation(NamedTuple):
+    """What is known of an operation, with numbers of axes in place of places.
+
+    Args:
+        times: how often it runs in a step.
+        kept: by operand, its axes that are axes of results.
+        reduced: by operand, its axes over which results are sums.
+        given: by result, its axes that some operand has.
+        repeated: by result, its axes along which operands are repeated.
+    """
+
+    name: str
+    times: int
+    operands: tuple[FlowArray, ...]
+    results: tuple[FlowArray, ...]
+    kept: tuple[frozenset[int], ...]
+    reduced: tuple[frozenset[int], ...]
+    given: tuple[frozenset[int], ...]
+    repeated: tuple[frozenset[int], ...]
+
+
+class AxisFlow:
+    """The operations of a program, with calls and loops opened, and the classes of their axes.
+
+    Args:
+        size: over how many devices axes are cut.
+        rules: by the name of an operation.
+
+    >>> from unisono.model_parallel._axis_rules import RULES
+    >>> import jax
+    >>> flow = AxisFlow(2, RULES)
+    >>> program = jax.make_jaxpr(lambda w, x: x @ w)(jnp.ones((4, 6)), jnp.ones((8, 4)))
+    >>> (result,) = flow.read(program, {0: True})
+    >>> flow.root(result.axes[1]) == flow.root(flow.inputs[0].axes[1])
+    True
+    """
+
+    def __init__(self, size: int, rules: dict[str, Rule]) -> None:
+        self.size, self._rules = size, rules
+        self._parents: list[int] = []
+        self.operations: list[Operation] = []
+        self.arrays: list[FlowArray] = []
+        self.inputs: list[FlowArray] = []
+        #: Pairs of axes: the second is made of the first.
+        self._derived: list[tuple[int, int]] = []
+        self._times = 1
+
+    def root(self, axis: int) -> int:
+        """Return the number that stands for the class of an axis."""
+        while self._parents[axis] != axis:
+            self._parents[axis] = self._parents[self._parents[axis]]
+            axis = self._parents[axis]
+        return axis
+
+    def join(self, one: int, other: int) -> None:
+        """Make one class of two."""
+        a, b = self.root(one), self.root(other)
+        # The older one, so that numbers do not depend on anything but the program.
+        self._parents[max(a, b)] = min(a, b)
+
+    def read(self, program: jex.ClosedJaxpr, weights: dict[int, bool]) -> list[FlowArray]:
+        """Read a program; return its results.
+
+        Args:
+            weights: by the number of an argument that is a weight, whether a training step updates it.
+        """
+        for number, v in enumerate(program.jaxpr.invars):
+            is_weight, is_trained = number in weights, weights.get(number, False)
+            self.inputs.append(self.array(v.aval, is_trained, is_weight))
+        constants = [self.array(v.aval) for v in program.jaxpr.constvars]
+        return self._body(program.jaxpr, constants, self.inputs)
+
+    def data_classes(self) -> set[int]:
+        """Return the classes of axes of rows, steps of a sequence, pixels and so on: those of batches."""
+        found = {self.root(a) for x in self.inputs if not x.is_weight for a in x.axes}
+        while True:
+            more = {self.root(b) for a, b in self._derived if self.root(a) in found} - found
+            if not more:
+                return found
+            found |= more
+
+    def array(self, aval: Any, has_gradient: bool = False, is_weight: bool = False) -> FlowArray:
+        """Return a new array, each axis of which is a class of its own."""
+        shape = tuple(aval.shape)
+        first = len(self._parents)
+        self._parents.extend(range(first, first + len(shape)))
+        is_float = bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+        itemsize = getattr(aval.dtype, "itemsize", 1)
+        axes, nbytes = tuple(range(first, first + len(shape))), math.prod(shape) * itemsize
+        made = FlowArray(axes, shape, nbytes, has_gradient and is_float, is_weight, is_float)
+        self.arrays.append(made)
+        return made
+
+    def _body(
+        self, jaxpr: jex.Jaxpr, constants: Sequence[FlowArray], given: Sequence[FlowArray]
+    ) -> list[FlowArray]:
+        known: dict[Any, FlowArray] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known |= dict(zip(jaxpr.invars, given, strict=True))
+
+        def of(atom: Any) -> FlowArray:
+            return self.array(atom.aval) if isinstance(atom, jex.Literal) else known[atom]
+
+        for eqn in jaxpr.eqns:
+            results = self._equation(eqn, [of(atom) for atom in eqn.invars])
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [of(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
+        name = eqn.primitive.name
+        opened = {"scan": self._scan, "while": self._while, "cond": self._cond, "shard_map": self._mapped}
+        if name in opened:
+            return opened[name](eqn, operands)
+        called = called_by(eqn)
+        if called is not None and len(called.jaxpr.invars) == len(operands):
+            return self._closed(called, operands)
+        return self._operation(eqn, operands)
+
+    def _closed(self, program: jex.ClosedJaxpr, operands: Sequence[FlowArray]) -> list[FlowArray]:
+        constants = [self.array(v.aval) for v in program.jaxpr.constvars]
+        return self._body(program.jaxpr, constants, operands)
+
+    def _mapped(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
+        """Open a map over replicas, or over parts: axes stay what they are, whatever their lengths."""
+        inner: jex.Jaxpr = eqn.params["jaxpr"]
+        if AXIS not in eqn.params["newly_manual_axes"] and len(operands) == len(eqn.outvars):
+            # Gradients that are reduced in parts, each by itself.
+            return operands
+        return self._body(inner, [], operands)
+
+    def _scan(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
+        p = eqn.params
+        consts, carries = p["num_consts"], p["num_carry"]
+        carried, over = operands[consts : consts + carries], operands[consts + carries :]
+        length = max(int(p["length"]), 1)
+        rows = [
+            dataclasses.replace(x, axes=x.axes[1:], shape=x.shape[1:], nbytes=x.nbytes // length) for x in over
+        ]
+        before, self._times = self._times, self._times * length
+        body = p["jaxpr"]
+        inner_carry = self._carry(body.jaxpr.invars[consts : consts + carries], carried, operands)
+        results = self._closed(body, [*operands[:consts], *inner_carry, *rows])
+        self._times = before
+        self._join_all(inner_carry, results[:carries])
+        for x in over[1:]:
+            self.join(over[0].axes[0], x.axes[0])
+        stacked = []
+        for x in results[carries:]:
+            time = over[0].axes[0] if over else self.array(eqn.outvars[-1].aval).axes[0]
+            nbytes, shape = x.nbytes * length, (length, *x.shape)
+            stacked.append(dataclasses.replace(x, axes=(time, *x.axes), shape=shape, nbytes=nbytes))
+        self.arrays.extend(stacked)
+        return [*results[:carries], *stacked]
+
+    def _while(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
+        p = eqn.params
+        of_condition, of_body = p["cond_nconsts"], p["body_nconsts"]
+        consts, carried = operands[of_condition : of_condition + of_body], operands[of_condition + of_body :]
+        inner = self._carry(p["body_jaxpr"].jaxpr.invars[of_body:], carried, operands)
+        results = self._closed(p["body_jaxpr"], [*consts, *inner])
+        self._join_all(inner, results)
+        return results
+
+    def _carry(
+        self, inner: Sequence[Any], carried: Sequence[FlowArray], operands: Sequence[FlowArray]
+    ) -> list[FlowArray]:
+        """Return what stands for the state of a loop inside it: it has a gradient if anything has."""
+        has_gradient = any(x.has_gradient for x in operands)
+        made = [self.array(v.aval, has_gradient) for v in inner]
+        self._join_all(carried, made)
+        return made
+
+    def _cond(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
+        branches = [self._closed(branch, operands[1:]) for branch in eqn.params["branches"]]
+        for other in branches[1:]:
+            self._join_all(branches[0], other)
+        return branches[0]
+
+    def _join_all(self, some: Sequence[FlowArray], others: Sequence[FlowArray]) -> None:
+        for x, y in zip(some, others, strict=True):
+            for a, b in zip(x.axes, y.axes, strict=True):
+                self.join(a, b)
+
+    def _operation(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
+        step = FlowStep(eqn, operands, self.size)
+        self._rules.get(eqn.primitive.name, all_whole)(step)
+        has_gradient = any(x.has_gradient for x in operands)
+        # Numbers alone do not make anything else of a weight.
+        arrays = [x for x in operands if x.axes]
+        is_weight = bool(arrays) and all(x.is_weight for x in arrays)
+        results = [self.array(v.aval, has_gradient, is_weight) for v in eqn.outvars]
+        for (i, k), (j, m) in step.joined:
+            self.join(operands[i].axes[k], results[j].axes[m])
+        for (i, k), (j, m) in step.paired:
+            self.join(operands[i].axes[k], operands[j].axes[m])
+        self._derived += [(operands[i].axes[k], results[j].axes[m]) for (i, k), (j, m) in step.derived]
+        kept = _by_number((a for a, _ in step.joined), operands)
+        given = _by_number((b for _, b in step.joined), results)
+        reduced, repeated = _by_number(step.reduced, operands), _by_number(step.repeated, results)
+        parts = tuple(operands), tuple(results), kept, reduced, given, repeated
+        self.operations.append(Operation(eqn.primitive.name, self._times, *parts))
+        return results
+
+
+def _by_number(places: Any, arrays: Sequence[FlowArray]) -> tuple[frozenset[int], ...]:
+    """Return the numbers of axes at places, for each array."""
+    found: list[set[int]] = [set() for _ in arrays]
+    for number, axis in places:
+        found[number].add(arrays[number].axes[axis])
+    return tuple(map(frozenset, found))
+
+
+def all_whole(step: FlowStep) -> None:
+    """Apply to an operation of which nothing is known: it needs its operands whole."""
+    for (i, shape), (j, out) in itertools.product(enumerate(step.shapes), enumerate(step.out_shapes)):
+        for k, m in itertools.product(range(len(shape)), range(len(out))):
+            step.derive(i, k, m, j)
+
+
+class Traffic(NamedTuple):
+    """What one class of axes costs at one array, if it is cut.
+
+    Args:
+        array: is all-reduced or gathered.
+        kind: why: `"sum"`, `"gradient"`, `"gather"`, or `"gather gradient"`.
+    """
+
+    array: FlowArray
+    kind: str
+    nbytes: int
+
+
+def traffic(flow: AxisFlow) -> dict[int, list[Traffic]]:
+    """Return for each class of axes the messages of a training step that cutting it needs."""
+    found: dict[int, dict[tuple[int, str], Traffic]] = {}
+    for operation in flow.operations:
+        for axis, (array, kind) in _messages(operation, flow.root):
+            # Gradients of several uses are added up before they are sent.
+            key = id(array), kind
+            found.setdefault(axis, {}).setdefault(key, Traffic(array, kind, array.nbytes * operation.times))
+    return {axis: list(messages.values()) for axis, messages in found.items()}
+
+
+def _messages(
+    operation: Operation, root: Callable[[int], int]
+) -> Iterator[tuple[int, tuple[FlowArray, str]]]:
+    outputs = {root(a) for x in operation.results for a in x.axes}
+    for x, kept, reduced in zip(operation.operands, operation.kept, operation.reduced, strict=True):
+        for axis, length in zip(x.axes, x.shape, strict=True):
+            if length == 1 or axis in kept:
+                continue
+            if axis in reduced:
+                yield from ((root(axis), (y, "sum")) for y in operation.results)
+            else:
+                yield root(axis), (x, "gather")
+        if x.has_gradient:
+            # A class that the operand has as another axis is cut there.
+            for axis in outputs - {root(a) for a in x.axes}:
+                if any(axis in map(root, (*a, *b)) for a, b in _known(operation)):
+                    yield axis, (x, "gradient")
+    for y, given, repeated in zip(operation.results, operation.given, operation.repeated, strict=True):
+        for axis, length in zip(y.axes, y.shape, strict=True):
+            if length > 1 and axis not in given and axis not in repeated and y.has_gradient:
+                yield root(axis), (y, "gather gradient")
+
+
+def _known(operation: Operation) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+    return zip(operation.given, operation.repeated, strict=True)
