@@ -1,14 +1,15 @@
 """The axis of each weight that a replica's devices share, chosen from the traced program of a model. Pure.
 
-A class of axes (see `_axis_flow`) is cut as a whole: the hidden axis between two products of a row, so that
-they cost one all-reduce forward and one backward; the heads of an attention; the rows of an embedding, and of
-the head that shares it; the channels between two convolutions; experts; and every bias or scale that goes along.
+A class of axes (see `_axis_flow`) is cut as a whole: the hidden axis between two products of a row, so
+that they cost one all-reduce forward and one backward; the heads of an attention; the rows of an embedding,
+and of the head that shares it; the channels between two convolutions; experts; and every bias or scale that
+goes along.
 
-Classes are taken in the order of the bytes of weights that they cut for each byte that a step must send for
-it, as long as no array would be cut twice. A class is taken only if it takes more memory off each device than
-the step sends for it: of weights, their gradients and two slots, and of activations. Never cut are axes of a
-batch (rows, steps of a sequence, pixels), those that do not divide, and those for which a weight would have to
-be gathered. A large weight that then is whole is cut by itself, where that saves more than it costs.
+Classes are taken in the order of the bytes that they take off each device (of weights, their gradients and
+two slots, and of activations) for each byte that a step must send for it, as long as the former are more and
+no array would be cut twice. Never cut are axes of a batch (rows, steps of a sequence, pixels), those that do
+not divide, and those for which a weight would have to be gathered. A large weight that then is whole is cut
+by itself, where that saves more than it costs.
 
 Source: Shoeybi et al., "Megatron-LM", 2019 (https://arxiv.org/abs/1909.08053).
 
@@ -95,9 +96,7 @@ def choose_cuts(
 class _Choice:
     """The choice for one program."""
 
-    def __init__(
-        self, flow: AxisFlow, weights: Mapping[int, GivenWeight], size: int, small: int
-    ) -> None:
+    def __init__(self, flow: AxisFlow, weights: Mapping[int, GivenWeight], size: int, small: int) -> None:
         self._flow, self._weights, self._small = flow, weights, small
         self._share = 1 - 1 / size
         self._arrays = [x for x in flow.inputs if x.is_weight]
@@ -169,13 +168,11 @@ class _Choice:
             if candidate.weight_bytes >= self._small and candidate.saved > candidate.sent:
                 found.append((root, candidate))
         # Numbers of classes decide between equal ones, which are those of the first weight in the program.
-        return sorted(found, key=lambda pair: (-pair[1].weight_bytes / (pair[1].sent + 1), pair[0]))
+        return sorted(found, key=lambda pair: (-pair[1].saved / (pair[1].sent + 1), pair[0]))
 
     def _of_weights(self, numbers: Iterable[int]) -> int:
         """Return the bytes of weights and of what is kept for them."""
-        return sum(
-            self._open[n].nbytes * (_COPIES if self._weights[n].is_trained else 1) for n in numbers
-        )
+        return sum(self._open[n].nbytes * (_COPIES if self._weights[n].is_trained else 1) for n in numbers)
 
     def alone(self) -> list[CutClass]:
         """Return the large weights that no class cuts, and that are cut by themselves."""

@@ -90,9 +90,7 @@ class AutomaticStateLayout(CutStateLayout):
             return None
         return value.lying(lambda assigned: jax.device_put(assigned, may_alias=False))
 
-    def decide(
-        self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree
-    ) -> None:
+    def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         """Decide how a model's weights lie, before its first program is made; see `StateLayout.decide`."""
         step = TrainerStep(model, replicas, task)
         variables = list({id(v): v for part in variables_of(model, task) for v in part}.values())

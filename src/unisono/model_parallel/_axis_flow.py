@@ -1,10 +1,10 @@
-"""The flow of axes of arrays through a traced program: which are the same, and what it costs to cut them. Pure.
+"""The flow of arrays' axes through a traced program: which are one, and what it costs to cut them. Pure.
 
-Two axes are joined where an operation works on each index of both by itself, as an elementwise operation does
-on all axes, and a product on those that it does not contract. If joined axes are cut together, the operation
-sends nothing. Axes that are joined, directly or through others, are one *class*. What cutting a class costs is
-noted beside: a contraction leaves partial sums, which are all-reduced; an operand that lacks an axis of the
-result gets its gradient as partial sums; and an operation that needs an axis whole gathers it.
+Two axes are joined where an operation works on each index of both by itself, as an elementwise operation
+does on all axes, and a product on those that it does not contract. If joined axes are cut together, the
+operation sends nothing. Axes that are joined, directly or through others, are one *class*. What cutting a
+class costs is noted beside: a contraction leaves partial sums, which are all-reduced; an operand that lacks
+an axis of the result gets its gradient as partial sums; and an operation that needs an axis whole gathers it.
 
 Source: Alabed et al., "PartIR", 2024 (https://arxiv.org/abs/2401.11202), and "TOAST", 2025
 (https://arxiv.org/abs/2508.15010), which read names of axes from programs, too.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
@@ -34,6 +34,7 @@ class FlowArray:
     Args:
         axes: the number of each of its axes.
         nbytes: of all its elements.
+        gradient_bytes: of its gradient: that of an array that was repeated is summed up first.
         has_gradient: whether a training step computes its gradient.
         is_weight: whether it is a weight, or made of weights alone.
         is_float: whether its elements are real numbers.
@@ -42,6 +43,7 @@ class FlowArray:
     axes: tuple[int, ...]
     shape: tuple[int, ...]
     nbytes: int
+    gradient_bytes: int
     has_gradient: bool = False
     is_weight: bool = False
     is_float: bool = True
@@ -66,8 +68,11 @@ class FlowStep:
         size: over how many devices axes are cut.
     """
 
-    def __init__(self, eqn: jex.JaxprEqn, operands: Sequence[FlowArray], size: int) -> None:
+    def __init__(
+        self, eqn: jex.JaxprEqn, operands: Sequence[FlowArray], size: int, repeated: Container[int] = ()
+    ) -> None:
         self.eqn, self.operands, self.size = eqn, list(operands), size
+        self._made_by_repeating = repeated
         self.params = eqn.params
         self.shapes = [x.shape for x in operands]
         self.out_shapes = [tuple(v.aval.shape) for v in eqn.outvars]
@@ -94,6 +99,10 @@ class FlowStep:
     def derive(self, operand: int, axis: int, result_axis: int, result: int = 0) -> None:
         """Say that an axis of a result is made of one of an operand that must be whole for it."""
         self.derived.append((Place(operand, axis), Place(result, result_axis)))
+
+    def is_repeated(self, operand: int, axis: int) -> bool:
+        """Return whether an operand has the same along all of an axis."""
+        return self.operands[operand].axes[axis] in self._made_by_repeating
 
     def divides(self, length: int) -> bool:
         """Return whether an axis of a length can be cut."""
@@ -146,8 +155,11 @@ class AxisFlow:
         self.operations: list[Operation] = []
         self.arrays: list[FlowArray] = []
         self.inputs: list[FlowArray] = []
+        self.results: list[FlowArray] = []
         #: Pairs of axes: the second is made of the first.
         self._derived: list[tuple[int, int]] = []
+        #: Axes along which an array has the same.
+        self._repeated: set[int] = set()
         self._times = 1
 
     def root(self, axis: int) -> int:
@@ -173,7 +185,8 @@ class AxisFlow:
             is_weight, is_trained = number in weights, weights.get(number, False)
             self.inputs.append(self.array(v.aval, is_trained, is_weight))
         constants = [self.array(v.aval) for v in program.jaxpr.constvars]
-        return self._body(program.jaxpr, constants, self.inputs)
+        self.results = self._body(program.jaxpr, constants, self.inputs)
+        return self.results
 
     def data_classes(self) -> set[int]:
         """Return the classes of axes of rows, steps of a sequence, pixels and so on: those of batches."""
@@ -192,7 +205,7 @@ class AxisFlow:
         is_float = bool(jnp.issubdtype(aval.dtype, jnp.inexact))
         itemsize = getattr(aval.dtype, "itemsize", 1)
         axes, nbytes = tuple(range(first, first + len(shape))), math.prod(shape) * itemsize
-        made = FlowArray(axes, shape, nbytes, has_gradient and is_float, is_weight, is_float)
+        made = FlowArray(axes, shape, nbytes, nbytes, has_gradient and is_float, is_weight, is_float)
         self.arrays.append(made)
         return made
 
@@ -238,7 +251,14 @@ class AxisFlow:
         carried, over = operands[consts : consts + carries], operands[consts + carries :]
         length = max(int(p["length"]), 1)
         rows = [
-            dataclasses.replace(x, axes=x.axes[1:], shape=x.shape[1:], nbytes=x.nbytes // length) for x in over
+            dataclasses.replace(
+                x,
+                axes=x.axes[1:],
+                shape=x.shape[1:],
+                nbytes=x.nbytes // length,
+                gradient_bytes=x.gradient_bytes // length,
+            )
+            for x in over
         ]
         before, self._times = self._times, self._times * length
         body = p["jaxpr"]
@@ -251,8 +271,14 @@ class AxisFlow:
         stacked = []
         for x in results[carries:]:
             time = over[0].axes[0] if over else self.array(eqn.outvars[-1].aval).axes[0]
-            nbytes, shape = x.nbytes * length, (length, *x.shape)
-            stacked.append(dataclasses.replace(x, axes=(time, *x.axes), shape=shape, nbytes=nbytes))
+            made = dataclasses.replace(
+                x,
+                axes=(time, *x.axes),
+                shape=(length, *x.shape),
+                nbytes=x.nbytes * length,
+                gradient_bytes=x.gradient_bytes * length,
+            )
+            stacked.append(made)
         self.arrays.extend(stacked)
         return [*results[:carries], *stacked]
 
@@ -286,13 +312,16 @@ class AxisFlow:
                 self.join(a, b)
 
     def _operation(self, eqn: jex.JaxprEqn, operands: list[FlowArray]) -> list[FlowArray]:
-        step = FlowStep(eqn, operands, self.size)
+        step = FlowStep(eqn, operands, self.size, self._repeated)
         self._rules.get(eqn.primitive.name, all_whole)(step)
         has_gradient = any(x.has_gradient for x in operands)
         # Numbers alone do not make anything else of a weight.
         arrays = [x for x in operands if x.axes]
         is_weight = bool(arrays) and all(x.is_weight for x in arrays)
         results = [self.array(v.aval, has_gradient, is_weight) for v in eqn.outvars]
+        if eqn.primitive.name == "broadcast_in_dim":
+            results = [dataclasses.replace(x, gradient_bytes=operands[0].gradient_bytes) for x in results]
+            self._repeated |= {results[j].axes[m] for j, m in step.repeated}
         for (i, k), (j, m) in step.joined:
             self.join(operands[i].axes[k], results[j].axes[m])
         for (i, k), (j, m) in step.paired:
@@ -326,7 +355,7 @@ class Traffic(NamedTuple):
 
     Args:
         array: is all-reduced or gathered.
-        kind: why: `"sum"`, `"gradient"`, `"gather"`, or `"gather gradient"`.
+        kind: why: `"sum"`, `"gradient"`, `"gather"`, `"gather gradient"`, or `"result"`.
     """
 
     array: FlowArray
@@ -336,12 +365,20 @@ class Traffic(NamedTuple):
 
 def traffic(flow: AxisFlow) -> dict[int, list[Traffic]]:
     """Return for each class of axes the messages of a training step that cutting it needs."""
-    found: dict[int, dict[tuple[int, str], Traffic]] = {}
+    found: dict[int, dict[tuple[tuple[int, ...], str], Traffic]] = {}
     for operation in flow.operations:
         for axis, (array, kind) in _messages(operation, flow.root):
             # Gradients of several uses are added up before they are sent.
-            key = id(array), kind
-            found.setdefault(axis, {}).setdefault(key, Traffic(array, kind, array.nbytes * operation.times))
+            key = array.axes, kind
+            nbytes = array.gradient_bytes if "gradient" in kind else array.nbytes
+            found.setdefault(axis, {}).setdefault(key, Traffic(array, kind, nbytes * operation.times))
+    # What is returned for each row is read whole; new values of weights lie as these do.
+    of_weights = {flow.root(a) for x in flow.inputs if x.is_weight for a in x.axes}
+    rows = flow.data_classes() - of_weights
+    for x in flow.results:
+        of = {flow.root(a) for a in x.axes}
+        for axis in of if of & rows else ():
+            found.setdefault(axis, {})[x.axes, "result"] = Traffic(x, "result", x.nbytes)
     return {axis: list(messages.values()) for axis, messages in found.items()}
 
 

@@ -84,6 +84,9 @@ def _reshape(step: FlowStep) -> None:
             continue
         if before and after and step.divides(shape[before[0]]) and step.divides(out[after[0]]):
             step.join(0, before[0], after[0])
+        elif after and any(step.is_repeated(0, axis) for axis in before):
+            # As heads of keys that several heads of queries share.
+            step.repeated.add(Place(0, after[0]))
         for axis, to in itertools.product(before, after):
             step.derive(0, axis, to)
 
@@ -216,7 +219,9 @@ def _gather(step: FlowStep) -> None:
     of_indices = [a for a in range(len(out)) if a not in numbers.offset_dims]
     for axis, to in enumerate(of_indices):
         step.join(1, axis, to)
-    for axis, of_index in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+    for axis, of_index in zip(
+        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+    ):
         step.join(0, axis, of_indices[of_index])
     chosen = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     windows = [a for a in range(len(shape)) if a not in chosen]
@@ -241,7 +246,7 @@ def _scatter(step: FlowStep) -> None:
 
 
 def _attention(step: FlowStep) -> None:
-    """cuDNN's attention, of arrays of rows, steps, heads and channels: rows and heads are apart."""
+    """CuDNN's attention, of arrays of rows, steps, heads and channels: rows and heads are apart."""
     out = step.out_shapes[0]
     for i, shape in enumerate(step.shapes[:3]):
         for axis in (0, 2) if len(shape) == len(out) == 4 else ():
@@ -257,20 +262,22 @@ def _made(step: FlowStep) -> None:
 
 _ELEMENTWISE = f"{SIMPLE_ELEMENTWISE} add sub add_any mul div neg copy copy_p real imag conj complex"
 _ELEMENTWISE += " stop_gradient sharding_constraint convert_element_type select_n pow random_gamma"
-_REDUCTIONS = "reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
+_REDUCTIONS = (
+    "reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin"
+)
 _SCATTERS = "scatter scatter-add scatter_add scatter-mul scatter_mul scatter_min scatter_max"
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
     **dict.fromkeys(_SCATTERS.split(), _scatter),
-    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _along("axis")),
-    **dict.fromkeys("reduce_window_max reduce_window_min reduce_window_sum".split(), _window),
-    **dict.fromkeys("psum psum2 pmax pmin optimization_barrier".split(), _several),
-    **dict.fromkeys("slice dynamic_slice".split(), _cut),
-    **dict.fromkeys("iota random_bits random_seed random_wrap random_unwrap".split(), _made),
-    **dict.fromkeys("threefry2x32 axis_index random_fold_in random_split".split(), _made),
-    **dict.fromkeys("dot_product_attention_fwd dot_product_attention_fwd_wrapper".split(), _attention),
+    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], _along("axis")),
+    **dict.fromkeys(["reduce_window_max", "reduce_window_min", "reduce_window_sum"], _window),
+    **dict.fromkeys(["psum", "psum2", "pmax", "pmin", "optimization_barrier"], _several),
+    **dict.fromkeys(["slice", "dynamic_slice"], _cut),
+    **dict.fromkeys(["iota", "random_bits", "random_seed", "random_wrap", "random_unwrap"], _made),
+    **dict.fromkeys(["threefry2x32", "axis_index", "random_fold_in", "random_split"], _made),
+    **dict.fromkeys(["dot_product_attention_fwd", "dot_product_attention_fwd_wrapper"], _attention),
     "sort": _along("dimension"),
     "top_k": _along("axis", "operand_axis"),
     "rev": _along("dimensions"),
