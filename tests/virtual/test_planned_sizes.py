@@ -1,11 +1,13 @@
 """`unisono plan` beside what devices hold: its programs of two devices, scaled to eight."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 
 import unisono
-from unisono.cli import _model_plan
+from unisono.cli import _model_plan, _replica_plan
 from unisono.step._keras_internals import stored_value
 from unisono.strategies._replicated import LAYOUTS
 
@@ -91,3 +93,20 @@ def test_a_step_that_is_not_compiled_has_no_plan(tmp_path):
     file.write_text(MODEL.replace('metrics=["accuracy"]', "run_eagerly=True"))
     with pytest.raises(unisono.InvalidArgumentError, match="Received: one with `run_eagerly`"):
         _model_plan.examine(options(file))
+
+
+def test_a_replica_of_several_devices_is_planned_as_it_trains(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(MODEL + "layout = {'dense/kernel': (None, 'model')}\n")
+    planned = _replica_plan.ReplicaPlanOptions(str(file), 8, 2, 4, "auto", None)
+    plan = _replica_plan.examine(planned)
+    # Column, then row: the hidden axis is cut, and the output is all-reduced once.
+    assert [(w.axis, w.nbytes) for w in plan.weights] == [(1, 12288), (0, 192), (0, 1920), (None, 40)]
+    inside = [m for m in plan.messages if m.is_inside]
+    assert [(m.kind, m.nbytes) for m in inside if m.nbytes >= 4 * 10 * 4] == [("all-reduce", 4 * 10 * 4)]
+    assert "dense/kernel" in _replica_plan.table(plan, planned)
+    unknown = _replica_plan.examine(dataclasses.replace(planned, layout="other"))
+    assert isinstance(unknown, unisono.InvalidArgumentError)
+    assert "layout map or function" in str(unknown)
+    own = _replica_plan.examine(dataclasses.replace(planned, layout="layout"))
+    assert [w.axis for w in own.weights] == [1, None, None, None]

@@ -395,6 +395,7 @@ def watch(
     epilog=_examples(
         "unisono plan model.py --devices 8 --link 10gbit",
         "unisono plan model.py:make_large --devices 64 --batch 8 --memory 80gb --step-ms 120",
+        "unisono plan model.py --devices 8 --devices-per-replica 4",
     ),
 )
 def plan(
@@ -419,10 +420,23 @@ def plan(
     device_kind: Annotated[
         str | None, typer.Option(help="Kind of the devices, such as 'NVIDIA H200': their peak, and MFU.")
     ] = None,
+    devices_per_replica: Annotated[
+        int, typer.Option(help="Devices of each replica; from 2 on, print how they share each weight.")
+    ] = 1,
+    layout: Annotated[
+        str, typer.Option(help="How they do: auto, or the name of a layout map or function in the file.")
+    ] = "auto",
 ) -> None:
     """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
     from unisono.cli import _model_plan
 
+    if devices_per_replica != 1:
+        from unisono.cli import _replica_plan
+
+        room = None if memory is None else _model_plan.parse_memory(memory)
+        given = (model, devices, devices_per_replica, batch, layout, room)
+        typer.echo(_replica_plan.main(_replica_plan.ReplicaPlanOptions(*given)))
+        return
     rate, room = _model_plan.parse_rate(link), None if memory is None else _model_plan.parse_memory(memory)
     seconds = None if step_ms is None else step_ms / 1e3
     options = _model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds, device_kind)

@@ -63,8 +63,15 @@ class ModelFile:
 
     def load(self) -> tuple[Callable[[], Any], Callable[[int], Any] | None]:
         """Run the file; return what makes a model, and what makes a batch of so many rows, if it is there."""
+        return self.functions_of(self.run())
+
+    def run(self) -> dict[str, Any]:
+        """Run the file; return what it defines."""
+        return runpy.run_path(self._file_and_function[0])
+
+    def functions_of(self, names: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[int], Any] | None]:
+        """Return what makes a model, and what makes a batch, of what the file defines."""
         file, function = self._file_and_function
-        names = runpy.run_path(file)
         if not callable(names.get(function)):
             raise InvalidArgumentError(
                 f"{file} must have a function `{function}` that returns a compiled model. Received: "
@@ -336,20 +343,16 @@ def table(size: ModelSize, options: PlanOptions) -> str:
         exchange = max(row.seconds - compute, 0.0)
         times = (_ms(exchange), _ms(row.seconds)) if row.seconds else ("", "")
         fits = () if options.memory is None else ("yes" if row.peak <= options.memory else "no",)
-        cells_of.append((row.name, *map(_mb, sizes, units), *times, *fits))
-    widths = [max(map(len, column)) for column in zip(*cells_of, strict=True)]
-    lines = []
-    for name, *others in cells_of:
-        cells = [name.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
-        lines.append("  ".join(cells).rstrip())
+        cells_of.append((row.name, *map(megabytes, sizes, units), *times, *fits))
+    lines = in_columns(cells_of)
     servers = f", servers: {options.servers}" if options.servers else ""
     how = "given" if options.step_seconds is not None else "measured here, on a CPU"
     return "\n".join(
         [
             f"{options.devices} devices, {options.batch} rows each, links of "
             f"{options.link * 8 / 1e9:g} Gbit/s{servers}; a step of one device takes {_ms(compute)} ({how})",
-            f"weights {_mb(size.weights)}, gradients {_mb(size.gradients)}, optimizer and metrics "
-            f"{_mb(size.state - size.weights)}",
+            f"weights {megabytes(size.weights)}, gradients {megabytes(size.gradients)}, "
+            f"optimizer and metrics {megabytes(size.state - size.weights)}",
             *_work_lines(size, options),
             "",
             *lines,
@@ -407,6 +410,17 @@ def _scaled(number: float) -> str:
 #: Prefixes of units, the largest first.
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table: the first column begins, and all others end at one place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *others in rows:
+        cells = [name.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
 #: Units of sizes, the largest first, in bytes.
 _UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}
 
@@ -415,7 +429,8 @@ def _unit_of(size: float) -> str:
     return next((name for name, scale in _UNITS.items() if size >= scale), "B")
 
 
-def _mb(size: float, unit: str | None = None) -> str:
+def megabytes(size: float, unit: str | None = None) -> str:
+    """Return a number of bytes as text."""
     unit = unit or _unit_of(size)
     number = size / _UNITS[unit]
     # No power of ten beside a larger number of the same column.

@@ -31,8 +31,9 @@ from unisono.model_parallel._traced_model import (
     traced,
     whole_step,
 )
-from unisono.step._layout import is_slot, lie_as, new_slot_reference, own_layout
+from unisono.step._layout import is_slot, lie_as, own_layout
 from unisono.step._value_handle import DeferredValue
+from unisono.training._chief_save import new_slot_reference
 from unisono.training.replica._step_reading import shapes_of
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
 

@@ -75,7 +75,8 @@ class FlowStep:
         self._made_by_repeating = repeated
         self.params = eqn.params
         self.shapes = [x.shape for x in operands]
-        self.out_shapes = [tuple(v.aval.shape) for v in eqn.outvars]
+        avals: list[Any] = [v.aval for v in eqn.outvars]
+        self.out_shapes = [tuple(aval.shape) for aval in avals]
         #: Axes of operands and results that are one.
         self.joined: list[tuple[Place, Place]] = []
         #: Axes of two operands that are one: those that are contracted.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import keras
 
@@ -17,8 +17,8 @@ from unisono.model_parallel._replica_grid import MODEL_AXIS
 #: For each axis of a variable the name of a mesh axis along which it is cut, or None.
 Axes: TypeAlias = Sequence[str | None]
 
-#: The kinds of `layout_map`: Keras' own, a dict like it, or a function of a variable.
-LayoutMap: TypeAlias = Mapping[str, Any] | Callable[[keras.Variable], Axes | None]
+#: The kinds of `layout_map`: Keras' own, a dict like it, a function of a variable, or `"auto"`.
+LayoutMap: TypeAlias = Mapping[str, Any] | Callable[[keras.Variable], Axes | None] | Literal["auto"]
 
 
 class LayoutRule(Protocol):
@@ -107,9 +107,9 @@ def rule_of(layout_map: object, size: int) -> LayoutRule:
     if callable(layout_map):
         return FunctionRule(layout_map)
     raise InvalidTypeError(
-        "`layout_map` must be a `keras.distribution.LayoutMap`, a dict of patterns, or a function of a "
-        f"variable. Received: layout_map={layout_map!r}. Write "
-        '`{".*dense.*kernel": (None, "model")}`, for example.'
+        '`layout_map` must be "auto", a `keras.distribution.LayoutMap`, a dict of patterns, or a function '
+        f"of a variable. Received: layout_map={layout_map!r}. Leave it out for what the model's program "
+        'says, or write `{".*dense.*kernel": (None, "model")}`, for example.'
     )
 
 

@@ -45,6 +45,7 @@ class MirroredStrategy(ReplicatedStrategy):
         layout_map: along which axes variables are cut over the devices of a replica: a
             `keras.distribution.LayoutMap` or a dict, from patterns of paths to tuples with `"model"` for the
             axis that is cut and None for others; or a function from a variable to such a tuple, or to None.
+            By default, and with `"auto"`, the axes follow from the traced program of each model.
 
     Raises:
         InvalidArgumentError: for another `state_layout`, or one that does not go with `sync`.

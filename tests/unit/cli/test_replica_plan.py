@@ -1,0 +1,79 @@
+"""What `unisono plan --devices-per-replica` reads from a compiled program, and how it is printed."""
+
+import pytest
+
+import unisono
+from unisono.cli._replica_plan import (
+    Message,
+    PlannedWeight,
+    ReplicaPlan,
+    ReplicaPlanOptions,
+    messages_of,
+    table,
+)
+
+PROGRAM = """
+  %a = f32[4,8]{1,0} all-reduce(%b), channel_id=1, replica_groups=[2,2]<=[4], to_apply=%c
+  %d = (f32[3]{0}, bf16[2,2]{1,0}) all-reduce(%e, %f), replica_groups={{0,2},{1,3}}, to_apply=%c
+  %g = s32[16]{0} all-gather(%h), replica_groups=[2,2]<=[2,2]T(1,0), dimensions={0}
+  %i = f32[6]{0} collective-permute(%j), source_target_pairs={{0,1},{2,3}}
+  %k = (f32[5]{0}, f32[10]{0}) all-gather-start(%l), replica_groups={{0,1},{2,3}}, dimensions={0}
+  %m = f32[10]{0} all-gather-done(%k)
+  %n = f32[] add(%o, %p), metadata={op_name="all-reduce"}
+"""
+
+
+def test_messages_are_those_of_the_program():
+    assert messages_of(PROGRAM, 2) == [
+        Message("all-reduce", True, 128),
+        Message("all-reduce", False, 20),
+        Message("all-gather", False, 64),
+        Message("collective-permute", True, 24),
+        Message("all-gather", True, 40),
+    ]
+
+
+@pytest.fixture
+def options(tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text("def make_model(): pass\n")
+
+    def make(**values):
+        defaults = {"devices": 8, "size": 2, "batch": 32, "layout": "auto", "memory": None}
+        return ReplicaPlanOptions(str(path), **{**defaults, **values})
+
+    return make
+
+
+def test_the_table_has_each_weight_and_the_messages_by_who_exchanges(options):
+    weights = [PlannedWeight("up/kernel", (64, 256), 1, 32768), PlannedWeight("up/bias", (3,), None, 12)]
+    plan = ReplicaPlan(weights, messages_of(PROGRAM, 2), 3 * 10**6, 10**6)
+    lines = table(plan, options(memory=5e6)).splitlines()
+    assert lines[0] == "4 replicas of 2 devices, 32 rows each; compiled for 2 of them"
+    assert lines[3].split() == ["up/kernel", "64x256", "1", "32.8", "kB"]
+    assert lines[4].split() == ["up/bias", "3", "12", "B"]
+    assert "all-reduce in a replica 1 128 B" in [" ".join(line.split()) for line in lines]
+    assert "all-gather of replicas 1 64 B" in [" ".join(line.split()) for line in lines]
+    assert "4 MB in all" in lines[-2]
+    assert "fits: yes" in lines[-2]
+    assert "fits: no" in table(plan, options(memory=3e6))
+    assert "fits" not in table(ReplicaPlan(weights, [], 1, 1), options())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"devices": 6, "size": 4}, "--devices 8"),
+        ({"size": 0}, "2 or more"),
+        ({"devices": 1}, "multiple"),
+        ({"batch": 0}, "--batch"),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error(options, values, message):
+    with pytest.raises(unisono.InvalidArgumentError, match=message):
+        options(**values)
+
+
+def test_one_replica_is_compiled_where_there_is_one(options):
+    assert options(devices=4, size=4).replicas == 1
+    assert options(devices=64, size=4).replicas == 2
