@@ -178,7 +178,7 @@ class AutomaticStateLayout(CutStateLayout):
                 id(variable) not in now,
                 next((i for i, name in enumerate(cut) if name), None),
             )
-        return choose_cuts(program, given, self._mesh.devices_per_replica)
+        return choose_cuts(program, given, self._grid.devices_per_replica)
 
     def _lie(
         self,
@@ -198,7 +198,7 @@ class AutomaticStateLayout(CutStateLayout):
                 self._note_whole(variable)
                 continue
             cut = [MODEL_AXIS if i == axis else None for i in range(len(variable.shape))]
-            lie_as(variable, CutLayout(self._mesh, PartitionSpec(*cut)))
+            lie_as(variable, CutLayout(self._grid, PartitionSpec(*cut)))
             self.chosen[variable.path] = axis
         for slot in slots:
             reference = getattr(slot, _SLOT_OF, None)
