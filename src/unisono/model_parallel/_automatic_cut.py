@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import jax.extend.core as jex
 
-from unisono.model_parallel._axis_flow import AxisFlow, FlowArray, Operation, Traffic, traffic
+from unisono.model_parallel._axis_flow import AxisFlow, FlowArray, Operation, traffic
 from unisono.model_parallel._axis_rules import RULES
 
 #: Bytes of weights below which a class is not worth a message, and a weight is not cut by itself.
@@ -57,14 +57,12 @@ class CutClass(NamedTuple):
         weight_bytes: of these weights.
         saved: bytes that each device has less.
         sent: bytes that a training step all-reduces or gathers for it.
-        messages: of which arrays.
     """
 
     axes: dict[int, int]
     weight_bytes: int
     saved: float
     sent: int
-    messages: tuple[Traffic, ...] = ()
 
 
 def choose_cuts(
@@ -99,7 +97,6 @@ class _Choice:
     def __init__(self, flow: AxisFlow, weights: Mapping[int, GivenWeight], size: int, small: int) -> None:
         self._flow, self._weights, self._small = flow, weights, small
         self._share = 1 - 1 / size
-        self._arrays = [x for x in flow.inputs if x.is_weight]
         #: By number: each weight that can be cut.
         self._open = {
             n: flow.inputs[n] for n, w in weights.items() if not w.is_decided and flow.inputs[n].is_float
@@ -163,7 +160,6 @@ class _Choice:
                 sum(self._open[n].nbytes for n in axes),
                 (self._of_weights(axes) + activations) * self._share,
                 sum(m.nbytes for m in sent),
-                tuple(sent),
             )
             if candidate.weight_bytes >= self._small and candidate.saved > candidate.sent:
                 found.append((root, candidate))

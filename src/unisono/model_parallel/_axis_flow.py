@@ -71,7 +71,7 @@ class FlowStep:
     def __init__(
         self, eqn: jex.JaxprEqn, operands: Sequence[FlowArray], size: int, repeated: Container[int] = ()
     ) -> None:
-        self.eqn, self.operands, self.size = eqn, list(operands), size
+        self.operands, self.size = list(operands), size
         self._made_by_repeating = repeated
         self.params = eqn.params
         self.shapes = [x.shape for x in operands]
