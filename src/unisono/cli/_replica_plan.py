@@ -64,7 +64,7 @@ class PlannedWeight(NamedTuple):
     """How a weight lies.
 
     Args:
-        axis: that is cut; None for one that is whole on each device.
+        axis: that is cut; None for a weight that is whole on each device.
         nbytes: on each device.
     """
 
@@ -74,7 +74,7 @@ class PlannedWeight(NamedTuple):
     nbytes: int
 
 
-class Message(NamedTuple):
+class PlannedMessage(NamedTuple):
     """A collective of a compiled program.
 
     Args:
@@ -90,7 +90,7 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaPlan:
-    """What was read from the program.
+    """The weights, messages and memory of a compiled step.
 
     Args:
         given: bytes of state and of the batch on each device.
@@ -98,12 +98,12 @@ class ReplicaPlan:
     """
 
     weights: list[PlannedWeight]
-    messages: list[Message]
+    messages: list[PlannedMessage]
     given: int
     temporary: int
 
 
-def messages_of(program: str, size: int) -> list[Message]:
+def messages_of(program: str, size: int) -> list[PlannedMessage]:
     """Return the collectives of a compiled program.
 
     Args:
@@ -112,13 +112,13 @@ def messages_of(program: str, size: int) -> list[Message]:
 
     >>> text = "%a = f32[4,8]{1,0} all-reduce(%b), channel_id=1, replica_groups=[2,2]<=[4], to_apply=%c"
     >>> messages_of(text, 2)
-    [Message(kind='all-reduce', is_inside=True, nbytes=128)]
+    [PlannedMessage(kind='all-reduce', is_inside=True, nbytes=128)]
     """
     form = rf"= (\(.*?\)|\S+) ({'|'.join(_KINDS)})(-start)?\(.*"
     return list(_messages(re.finditer(form, program), size))
 
 
-def _messages(found: Iterator[re.Match[str]], size: int) -> Iterator[Message]:
+def _messages(found: Iterator[re.Match[str]], size: int) -> Iterator[PlannedMessage]:
     for match in found:
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
         sizes = [
@@ -129,7 +129,7 @@ def _messages(found: Iterator[re.Match[str]], size: int) -> Iterator[Message]:
             # One that is started and awaited returns its operands, too.
             sizes = sizes[len(sizes) // 2 :]
         members = _first_group(match[0])
-        yield Message(match[2], len({n // size for n in members}) == 1, sum(sizes))
+        yield PlannedMessage(match[2], len({n // size for n in members}) == 1, sum(sizes))
 
 
 def _first_group(line: str) -> list[int]:
@@ -216,9 +216,9 @@ def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
     )
 
 
-def _rows_of_messages(messages: Sequence[Message]) -> list[tuple[str, ...]]:
+def _rows_of_messages(messages: Sequence[PlannedMessage]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("messages of a step", "", "count", "bytes")]
-    scopes: tuple[tuple[str, Callable[[Message], bool]], ...] = (
+    scopes: tuple[tuple[str, Callable[[PlannedMessage], bool]], ...] = (
         ("in a replica", lambda m: m.is_inside),
         ("of replicas", lambda m: not m.is_inside),
     )

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import jax.extend.core as jex
 
-from unisono.model_parallel._axis_flow import AxisFlow, FlowArray, Operation, traffic
+from unisono.model_parallel._axis_flow import AxisFlow, FlowArray, FlowOperation, traffic
 from unisono.model_parallel._axis_rules import RULES
 
 #: Bytes of weights below which a class is not worth a message, and a weight is not cut by itself.
@@ -41,7 +41,7 @@ class GivenWeight:
     Args:
         is_trained: whether a training step updates it.
         is_decided: whether it lies already as it will.
-        cut: the axis that is cut of one that is decided; None for a whole one.
+        cut: the axis that is cut already; None for a whole weight.
     """
 
     is_trained: bool
@@ -116,14 +116,14 @@ class _Choice:
             if weight.is_decided and weight.cut is not None:
                 root = flow.root(flow.inputs[number].axes[weight.cut])
                 self._taken |= self._having({root: {}})[root]
-        found = []
+        classes = []
         for root, candidate in self._ranked(members):
             if self._taken & having[root]:
                 continue
             self._taken |= having[root]
             self._cut |= set(candidate.axes)
-            found.append(candidate)
-        return found
+            classes.append(candidate)
+        return classes
 
     def _members(self) -> dict[int, dict[int, int]]:
         """Return by class the axis of each weight that it could cut."""
@@ -148,7 +148,7 @@ class _Choice:
         """Return the classes that are worth it, the best first."""
         messages = traffic(self._flow)
         having = self._having(members)
-        found = []
+        classes = []
         for root, axes in members.items():
             sent = messages.get(root, [])
             if any(m.kind == "gather" and m.array.is_weight for m in sent):
@@ -162,9 +162,9 @@ class _Choice:
                 sum(m.nbytes for m in sent),
             )
             if candidate.weight_bytes >= self._small and candidate.saved > candidate.sent:
-                found.append((root, candidate))
-        # Numbers of classes decide between equal ones, which are those of the first weight in the program.
-        return sorted(found, key=lambda pair: (-pair[1].saved / (pair[1].sent + 1), pair[0]))
+                classes.append((root, candidate))
+        # Between equal classes the first weight in the program decides.
+        return sorted(classes, key=lambda pair: (-pair[1].saved / (pair[1].sent + 1), pair[0]))
 
     def _of_weights(self, numbers: Iterable[int]) -> int:
         """Return the bytes of weights and of what is kept for them."""
@@ -172,7 +172,7 @@ class _Choice:
 
     def alone(self) -> list[CutClass]:
         """Return the large weights that no class cuts, and that are cut by themselves."""
-        found = []
+        classes = []
         for number, array in self._open.items():
             if number in self._cut or array.nbytes < max(_SMALL_ALONE, self._small):
                 continue
@@ -184,8 +184,8 @@ class _Choice:
             ]
             if costs and min(costs)[0] < saved:
                 cost, axis = min(costs)
-                found.append(CutClass({number: axis}, array.nbytes, saved, cost))
-        return found
+                classes.append(CutClass({number: axis}, array.nbytes, saved, cost))
+        return classes
 
     def _cost_alone(self, weight: FlowArray, axis: int) -> int | None:
         """Return the bytes that are sent where a weight alone is cut; None where it would be gathered."""
@@ -203,14 +203,14 @@ class _Choice:
                     cost += operation.times * _sent_alone(operation, i, mine <= operation.reduced[i])
         return cost
 
-    def _continued(self, operation: Operation, mine: set[int]) -> set[int]:
+    def _continued(self, operation: FlowOperation, mine: set[int]) -> set[int]:
         """Return the axes of results, made of weights alone, that are axes of their operand."""
         roots = {self._flow.root(a) for a in mine}
         given = [a for axes in operation.given for a in axes]
         return {a for a in given if self._flow.root(a) in roots}
 
 
-def _sent_alone(operation: Operation, number: int, is_reduced: bool) -> int:
+def _sent_alone(operation: FlowOperation, number: int, is_reduced: bool) -> int:
     """Return the bytes that an operation of activations sends for an operand that is cut alone.
 
     Args:

@@ -55,7 +55,7 @@ _SLOT_OF = "_unisono_slot_of"
 _SMALL = 1 << 14
 
 
-class _Undecided:
+class UndecidedRule:
     """The rule of a layout that decides later."""
 
     def __call__(self, variable: keras.Variable) -> tuple[str | None, ...] | None:
@@ -75,8 +75,8 @@ class AutomaticStateLayout(CutStateLayout):
     """
 
     def __init__(self, mesh: ReplicaGrid, ops: CrossDeviceOps) -> None:
-        super().__init__(mesh, _Undecided(), ops)
-        #: What was chosen, for people: by path, the axis of each weight that is cut.
+        super().__init__(mesh, UndecidedRule(), ops)
+        #: By path: the axis of each weight that is cut, for people.
         self.chosen: dict[str, int] = {}
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
@@ -117,7 +117,7 @@ class AutomaticStateLayout(CutStateLayout):
     def decide_step(
         self,
         plan: StatePlan,
-        run: Callable[[list[jax.Array], list[Any]], object],
+        run: Callable[..., object],
         arrays: Sequence[Any],
     ) -> bool:
         """Decide how the variables of a step of `run` lie; see `StateLayout.decide_step`."""
@@ -139,7 +139,7 @@ class AutomaticStateLayout(CutStateLayout):
     def _first_readable(
         self, what: str, *ways: tuple[Callable[[], list[CutClass]], Sequence[keras.Variable]]
     ) -> tuple[list[CutClass], Sequence[keras.Variable]]:
-        """Return what the first way finds that can be traced."""
+        """Return the choice of the first way that can be traced, and its variables."""
         reasons = []
         for choose, variables in ways:
             try:
@@ -161,7 +161,7 @@ class AutomaticStateLayout(CutStateLayout):
         weights: Sequence[keras.Variable],
         has_gradients: bool = False,
     ) -> list[CutClass]:
-        """Return what is cut.
+        """Return the classes to cut.
 
         Args:
             program: its first arguments are the values of the variables.

@@ -34,7 +34,7 @@ class FlowArray:
     Args:
         axes: the number of each of its axes.
         nbytes: of all its elements.
-        gradient_bytes: of its gradient: that of an array that was repeated is summed up first.
+        gradient_bytes: of its gradient, which is summed up first where the array was repeated.
         has_gradient: whether a training step computes its gradient.
         is_weight: whether it is a weight, or made of weights alone.
         is_float: whether its elements are real numbers.
@@ -49,7 +49,7 @@ class FlowArray:
     is_float: bool = True
 
 
-class Place(NamedTuple):
+class AxisPlace(NamedTuple):
     """An axis of an operand, or of a result, of an operation.
 
     Args:
@@ -78,28 +78,28 @@ class FlowStep:
         avals: list[Any] = [v.aval for v in eqn.outvars]
         self.out_shapes = [tuple(aval.shape) for aval in avals]
         #: Axes of operands and results that are one.
-        self.joined: list[tuple[Place, Place]] = []
+        self.joined: list[tuple[AxisPlace, AxisPlace]] = []
         #: Axes of two operands that are one: those that are contracted.
-        self.paired: list[tuple[Place, Place]] = []
+        self.paired: list[tuple[AxisPlace, AxisPlace]] = []
         #: Axes of operands over which results are sums, or the like.
-        self.reduced: set[Place] = set()
+        self.reduced: set[AxisPlace] = set()
         #: Axes of results along which operands are repeated.
-        self.repeated: set[Place] = set()
+        self.repeated: set[AxisPlace] = set()
         #: Axes of results that are made of others, and are not cut with them.
-        self.derived: list[tuple[Place, Place]] = []
+        self.derived: list[tuple[AxisPlace, AxisPlace]] = []
 
     def join(self, operand: int, axis: int, result_axis: int, result: int = 0) -> None:
         """Say that an axis of an operand and one of a result are the same."""
-        self.joined.append((Place(operand, axis), Place(result, result_axis)))
+        self.joined.append((AxisPlace(operand, axis), AxisPlace(result, result_axis)))
 
-    def contract(self, one: Place, other: Place) -> None:
+    def contract(self, one: AxisPlace, other: AxisPlace) -> None:
         """Say that results are sums over an axis that two operands share."""
         self.paired.append((one, other))
         self.reduced |= {one, other}
 
     def derive(self, operand: int, axis: int, result_axis: int, result: int = 0) -> None:
         """Say that an axis of a result is made of one of an operand that must be whole for it."""
-        self.derived.append((Place(operand, axis), Place(result, result_axis)))
+        self.derived.append((AxisPlace(operand, axis), AxisPlace(result, result_axis)))
 
     def is_repeated(self, operand: int, axis: int) -> bool:
         """Return whether an operand has the same along all of an axis."""
@@ -113,8 +113,8 @@ class FlowStep:
 Rule = Callable[[FlowStep], None]
 
 
-class Operation(NamedTuple):
-    """What is known of an operation, with numbers of axes in place of places.
+class FlowOperation(NamedTuple):
+    """An operation, with numbers of axes in place of places.
 
     Args:
         times: how often it runs in a step.
@@ -153,7 +153,7 @@ class AxisFlow:
     def __init__(self, size: int, rules: dict[str, Rule]) -> None:
         self.size, self._rules = size, rules
         self._parents: list[int] = []
-        self.operations: list[Operation] = []
+        self.operations: list[FlowOperation] = []
         self.arrays: list[FlowArray] = []
         self.inputs: list[FlowArray] = []
         self.results: list[FlowArray] = []
@@ -190,13 +190,13 @@ class AxisFlow:
         return self.results
 
     def data_classes(self) -> set[int]:
-        """Return the classes of axes of rows, steps of a sequence, pixels and so on: those of batches."""
-        found = {self.root(a) for x in self.inputs if not x.is_weight for a in x.axes}
+        """Return the classes of axes of rows, steps of a sequence, pixels and so on, which batches have."""
+        classes = {self.root(a) for x in self.inputs if not x.is_weight for a in x.axes}
         while True:
-            more = {self.root(b) for a, b in self._derived if self.root(a) in found} - found
+            more = {self.root(b) for a, b in self._derived if self.root(a) in classes} - classes
             if not more:
-                return found
-            found |= more
+                return classes
+            classes |= more
 
     def array(self, aval: Any, has_gradient: bool = False, is_weight: bool = False) -> FlowArray:
         """Return a new array, each axis of which is a class of its own."""
@@ -295,7 +295,7 @@ class AxisFlow:
     def _carry(
         self, inner: Sequence[Any], carried: Sequence[FlowArray], operands: Sequence[FlowArray]
     ) -> list[FlowArray]:
-        """Return what stands for the state of a loop inside it: it has a gradient if anything has."""
+        """Return the state of a loop inside it, which has a gradient if any operand has."""
         has_gradient = any(x.has_gradient for x in operands)
         made = [self.array(v.aval, has_gradient) for v in inner]
         self._join_all(carried, made)
@@ -332,16 +332,16 @@ class AxisFlow:
         given = _by_number((b for _, b in step.joined), results)
         reduced, repeated = _by_number(step.reduced, operands), _by_number(step.repeated, results)
         parts = tuple(operands), tuple(results), kept, reduced, given, repeated
-        self.operations.append(Operation(eqn.primitive.name, self._times, *parts))
+        self.operations.append(FlowOperation(eqn.primitive.name, self._times, *parts))
         return results
 
 
 def _by_number(places: Any, arrays: Sequence[FlowArray]) -> tuple[frozenset[int], ...]:
     """Return the numbers of axes at places, for each array."""
-    found: list[set[int]] = [set() for _ in arrays]
+    numbers: list[set[int]] = [set() for _ in arrays]
     for number, axis in places:
-        found[number].add(arrays[number].axes[axis])
-    return tuple(map(frozenset, found))
+        numbers[number].add(arrays[number].axes[axis])
+    return tuple(map(frozenset, numbers))
 
 
 def all_whole(step: FlowStep) -> None:
@@ -351,8 +351,8 @@ def all_whole(step: FlowStep) -> None:
             step.derive(i, k, m, j)
 
 
-class Traffic(NamedTuple):
-    """What one class of axes costs at one array, if it is cut.
+class AxisTraffic(NamedTuple):
+    """The price of cutting a class of axes, at one array.
 
     Args:
         array: is all-reduced or gathered.
@@ -364,27 +364,27 @@ class Traffic(NamedTuple):
     nbytes: int
 
 
-def traffic(flow: AxisFlow) -> dict[int, list[Traffic]]:
+def traffic(flow: AxisFlow) -> dict[int, list[AxisTraffic]]:
     """Return for each class of axes the messages of a training step that cutting it needs."""
-    found: dict[int, dict[tuple[tuple[int, ...], str], Traffic]] = {}
+    messages: dict[int, dict[tuple[tuple[int, ...], str], AxisTraffic]] = {}
     for operation in flow.operations:
         for axis, (array, kind) in _messages(operation, flow.root):
             # Gradients of several uses are added up before they are sent.
             key = array.axes, kind
             nbytes = array.gradient_bytes if "gradient" in kind else array.nbytes
-            found.setdefault(axis, {}).setdefault(key, Traffic(array, kind, nbytes * operation.times))
+            messages.setdefault(axis, {}).setdefault(key, AxisTraffic(array, kind, nbytes * operation.times))
     # What is returned for each row is read whole; new values of weights lie as these do.
     of_weights = {flow.root(a) for x in flow.inputs if x.is_weight for a in x.axes}
     rows = flow.data_classes() - of_weights
     for x in flow.results:
         of = {flow.root(a) for a in x.axes}
         for axis in of if of & rows else ():
-            found.setdefault(axis, {})[x.axes, "result"] = Traffic(x, "result", x.nbytes)
-    return {axis: list(messages.values()) for axis, messages in found.items()}
+            messages.setdefault(axis, {})[x.axes, "result"] = AxisTraffic(x, "result", x.nbytes)
+    return {axis: list(sent.values()) for axis, sent in messages.items()}
 
 
 def _messages(
-    operation: Operation, root: Callable[[int], int]
+    operation: FlowOperation, root: Callable[[int], int]
 ) -> Iterator[tuple[int, tuple[FlowArray, str]]]:
     outputs = {root(a) for x in operation.results for a in x.axes}
     for x, kept, reduced in zip(operation.operands, operation.kept, operation.reduced, strict=True):
@@ -406,5 +406,5 @@ def _messages(
                 yield root(axis), (y, "gather gradient")
 
 
-def _known(operation: Operation) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
+def _known(operation: FlowOperation) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     return zip(operation.given, operation.repeated, strict=True)

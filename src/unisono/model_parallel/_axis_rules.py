@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from unisono.model_parallel._axis_flow import FlowStep, Place, Rule
+from unisono.model_parallel._axis_flow import AxisPlace, FlowStep, Rule
 from unisono.training.rows._row_rules import SIMPLE_ELEMENTWISE
 
 
@@ -30,9 +30,9 @@ def _along(*names: str) -> Rule:
     """Return the rule of an operation that relates the elements along some axes."""
 
     def rule(step: FlowStep) -> None:
-        found = next((step.params[n] for n in names if n in step.params), None)
+        given = next((step.params[n] for n in names if n in step.params), None)
         rank = len(step.out_shapes[0])
-        axes = {rank - 1} if found is None else {found} if isinstance(found, int) else set(found)
+        axes = {rank - 1} if given is None else {given} if isinstance(given, int) else set(given)
         axes = {a % rank for a in axes}
         for (i, shape), (j, out) in itertools.product(enumerate(step.shapes), enumerate(step.out_shapes)):
             for axis in range(rank if len(shape) == len(out) else 0):
@@ -47,7 +47,7 @@ def _reduction(step: FlowStep) -> None:
         if not shape:
             continue
         kept = [a for a in range(len(shape)) if a not in axes]
-        step.reduced.update(Place(i, a) for a in axes)
+        step.reduced.update(AxisPlace(i, a) for a in axes)
         for j in range(len(step.out_shapes)):
             for to, axis in enumerate(kept):
                 step.join(i, axis, to, j)
@@ -60,8 +60,8 @@ def _broadcast(step: FlowStep) -> None:
         if shape[axis] == out[to]:
             step.join(0, axis, to)
         else:
-            step.repeated.add(Place(0, to))
-    step.repeated.update(Place(0, to) for to in range(len(out)) if to not in places)
+            step.repeated.add(AxisPlace(0, to))
+    step.repeated.update(AxisPlace(0, to) for to in range(len(out)) if to not in places)
 
 
 def _transpose(step: FlowStep) -> None:
@@ -86,13 +86,13 @@ def _reshape(step: FlowStep) -> None:
             step.join(0, before[0], after[0])
         elif after and any(step.is_repeated(0, axis) for axis in before):
             # As heads of keys that several heads of queries share.
-            step.repeated.add(Place(0, after[0]))
+            step.repeated.add(AxisPlace(0, after[0]))
         for axis, to in itertools.product(before, after):
             step.derive(0, axis, to)
 
 
 def _groups(shape: Sequence[int], out: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return which axes of two shapes have the same elements; those of one element are left out.
+    """Return which axes of two shapes have the same elements, without axes of length 1.
 
     >>> _groups((2, 12, 5), (2, 3, 4, 5))
     [([0], [0]), ([1], [1, 2]), ([2], [3])]
@@ -180,7 +180,7 @@ def _tile(step: FlowStep) -> None:
 def _dot(step: FlowStep) -> None:
     (left, right), (left_rows, right_rows) = step.params["dimension_numbers"]
     for a, b in zip(left, right, strict=True):
-        step.contract(Place(0, a), Place(1, b))
+        step.contract(AxisPlace(0, a), AxisPlace(1, b))
     for to, (a, b) in enumerate(zip(left_rows, right_rows, strict=True)):
         step.join(0, a, to)
         step.join(1, b, to)
@@ -200,7 +200,7 @@ def _convolution(step: FlowStep) -> None:
     (step.join if row_groups == 1 else step.derive)(0, given[0], out[0])
     step.join(1, kernel[0], out[1])
     if groups == 1:
-        step.contract(Place(0, given[1]), Place(1, kernel[1]))
+        step.contract(AxisPlace(0, given[1]), AxisPlace(1, kernel[1]))
     elif step.divides(groups):
         # Each part of the channels is a convolution of its own.
         step.join(0, given[1], out[1])
@@ -213,7 +213,7 @@ def _convolution(step: FlowStep) -> None:
 
 
 def _gather(step: FlowStep) -> None:
-    """Rows of a table, or elements: an axis that indices choose from is like one that is contracted."""
+    """Rows of a table, or elements: an axis from which indices choose is like a contracted axis."""
     numbers, sizes = step.params["dimension_numbers"], step.params["slice_sizes"]
     shape, out = step.shapes[0], step.out_shapes[0]
     of_indices = [a for a in range(len(out)) if a not in numbers.offset_dims]
@@ -227,11 +227,11 @@ def _gather(step: FlowStep) -> None:
     windows = [a for a in range(len(shape)) if a not in chosen]
     for axis, to in zip(windows, numbers.offset_dims, strict=True):
         (step.join if sizes[axis] == shape[axis] else step.derive)(0, axis, to)
-    step.reduced.update(Place(0, axis) for axis in numbers.collapsed_slice_dims)
+    step.reduced.update(AxisPlace(0, axis) for axis in numbers.collapsed_slice_dims)
 
 
 def _scatter(step: FlowStep) -> None:
-    """Additions to chosen elements: each device makes those of its part."""
+    """Additions to chosen elements: each device adds to its part."""
     numbers = step.params["dimension_numbers"]
     for axis in range(len(step.shapes[0])):
         step.join(0, axis, axis)
@@ -242,7 +242,7 @@ def _scatter(step: FlowStep) -> None:
             step.join(2, axis, to)
     for i in (1, 2):
         window = numbers.update_window_dims if i == 2 else ()
-        step.reduced.update(Place(i, a) for a in range(len(step.shapes[i])) if a not in window)
+        step.reduced.update(AxisPlace(i, a) for a in range(len(step.shapes[i])) if a not in window)
 
 
 def _attention(step: FlowStep) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from unisono._errors import UnsupportedError
+from unisono._features import load
 from unisono._mesh import AXIS
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
@@ -254,8 +255,6 @@ def cut_layout(
             f"{received}. Leave {received.partition('=')[0]} out."
         )
     if layout_map is None or layout_map == "auto":
-        # What reads programs is loaded for this alone.
-        from unisono.model_parallel._automatic_layout import AutomaticStateLayout
-
-        return AutomaticStateLayout(mesh, ops)
+        automatic: StateLayout = load("layout by a model's program")(mesh, ops)
+        return automatic
     return CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)

@@ -39,7 +39,7 @@ def shape_of(variable: keras.Variable, copies: int | None = None) -> jax.ShapeDt
     """Return the shape and type of a variable's array.
 
     Args:
-        copies: how many rows it has, of one that has a value for each replica.
+        copies: the number of replicas, where each has its own value.
     """
     rows = () if copies is None else (copies,)
     return jax.ShapeDtypeStruct((*rows, *variable.shape), stored_dtype(variable))
@@ -82,9 +82,10 @@ def forward_pass(
         pairs += [(v, jnp.zeros(tuple(v.shape), stored_dtype(v))) for v in own]
         with DiscardingScope(pairs, collect_losses=True) as scope:
             outputs = model(x, **kwargs)
-            found = loss_of_step(model, x, y, outputs, sample_weight, training=True) if with_loss else outputs
+            if with_loss:
+                outputs = loss_of_step(model, x, y, outputs, sample_weight, training=True)
             states = [scope.get_current_value(v) for v in model.non_trainable_variables]
-        return found, states
+        return outputs, states
 
     shapes, given = list(map(shape_of, variables)), (x, y, sample_weight)
     if model.compiled and y is not None:

@@ -345,28 +345,13 @@ class StateLayout:
         """
 
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
-        """Decide how the weights of a model lie, before a program of it is made; called before each is.
+        """Decide how a model's weights lie before a program is made, of which `batch` is the first one."""
+
+    def decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> bool:
+        """Decide how the variables of a step of `strategy.run` lie; whether any lies in another way now.
 
         Args:
-            task: what the program does.
-            batch: the first one, of all replicas' rows; only shapes and types count.
-        """
-
-    def decide_step(
-        self,
-        plan: StatePlan,
-        run: Callable[[list[jax.Array], list[Any]], object],
-        arrays: Sequence[Any],
-    ) -> bool:
-        """Decide how the variables of a step of `strategy.run` lie, before its program is made.
-
-        Args:
-            plan: of its variables.
-            run: the step, from values of the variables and arrays to new values.
-            arrays: of its call; only shapes and types count.
-
-        Returns:
-            Whether any lies in another way now.
+            run: the step, from values of the plan's variables and the arrays of a call to new values.
         """
         return False
 

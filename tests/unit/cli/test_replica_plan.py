@@ -4,7 +4,7 @@ import pytest
 
 import unisono
 from unisono.cli._replica_plan import (
-    Message,
+    PlannedMessage,
     PlannedWeight,
     ReplicaPlan,
     ReplicaPlanOptions,
@@ -25,11 +25,11 @@ PROGRAM = """
 
 def test_messages_are_those_of_the_program():
     assert messages_of(PROGRAM, 2) == [
-        Message("all-reduce", True, 128),
-        Message("all-reduce", False, 20),
-        Message("all-gather", False, 64),
-        Message("collective-permute", True, 24),
-        Message("all-gather", True, 40),
+        PlannedMessage("all-reduce", True, 128),
+        PlannedMessage("all-reduce", False, 20),
+        PlannedMessage("all-gather", False, 64),
+        PlannedMessage("collective-permute", True, 24),
+        PlannedMessage("all-gather", True, 40),
     ]
 
 
