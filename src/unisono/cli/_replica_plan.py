@@ -140,9 +140,10 @@ def _first_group(line: str) -> list[int]:
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if iota is None:
         return [0]
-    groups, dims, order = ([int(n) for n in text.split(",")] if text else None for text in iota.groups())
-    numbers = np.arange(np.prod(dims)).reshape(dims)
-    return [int(n) for n in numbers.transpose(order).reshape(groups)[0]]
+    lists = ([int(n) for n in text.split(",")] if text else [] for text in iota.groups())
+    groups, dims, order = lists
+    numbers = np.arange(math.prod(dims)).reshape(dims)
+    return [int(n) for n in numbers.transpose(order or None).reshape(groups)[0]]
 
 
 def examine(options: ReplicaPlanOptions) -> ReplicaPlan | UnisonoError:
@@ -179,7 +180,7 @@ def _examine(options: ReplicaPlanOptions) -> ReplicaPlan:
     compiled = lowered_step(model, x, y).compile()
     memory: Any = compiled.memory_analysis()
     layout = strategy.state_layout
-    weights = [_planned(v, layout.of(v).sharding.spec, options.size) for v in model.weights]
+    weights = [_planned(v, tuple(layout.of(v).sharding.spec), options.size) for v in model.weights]
     messages = messages_of(compiled.as_text() or "", options.size)
     return ReplicaPlan(weights, messages, memory.argument_size_in_bytes, memory.temp_size_in_bytes)
 

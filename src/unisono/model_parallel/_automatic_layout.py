@@ -203,9 +203,10 @@ class AutomaticStateLayout(CutStateLayout):
         for slot in slots:
             reference = getattr(slot, _SLOT_OF, None)
             weight = None if reference is None else reference()
-            layout = None if weight is None else own_layout(weight)
-            if isinstance(layout, CutLayout) and tuple(slot.shape) == tuple(weight.shape):
-                lie_as(slot, layout)
+            if weight is not None and tuple(slot.shape) == tuple(weight.shape):
+                layout = own_layout(weight)
+                if isinstance(layout, CutLayout):
+                    lie_as(slot, layout)
 
     def _is_decided(self, variable: keras.Variable) -> bool:
         reference = getattr(variable, _DECIDED, None)
