@@ -9,6 +9,7 @@ Tests: tests/unit/cli/test_replica_plan.py, tests/virtual/test_planned_sizes.py.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
