@@ -70,7 +70,7 @@ class ModelFile:
         return runpy.run_path(self._file_and_function[0])
 
     def functions_of(self, names: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[int], Any] | None]:
-        """Return what makes a model, and what makes a batch, of what the file defines."""
+        """Return the makers of a model and of a batch, among the names that the file defines."""
         file, function = self._file_and_function
         if not callable(names.get(function)):
             raise InvalidArgumentError(

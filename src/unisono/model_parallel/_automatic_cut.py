@@ -19,7 +19,7 @@ Tests: tests/unit/model_parallel/test_automatic_cut.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 import jax.extend.core as jex
@@ -110,15 +110,18 @@ class _Choice:
         """Return the classes that are cut."""
         flow = self._flow
         members = self._members()
-        having = self._having(members)
-        # What lies already is cut, whatever it costs.
-        for number, weight in self._weights.items():
-            if weight.is_decided and weight.cut is not None:
-                root = flow.root(flow.inputs[number].axes[weight.cut])
-                self._taken |= self._having({root: {}})[root]
+        # A class of which a weight lies in parts already is cut, whatever it costs.
+        fixed = {
+            flow.root(flow.inputs[number].axes[weight.cut])
+            for number, weight in self._weights.items()
+            if weight.is_decided and weight.cut is not None
+        }
+        having = self._having({*members, *fixed})
+        for root in fixed:
+            self._taken |= having[root]
         classes = []
-        for root, candidate in self._ranked(members):
-            if self._taken & having[root]:
+        for root, candidate in self._ranked(members, having, fixed):
+            if root not in fixed and self._taken & having[root]:
                 continue
             self._taken |= having[root]
             self._cut |= set(candidate.axes)
@@ -144,10 +147,11 @@ class _Choice:
                     having[root].add(number)
         return having
 
-    def _ranked(self, members: dict[int, dict[int, int]]) -> list[tuple[int, CutClass]]:
-        """Return the classes that are worth it, the best first."""
+    def _ranked(
+        self, members: dict[int, dict[int, int]], having: dict[int, set[int]], fixed: Container[int]
+    ) -> list[tuple[int, CutClass]]:
+        """Return the classes that are worth it, the best first, and those that are cut anyway."""
         messages = traffic(self._flow)
-        having = self._having(members)
         classes = []
         for root, axes in members.items():
             sent = messages.get(root, [])
@@ -161,7 +165,8 @@ class _Choice:
                 (self._of_weights(axes) + activations) * self._share,
                 sum(m.nbytes for m in sent),
             )
-            if candidate.weight_bytes >= self._small and candidate.saved > candidate.sent:
+            is_worth_it = candidate.weight_bytes >= self._small and candidate.saved > candidate.sent
+            if is_worth_it or root in fixed:
                 classes.append((root, candidate))
         # Between equal classes the first weight in the program decides.
         return sorted(classes, key=lambda pair: (-pair[1].saved / (pair[1].sent + 1), pair[0]))

@@ -262,6 +262,8 @@ def test_what_lies_already_stays():
     """And others go with it, or lie beside it, but cut nothing in a second way."""
     as_is = {"a": GivenWeight(True, True, None), "a_bias": GivenWeight(True, True, None)}
     assert axes_of(relu_of, TWO, X, **as_is) == {"a": None, "a_bias": None, "b": 0, "b_bias": None}
+    columns = {"a": GivenWeight(True, True, 1)}
+    assert axes_of(relu_of, TWO, X, small=1 << 20, **columns) == {**CUT, "a": None}
     rows = {"b": GivenWeight(True, True, 1)}
     assert axes_of(relu_of, TWO, X, **rows)["a"] in (None, 0)
 

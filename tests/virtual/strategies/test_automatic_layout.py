@@ -154,7 +154,7 @@ MODELS = {
     "transformer": (transformer, tokens_to_tokens, {"words/embeddings": 0, "up_0/kernel": 1} | HEADS),
     "mlp": (mlp, numbers(20), {}),
     "grouped queries": (
-        lambda: transformer(attention=lambda: L.GroupQueryAttention(8, 4, 2)),
+        lambda: transformer(attention=lambda: L.GroupQueryAttention(16, 4, 2)),
         tokens_to_tokens,
         HEADS,
     ),
@@ -163,7 +163,7 @@ MODELS = {
     "experts": (experts, numbers(STEPS, WIDTH), {"experts/up": 0, "experts/down": 0}),
 }
 #: How many weights are cut of the models whose layers have numbers for names.
-COUNTS = {"mlp": 6, "cnn": 12}
+COUNTS = {"mlp": 6, "cnn": 6}
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,14 @@ def test_a_layer_costs_four_all_reduces_and_no_gather():
 
 def test_first_values_are_promises_until_the_first_program_is_made():
     plain = compiled(unisono.OneDeviceStrategy(devices(1)[0]))
-    model = compiled(grid(2, 2))
+    strategy = grid(2, 2)
+    model = compiled(strategy)
     large = [v for v in model.variables if np.prod(v.shape) * 4 > 1 << 14]
     assert large
     assert {type(stored_value(v)) for v in large} == {DeferredValue}
     # Slots that are made before lie as their weights, too.
-    model.optimizer.build(model.trainable_variables)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
     x, _ = tokens_to_tokens(8)
     model.predict(x, verbose=0)
     # Prediction decides for training, too: its program is the same whatever comes first.
@@ -226,7 +228,9 @@ def test_weights_that_were_read_from_a_file_are_cut(tmp_path):
     np.testing.assert_allclose(found, plain.evaluate(x, y, verbose=0), **CLOSE)
     assert cuts(model.variables)["words/embeddings"] == 0
     kept = cuts(model.variables)
-    model.load_weights(tmp_path / "a.weights.h5")
+    # Once more, now that they lie in parts.
+    model.save_weights(tmp_path / "b.weights.h5")
+    model.load_weights(tmp_path / "b.weights.h5")
     model.evaluate(x, y, verbose=0)
     assert cuts(model.variables) == kept
 
@@ -302,7 +306,7 @@ class TwoOptimizers(keras.Model):
 def test_a_model_without_a_forward_pass_is_read_by_its_step():
     with grid(2, 2).scope():
         model = TwoOptimizers()
-        model.compile("adam", "mse")
+        model.compile("adam")
     x = np.ones((8, 64), "float32")
     model.fit(x, x, batch_size=8, verbose=0)
     assert cuts(model.variables) == {"up/kernel": 1, "up/bias": 0, "down/kernel": 0}
@@ -320,7 +324,7 @@ def test_a_large_weight_that_stays_whole_is_named(caplog, tuned):
         model.predict(np.ones((8, 15), "float32"), verbose=0)
     said = [r.getMessage() for r in caplog.records if "lies whole" in r.getMessage()]
     assert len(said) == 1
-    assert "'odd/kernel'" in said[0]
+    assert "odd/kernel'" in said[0]
 
 
 def test_auto_is_what_is_done_without_a_map():
