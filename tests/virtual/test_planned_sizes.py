@@ -97,14 +97,15 @@ def test_a_step_that_is_not_compiled_has_no_plan(tmp_path):
 
 def test_a_replica_of_several_devices_is_planned_as_it_trains(tmp_path):
     file = tmp_path / "model.py"
-    file.write_text(MODEL + "layout = {'dense/kernel': (None, 'model')}\n")
+    named = MODEL.replace("Dense(96,", "Dense(96, name='wide',")
+    file.write_text(named + "layout = {'.*wide/kernel': (None, 'model')}\n")
     planned = _replica_plan.ReplicaPlanOptions(str(file), 8, 2, 4, "auto", None)
     plan = _replica_plan.examine(planned)
     # Column, then row: the hidden axis is cut, and the output is all-reduced once.
     assert [(w.axis, w.nbytes) for w in plan.weights] == [(1, 12288), (0, 192), (0, 1920), (None, 40)]
     inside = [m for m in plan.messages if m.is_inside]
     assert [(m.kind, m.nbytes) for m in inside if m.nbytes >= 4 * 10 * 4] == [("all-reduce", 4 * 10 * 4)]
-    assert "dense/kernel" in _replica_plan.table(plan, planned)
+    assert "wide/kernel" in _replica_plan.table(plan, planned)
     unknown = _replica_plan.examine(dataclasses.replace(planned, layout="other"))
     assert isinstance(unknown, unisono.InvalidArgumentError)
     assert "layout map or function" in str(unknown)

@@ -81,7 +81,7 @@ class Experts(keras.Layer):
 
 def experts():
     x = keras.Input((STEPS, WIDTH))
-    return keras.Model(x, L.Dense(CLASSES)((x + Experts()(x))[:, 0]))
+    return keras.Model(x, L.Dense(CLASSES)((x + Experts(name="experts")(x))[:, 0]))
 
 
 def tokens_to_tokens(rows):
