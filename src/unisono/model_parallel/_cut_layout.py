@@ -201,7 +201,8 @@ class CutStateLayout(StateLayout):
         aggregate: Callable[[GradientReducer | None], Gradients],
         apply: PureUpdate,
     ) -> tuple[list[jax.Array], list[jax.Array]] | None:
-        if self._mesh.num_replicas == 1:
+        # Replicas of uneven batches run one after the other, on no mesh: their gradients meet elsewhere.
+        if self._mesh.num_replicas == 1 or jax.sharding.get_abstract_mesh().empty:
             return None
         return apply(list(values), aggregate(self._reduce), list(weights))
 
