@@ -431,11 +431,10 @@ def plan(
     from unisono.cli import _model_plan
 
     if devices_per_replica != 1:
-        from unisono.cli import _replica_plan
+        from unisono.cli._replica_plan import ReplicaPlanOptions, main
 
         room = None if memory is None else _model_plan.parse_memory(memory)
-        given = (model, devices, devices_per_replica, batch, layout, room)
-        typer.echo(_replica_plan.main(_replica_plan.ReplicaPlanOptions(*given)))
+        typer.echo(main(ReplicaPlanOptions(model, devices, devices_per_replica, batch, layout, room)))
         return
     rate, room = _model_plan.parse_rate(link), None if memory is None else _model_plan.parse_memory(memory)
     seconds = None if step_ms is None else step_ms / 1e3

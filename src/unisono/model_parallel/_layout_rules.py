@@ -107,9 +107,9 @@ def rule_of(layout_map: object, size: int) -> LayoutRule:
     if callable(layout_map):
         return FunctionRule(layout_map)
     raise InvalidTypeError(
-        '`layout_map` must be "auto", a `keras.distribution.LayoutMap`, a dict of patterns, or a function '
-        f"of a variable. Received: layout_map={layout_map!r}. Leave it out for what the model's program "
-        'says, or write `{".*dense.*kernel": (None, "model")}`, for example.'
+        "`layout_map` must be a `keras.distribution.LayoutMap`, a dict of patterns, a function of a "
+        f'variable, or "auto". Received: layout_map={layout_map!r}. Leave it out to follow the program of the model, '
+        'or write `{".*dense.*kernel": (None, "model")}`, for example.'
     )
 
 

@@ -348,11 +348,7 @@ class StateLayout:
         """Decide how a model's weights lie before a program is made, of which `batch` is the first one."""
 
     def decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> bool:
-        """Decide how the variables of a step of `strategy.run` lie; whether any lies in another way now.
-
-        Args:
-            run: the step, from values of the plan's variables and the arrays of a call to new values.
-        """
+        """Decide how the variables of a step lie, a function of values and arrays; whether any changed."""
         return False
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
