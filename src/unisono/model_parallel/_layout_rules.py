@@ -108,8 +108,8 @@ def rule_of(layout_map: object, size: int) -> LayoutRule:
         return FunctionRule(layout_map)
     raise InvalidTypeError(
         "`layout_map` must be a `keras.distribution.LayoutMap`, a dict of patterns, a function of a "
-        f'variable, or "auto". Received: layout_map={layout_map!r}. Leave it out to follow the program of the model, '
-        'or write `{".*dense.*kernel": (None, "model")}`, for example.'
+        f'variable, or "auto". Received: layout_map={layout_map!r}. Leave it out to follow the model\'s '
+        'program, or write `{".*dense.*kernel": (None, "model")}`, for example.'
     )
 
 
