@@ -22,7 +22,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono._backend import devices_forced_by, reserve_threads, threads_of_xla
-from unisono._errors import BackendError, DeviceError, InvalidArgumentError
 from unisono._features import load
 from unisono._types import ArrayLike, PyTree
 
@@ -93,13 +92,7 @@ class ReplicaMesh:
     def on_replicas(
         self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
     ) -> Callable[..., Any]:
-        """Return a function that runs another one once per replica, in `jax.shard_map`.
-
-        Args:
-            function: of arrays as they lie on one replica.
-            in_specs: how each of its arguments lies on the replicas.
-            out_specs: the same of its results.
-        """
+        """Return a function that runs another one once per replica, in `jax.shard_map`."""
         # Other axes of the mesh are left to XLA, which divides a replica's arrays over its devices.
         specs: dict[str, Any] = {"in_specs": in_specs, "out_specs": out_specs}
         return jax.shard_map(function, mesh=self.mesh, axis_names={AXIS}, check_vma=False, **specs)
@@ -243,18 +236,12 @@ def resolve_devices(
     2
     """
     if devices and num is not None:
-        raise InvalidArgumentError(
-            f"Give either `devices` or their number. Received: devices={list(devices)!r} and {num}. "
-            "Leave one of them out."
-        )
+        raise load("mistake")("devices and number", devices, num)
     if devices is None:
         return _first(num)
-    if isinstance(devices, Sequence) and not devices:
-        raise DeviceError(
-            f"A strategy needs at least one device. Received: devices={devices!r}. "
-            "Leave `devices` out to take all of them."
-        )
-    _check_devices(devices)
+    is_list = isinstance(devices, Sequence) and not isinstance(devices, str) and devices
+    if not is_list or not all(isinstance(d, (str, jax.Device)) for d in devices):
+        raise load("mistake")("devices", devices, list_devices())
     parsed = [_parse(d) if isinstance(d, str) else d for d in devices]
     wanted = [index for kind, index in (p for p in parsed if isinstance(p, tuple)) if kind == "cpu"]
     if wanted:
@@ -262,31 +249,8 @@ def resolve_devices(
     chosen = tuple(_find(*p) if isinstance(p, tuple) else p for p in parsed)
     for device in chosen:
         if chosen.count(device) > 1:
-            raise DeviceError(
-                f"Every device must hold at most one replica. Received: {device} twice in {list(devices)!r}. "
-                f"There are: {list_devices()}."
-            )
+            raise load("mistake")("device twice", device, devices, list_devices())
     return chosen
-
-
-def _check_devices(devices: object) -> None:
-    if isinstance(devices, (str, jax.Device)):
-        names = devices.replace(" ", "").split(",") if isinstance(devices, str) else [devices]
-        raise DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `{names!r}`.")
-    what = "`devices` must be a list of names or `jax.Device`s, in replica order."
-    if not isinstance(devices, Sequence):
-        hint = (
-            f'For {devices} devices write `devices=["gpu:0", …]` or `num_gpus={devices}`.'
-            if isinstance(devices, int) and devices > 0
-            else 'Write `devices=["cpu:0", "cpu:1"]`, for example.'
-        )
-        raise DeviceError(f"{what} Received: devices={devices!r}. {hint}")
-    for device in devices:
-        if not isinstance(device, (str, jax.Device)):
-            raise DeviceError(
-                f'{what} Received: {device!r} in devices={list(devices)!r}. Write `"gpu:0"` for the first '
-                f"GPU, for example. There are: {list_devices()}."
-            )
 
 
 def _first(num: int | None) -> tuple[jax.Device, ...]:
@@ -296,20 +260,14 @@ def _first(num: int | None) -> tuple[jax.Device, ...]:
     if num is None:
         return available
     if not 1 <= num <= len(available):
-        raise DeviceError(
-            f"`num_gpus` must be between 1 and the number of devices. Received: num_gpus={num}. "
-            f"There are: {list_devices()}."
-        )
+        raise load("mistake")("number of GPUs", num, list_devices())
     return available[:num]
 
 
 def _parse(name: str) -> tuple[str, int]:
     match = _NAME.match(name.strip())
     if match is None:
-        raise DeviceError(
-            f"A device must be named like '/gpu:0', 'GPU:0' or 'cpu:1'. Received: {name!r}. "
-            f"There are: {list_devices()}."
-        )
+        raise load("mistake")("name of a device", name, list_devices())
     kind = match.group(1).lower()
     return _PLATFORMS.get(kind, kind), int(match.group(2))
 
@@ -321,15 +279,7 @@ def _find(kind: str, index: int) -> jax.Device:
         available = ()
     if index < len(available):
         return available[index]
-    if kind == "gpu":
-        raise load("mistake")("no GPU", f"{kind}:{index}", list_devices())
-    hint = (
-        "Create the strategy before JAX computes anything, or write "
-        f'`jax.config.update("jax_num_cpu_devices", {index + 1})` at the top of the program.'
-        if kind == "cpu"
-        else "Name one of these, or use virtual CPU devices: ['cpu:0', 'cpu:1']."
-    )
-    raise DeviceError(f"A device must exist. Received: '{kind}:{index}'. There are: {list_devices()}. {hint}")
+    raise load("mistake")("no device", kind, index, list_devices())
 
 
 def devices_of_all() -> tuple[jax.Device, ...]:
@@ -418,10 +368,7 @@ def check_alike(devices: Sequence[jax.Device]) -> None:
     first = devices[0]
     for device in devices:
         if device.platform != first.platform:
-            raise DeviceError(
-                "All replicas must be on devices of one platform, since they run one program. Received: "
-                f"{first} ({first.platform}) and {device} ({device.platform}). Name devices of one platform."
-            )
+            raise load("mistake")("platforms", first, device)
     kinds = collections.Counter(device.device_kind for device in devices)
     if len(kinds) > 1:
         _LOG.warning(
@@ -441,8 +388,4 @@ def ensure_collectives_can_run(devices: Sequence[jax.Device]) -> None:
     count = sum(d.process_index == devices[0].process_index for d in devices)
     if count == 1 or devices[0].platform != "cpu" or threads_of_xla() >= 2 * count:
         return
-    raise BackendError(
-        f"XLA's CPU backend must have at least two threads for each of {count} virtual devices, or their "
-        f"collectives hang. Received: a pool of {threads_of_xla()} threads, made when JAX started. Create "
-        f"the strategy before JAX computes anything, or set PJRT_NPROC={2 * count} in the environment."
-    )
+    raise load("mistake")("threads", count, threads_of_xla())

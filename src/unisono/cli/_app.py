@@ -420,12 +420,8 @@ def plan(
     device_kind: Annotated[
         str | None, typer.Option(help="Kind of the devices, such as 'NVIDIA H200': their peak, and MFU.")
     ] = None,
-    devices_per_replica: Annotated[
-        int, typer.Option(help="Devices of each replica; from 2 on, print how they share each weight.")
-    ] = 1,
-    layout: Annotated[
-        str, typer.Option(help="How they do: auto, or the name of a layout map or function in the file.")
-    ] = "auto",
+    devices_per_replica: Annotated[int, typer.Option(help="From 2 on: how they share each weight.")] = 1,
+    layout: Annotated[str, typer.Option(help="How: auto, or a layout map or function of the file.")] = "auto",
 ) -> None:
     """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
     from unisono.cli import _model_plan

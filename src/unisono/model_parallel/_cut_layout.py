@@ -20,7 +20,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from unisono._errors import UnsupportedError
+from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._features import load
 from unisono._mesh import AXIS
 from unisono._values import ReduceOp
@@ -243,6 +243,11 @@ def cut_layout(
         InvalidArgumentError: it is for another number of devices.
         UnsupportedError: for what needs replicas of one device.
     """
+    if mesh.devices_per_replica == 1:
+        raise InvalidArgumentError(
+            "`layout_map` cuts variables over the devices of a replica. Received: a map, and replicas of one "
+            "device. Write `devices_per_replica=2`, for example, or leave the map out."
+        )
     plain = StateLayout(mesh)
     unsupported = {
         f"state_layout={state_layout!r}": state_layout != "mirrored",

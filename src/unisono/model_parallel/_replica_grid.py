@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._types import ArrayLike
@@ -37,6 +38,11 @@ class ReplicaGrid(ReplicaMesh):
     size: int
 
     def __post_init__(self) -> None:
+        if whole_number(self.size, 1) is None:
+            raise InvalidArgumentError(
+                "`devices_per_replica` must be a whole number, 1 or more. Received: "
+                f"devices_per_replica={self.size!r}. Leave it out for replicas of one device."
+            )
         if len(self.devices) % self.size:
             raise InvalidArgumentError(
                 f"Replicas of {self.size} devices need a multiple of {self.size} devices. Received: "

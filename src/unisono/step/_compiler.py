@@ -181,13 +181,11 @@ class Entry:
         self._is_begun = True
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
         # Parameter servers have one value for all; of what is not sent, workers compare a token.
-        new = [
-            s for s in new if isinstance(_stored(s), AgreedHandle) or not isinstance(_stored(s), ValueHandle)
-        ]
-        held: list[Any] = [_stored(s) for s in new]
-        given = [x.token if isinstance(x, AgreedHandle) else x for x in held]
+        pairs: list[tuple[Slot, Any]] = [(s, _stored(s)) for s in new]
+        pairs = [p for p in pairs if isinstance(p[1], AgreedHandle) or not isinstance(p[1], ValueHandle)]
+        given = [x.token if isinstance(x, AgreedHandle) else x for _, x in pairs]
         values: list[Any] = self.replicas.process_group.broadcast_arrays(given)
-        for slot, own, value in zip(new, held, values, strict=True):
+        for (slot, own), value in zip(pairs, values, strict=True):
             agreed = own.agreed(value) if isinstance(own, AgreedHandle) else slot.layout.assigned(value)
             _store(slot, agreed)
             object.__setattr__(slot.variable, _IS_ALIKE, True)

@@ -123,11 +123,7 @@ class VariableLayout:
         return self.mesh.local(array)
 
     def assigned(self, array: jax.Array) -> Any:
-        """Return the value to hold after the assignment of an array outside of a program.
-
-        Args:
-            array: of this process, or of the host.
-        """
+        """Return the value to hold after the assignment of an array of this process, or of the host."""
         return jax.device_put(array, may_alias=False)
 
     def enter(self, array: jax.Array, in_replica: bool) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import jax
 import keras
 
-from unisono._checks import check_instance, whole_number
+from unisono._checks import check_instance
 from unisono._context import current
 from unisono._errors import InvalidArgumentError
 from unisono._features import load
@@ -46,22 +46,11 @@ LAYOUTS: tuple[StateLayoutName, ...] = ("mirrored", "sharded", "fully_sharded")
 
 
 def mesh_of(devices: tuple[jax.Device, ...], devices_per_replica: int) -> ReplicaMesh:
-    """Return the mesh of some devices.
-
-    Args:
-        devices: in the order of the replicas.
-        devices_per_replica: how many each replica has.
-
-    Raises:
-        InvalidArgumentError: for a number below 1, or that does not divide.
-    """
-    size = whole_number(devices_per_replica, 1)
-    if size is None:
-        raise InvalidArgumentError(
-            "`devices_per_replica` must be a whole number, 1 or more. Received: "
-            f"devices_per_replica={devices_per_replica!r}. Leave it out for replicas of one device."
-        )
-    return ReplicaMesh(devices) if size == 1 else load("replicas of several devices")(devices, size)
+    """Return the mesh of some devices, of which each replica has so many."""
+    if devices_per_replica == 1:
+        return ReplicaMesh(devices)
+    mesh: ReplicaMesh = load("replicas of several devices")(devices, devices_per_replica)
+    return mesh
 
 
 def layout_of(
@@ -93,14 +82,9 @@ def layout_of(
     if sync is not None:
         hint = "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
         check_instance(sync, "sync", load("class LocalUpdates"), hint)
-    if mesh.devices_per_replica > 1:
+    if mesh.devices_per_replica > 1 or layout_map is not None:
         cut: StateLayout = load("layout of a replica's devices")(mesh, layout_map, ops, name, sync)
         return cut
-    if layout_map is not None:
-        raise InvalidArgumentError(
-            "`layout_map` cuts variables over the devices of a replica. Received: a map, and replicas of one "
-            "device. Write `devices_per_replica=2`, for example, or leave the map out."
-        )
     is_mirrored = name == LAYOUTS[0]
     layout = StateLayout(mesh) if is_mirrored else load(f"{name.replace('_', ' ')} layout")(mesh, group)
     layout = ops._layout(layout, mesh, group)

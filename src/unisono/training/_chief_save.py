@@ -22,13 +22,7 @@ from unisono._system._blocks import set_for_block
 from unisono._tracebacks import warning_at_program
 from unisono._types import KerasWrap, UserValue
 from unisono.step._keras_internals import trained_variables
-from unisono.step._layout import (
-    from_file,
-    gathered_for_file,
-    is_added,
-    making_slot,
-    own_layout,
-)
+from unisono.step._layout import from_file, gathered_for_file, is_added, making_slot, own_layout
 from unisono.training._binding import holder_of
 
 #: The variable for which an optimizer makes one of the same form.

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from unisono._errors import (
+    BackendError,
     ContextError,
     DeviceError,
     InvalidArgumentError,
@@ -81,6 +82,85 @@ def _path_of_windows(text: str) -> InvalidArgumentError:
         f"A path must be one of this system. Received: {text!r}, a path of Windows, which would be one name "
         f"in the working directory here. Write {str(Path.home() / name)!r}, or another path with `/`."
     )
+
+
+def _devices(devices: object, there: str) -> DeviceError:
+    """The error for a list of devices that is none, is empty, or has something else in it."""
+    if isinstance(devices, (str, jax.Device)):
+        names = devices.replace(" ", "").split(",") if isinstance(devices, str) else [devices]
+        return DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `{names!r}`.")
+    what = "`devices` must be a list of names or `jax.Device`s, in replica order."
+    if not isinstance(devices, Sequence):
+        hint = (
+            f'For {devices} devices write `devices=["gpu:0", …]` or `num_gpus={devices}`.'
+            if isinstance(devices, int) and devices > 0
+            else 'Write `devices=["cpu:0", "cpu:1"]`, for example.'
+        )
+        return DeviceError(f"{what} Received: devices={devices!r}. {hint}")
+    for device in devices:
+        if not isinstance(device, (str, jax.Device)):
+            return DeviceError(
+                f'{what} Received: {device!r} in devices={list(devices)!r}. Write `"gpu:0"` for the first '
+                f"GPU, for example. There are: {there}."
+            )
+    return DeviceError(
+        f"A strategy needs at least one device. Received: devices={devices!r}. "
+        "Leave `devices` out to take all of them."
+    )
+
+
+def _devices_and_number(devices: Sequence[object], number: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"Give either `devices` or their number. Received: devices={list(devices)!r} and {number}. "
+        "Leave one of them out."
+    )
+
+
+def _device_name(name: str, there: str) -> DeviceError:
+    return DeviceError(
+        f"A device must be named like '/gpu:0', 'GPU:0' or 'cpu:1'. Received: {name!r}. There are: {there}."
+    )
+
+
+def _number_of_gpus(number: int, there: str) -> DeviceError:
+    return DeviceError(
+        f"`num_gpus` must be between 1 and the number of devices. Received: num_gpus={number}. "
+        f"There are: {there}."
+    )
+
+
+def _device_twice(device: jax.Device, devices: Sequence[object], there: str) -> DeviceError:
+    return DeviceError(
+        f"Every device must hold at most one replica. Received: {device} twice in {list(devices)!r}. "
+        f"There are: {there}."
+    )
+
+
+def _platforms(first: jax.Device, device: jax.Device) -> DeviceError:
+    return DeviceError(
+        "All replicas must be on devices of one platform, since they run one program. Received: "
+        f"{first} ({first.platform}) and {device} ({device.platform}). Name devices of one platform."
+    )
+
+
+def _threads(count: int, threads: int) -> BackendError:
+    return BackendError(
+        f"XLA's CPU backend must have at least two threads for each of {count} virtual devices, or their "
+        f"collectives hang. Received: a pool of {threads} threads, made when JAX started. Create "
+        f"the strategy before JAX computes anything, or set PJRT_NPROC={2 * count} in the environment."
+    )
+
+
+def _no_device(kind: str, index: int, there: str) -> DeviceError:
+    if kind == "gpu":
+        return _no_gpu(f"{kind}:{index}", there)
+    hint = (
+        "Create the strategy before JAX computes anything, or write "
+        f'`jax.config.update("jax_num_cpu_devices", {index + 1})` at the top of the program.'
+        if kind == "cpu"
+        else "Name one of these, or use virtual CPU devices: ['cpu:0', 'cpu:1']."
+    )
+    return DeviceError(f"A device must exist. Received: '{kind}:{index}'. There are: {there}. {hint}")
 
 
 def _no_gpu(name: str, there: str) -> DeviceError:
@@ -169,7 +249,14 @@ _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
     "scope of a class": _scope_of_class,
     "no gradient": _no_gradient,
     "path of Windows": _path_of_windows,
-    "no GPU": _no_gpu,
+    "devices": _devices,
+    "no device": _no_device,
+    "devices and number": _devices_and_number,
+    "name of a device": _device_name,
+    "number of GPUs": _number_of_gpus,
+    "device twice": _device_twice,
+    "platforms": _platforms,
+    "threads": _threads,
     "items": _items,
     "unusable": _unusable,
 }
