@@ -35,8 +35,8 @@ def mistake(kind: str, *given: object) -> UnisonoError:
         kind: a key of the table below.
         given: what its text is made of.
 
-    >>> mistake("scope of a class")
-    ContextError('A scope belongs to a strategy, and not to its class. ...')
+    >>> str(mistake("scope of a class")).partition(". ")[0]
+    'A scope belongs to a strategy, and not to its class'
     """
     return _MISTAKES[kind](*given)
 
@@ -405,8 +405,8 @@ _NOTES: tuple[tuple[type[Exception], re.Pattern[str], str], ...] = tuple(
 def note_on(error: BaseException) -> str | None:
     """Return the note on an error of Python that ends a program; None for an unknown one.
 
-    >>> note_on(AttributeError("'SGD' object has no attribute 'minimize'"))
-    'Optimizers of Keras 3 have `apply_gradients` alone. ...'
+    >>> note_on(AttributeError("'SGD' object has no attribute 'minimize'")).partition(". ")[0]
+    'Optimizers of Keras 3 have `apply_gradients` alone'
     """
     known = (note for kind, text, note in _NOTES if isinstance(error, kind) and text.search(str(error)))
     return next(known, None)

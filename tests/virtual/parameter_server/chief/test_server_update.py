@@ -145,9 +145,9 @@ def test_variables_without_a_gradient_are_skipped_with_keras_warning():
         np.testing.assert_allclose(cluster.read(variable), value, **CLOSE, err_msg=variable.path)
 
 
-def test_no_gradient_at_all_is_keras_error():
+def test_no_gradient_at_all_is_an_error():
     optimizer, _ = built("SGD")
-    with pytest.raises(ValueError, match="No gradients provided"):
+    with pytest.raises(ValueError, match="must get a gradient for at least one variable"):
         OptimizerUpdates(optimizer).program(0, on(0, 0, 0), [False] * 3)
 
 
