@@ -147,7 +147,9 @@ def test_variables_without_a_gradient_are_skipped_with_keras_warning():
 
 def test_no_gradient_at_all_is_an_error():
     optimizer, _ = built("SGD")
-    with pytest.raises(ValueError, match="must get a gradient for at least one variable"):
+    # Keras' own text, or that of the library where a strategy has wrapped the optimizer before.
+    said = "No gradients provided for any variable|must get a gradient for at least one variable"
+    with pytest.raises(ValueError, match=said):
         OptimizerUpdates(optimizer).program(0, on(0, 0, 0), [False] * 3)
 
 
