@@ -17,6 +17,7 @@ import unisono
 from tests.cluster.launch_support import LIMIT, check_evaluated, is_alive, until
 from tests.cluster.programs.ray_training import served, train_and_save, train_with_a_kill, trained
 from tests.cluster.ray_support import ray_cluster
+from unisono.watch._places import find_job
 
 PROGRAMS = Path(__file__).parent / "programs"
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -148,6 +149,63 @@ def test_launch_on_ray_returns_what_each_worker_has_returned(cluster, monkeypatc
 def test_a_chief_that_does_not_return_is_named(cluster):
     with pytest.raises(unisono.ClusterError, match=r"Received: worker:0, whose process exited with code 0"):
         Trainer(os._exit, workers=1, ps=1, args=(0,)).fit()
+
+
+WATCHED = """\
+import sys, time
+from pathlib import Path
+import keras, numpy as np
+import unisono
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0.2)
+        self.model.stop_training = Path(sys.argv[1]).exists()
+
+with unisono.MirroredStrategy().scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((8, 2), "float32")
+model.fit(x, x[:, :1], epochs=10_000, batch_size=8, verbose=0, callbacks=[Slow()])
+"""
+
+
+def shows_steps(where):
+    """Whether a watch of a job shows steps of one task; what it shows is returned."""
+    job = find_job(where).refresh()
+    return job if [task.step and task.step > 2 for task in job.tasks] == [True] else None
+
+
+def test_a_job_is_watched_by_its_name(cluster, tmp_path, monkeypatch):
+    """From another folder by Ray alone, and where the launcher writes its history with that."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    (root / "watched.py").write_text(WATCHED)
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with pytest.raises(ValueError, match=f"no job has this name.*{cluster.address}"):
+        find_job("watched.py")
+    run = OnRay(cluster, root, "-n", "1", "watched.py", tmp_path / "stop")
+    until((run.logs / "launch.json").exists, "the launch")
+    until(lambda: shows_steps(str(run.logs)), "steps of the task")
+    by_name = shows_steps("watched.py")
+    assert (by_name.title, by_name.state) == ("watched.py on Ray", "runs")
+    # The launcher's history has no steps, and the actor's files know nothing of restarts.
+    with_history = shows_steps(str(run.logs))
+    assert (with_history.restarts_left, with_history.state) == (0, "runs")
+    words = [sys.executable, "-m", "unisono", "watch", "--once", "watched.py"]
+    shown = subprocess.run(words, check=False, capture_output=True, text=True, timeout=LIMIT)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "watched.py on Ray" in shown.stdout
+    assert "worker:0" in shown.stdout
+    (tmp_path / "stop").touch()
+    code, out, err = run.end()
+    assert code == 0, out + err
+    # An ended launch is read from its folder; its actors are gone.
+    assert find_job(str(run.logs)).refresh().state == "ended"
+    with pytest.raises(ValueError, match="no job has this name"):
+        find_job("watched.py")
 
 
 DRIVER = """

@@ -6,6 +6,7 @@ import json
 import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from unisono._system._files import replace_file
@@ -13,11 +14,14 @@ from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import RunPaths
 
 
-def write_launch_file(paths: RunPaths, options: LaunchOptions, title: str) -> None:
+def write_launch_file(
+    paths: RunPaths, options: LaunchOptions, title: str, servers: Mapping[str, str] | None = None
+) -> None:
     """Write what is launched.
 
     Args:
         title: the program in short; an empty text stands for the program of this process.
+        servers: where the tasks write their events, if not in this folder; for `unisono watch`.
 
     Raises:
         OSError: the file cannot be written.
@@ -42,6 +46,7 @@ def write_launch_file(paths: RunPaths, options: LaunchOptions, title: str) -> No
         "max_restarts": options.restarts,
         "restart_window_s": options.window,
         "config": [[name, value] for name, value in config.items() if value is not None],
+        **({"servers": dict(servers)} if servers else {}),
     }
     replace_file(paths.launch, json.dumps(record, indent=1) + "\n", durable=False)
 

@@ -53,6 +53,7 @@ class Launch:
         machines: run the tasks; None for this machine.
         show: is given what a terminal shows of the tasks, twice a second and at the end of a generation.
         title: the program in short, for those who look at the launch.
+        servers: where the tasks write their events, if not in the log folder.
     """
 
     options: LaunchOptions
@@ -66,6 +67,7 @@ class Launch:
     machines: Machines | None = None
     show: Callable[[Observation], None] = dataclasses.field(default=lambda seen: None)
     title: str = ""
+    servers: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Supervisor:
         running = self._machines.running(self._wake.set, self._files)
         with locked(self._launch.paths.root, self._files), running:
             with self._files.attempt():
-                write_launch_file(self._launch.paths, self._options, self._launch.title)
+                launch = self._launch
+                write_launch_file(launch.paths, self._options, launch.title, launch.servers)
             self._history.write("launched", pid=os.getpid())
             outcome = self._generations()
             self._history.write("quit", exit_code=outcome.code, detail=outcome.detail)

@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
+from unisono._errors import ClusterError
 from unisono._system._environ import process_environ
 from unisono.cluster_resolver._spec import Task, with_port
 from unisono.launcher._function_call import call_folder
-from unisono.rpc._calls import PeerLostError
+from unisono.rpc._calls import ClientId, PeerLostError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.rpc._transport._client import RpcClient
@@ -22,6 +25,20 @@ from unisono.rpc._transport._keys import VARIABLE, ClusterKeys
 from unisono.standalone._protocol import CLIENT, LIMIT, SERVER, read_standalone_keys
 from unisono.standalone._remote_machines import ServerAccess
 from unisono.standalone._server import StandardServer
+
+#: The namespace of the actors' names.
+NAMESPACE = "unisono"
+#: Who looks at a job has no lease of it.
+_WATCHER = ClientId(b"")
+
+
+class ActorServer(StandardServer):
+    """A standalone server whose actor also answers those who look at its job."""
+
+    def look(self, meta: Mapping[str, Any]) -> tuple[str, dict[str, Any], bytes]:
+        """Return the answer to a question about the files of the job: its kind, facts and bytes."""
+        answer = self._handle(_WATCHER, Frame(Op.STATUS, meta=meta)) or Frame(Op.ERROR)
+        return answer.op.name, dict(answer.meta), b"".join(array.tobytes() for array in answer.arrays)
 
 
 class ServerActor:
@@ -43,12 +60,16 @@ class ServerActor:
             environ.setdefault("PJRT_NPROC", str(threads))
         self._open = contextlib.ExitStack()
         folder = self._open.enter_context(call_folder())
-        self._server = StandardServer(with_port(ray.util.get_node_ip_address(), 0), folder, spares)
+        self._server = ActorServer(with_port(ray.util.get_node_ip_address(), 0), folder, spares)
         self._server.start()
 
     def address(self) -> str:
         """Return where it listens."""
         return self._server.address
+
+    def look(self, meta: Mapping[str, Any]) -> tuple[str, dict[str, Any], bytes]:
+        """Return the answer to one who looks at the job; see `ActorServer.look`."""
+        return self._server.look(meta)
 
     def stop(self) -> None:
         """End its tasks, and remove its files."""
@@ -104,12 +125,40 @@ class ActorClient:
                 self.address, self._client = address, RpcClient(SERVER, address, self._keys, LIMIT)
 
 
-def access_to(actors: Mapping[str, tuple[Any, str]], key: str) -> ServerAccess:
-    """Return how a client reaches actors, each with its address, by name."""
+class ActorWatcher:
+    """Asks an actor about the files of its job, by calls of Ray: a watcher needs no key and no port."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def call(self, frame: Frame, timeout: float) -> Frame:
+        """Send a request, and wait for its answer.
+
+        Raises:
+            ClusterError: the actor does not answer in time, or has ended.
+        """
+        import ray
+
+        # Ray would repeat the call until it has started a lost actor again.
+        call = self._actor.look.options(max_task_retries=0)
+        try:
+            kind, meta, data = ray.get(call.remote(dict(frame.meta)), timeout=timeout)
+        except ray.exceptions.RayError as error:
+            raise ClusterError(f"An actor of Ray must answer. Received: {error}") from error
+        return frame.answer(Op[kind], meta, [np.frombuffer(data, np.uint8)])
+
+
+def access_to(actors: Mapping[str, tuple[Any, str]], key: str, places: Mapping[str, str]) -> ServerAccess:
+    """Return how a client reaches actors, each with its address, by name.
+
+    Args:
+        places: how `unisono watch` finds them.
+    """
     keys = read_standalone_keys({VARIABLE: key}, CLIENT)
     return ServerAccess(
         lambda name: ActorClient(*actors[name], keys),
         if_absent="See the log of the actor {address} in Ray",
         if_lost="Add nodes to the cluster of Ray",
         until="Ray has started its actor again",
+        places=places,
     )

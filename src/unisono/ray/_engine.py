@@ -10,7 +10,7 @@ import logging
 import shlex
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,9 @@ def run(submission: Submission[RaySettings]) -> int:
     """
     check_program(submission.program)
     reservation = _reservation(submission.options, submission.settings)
-    with _connected(submission.settings.address), reservation.servers() as servers:
+    with ExitStack() as stack:
+        where = stack.enter_context(_connected(submission.settings.address))
+        servers = stack.enter_context(reservation.servers(Path(submission.program.target).name, where))
         from unisono.standalone._client import ClusterRun, run_program_on_cluster
 
         options = submission.options
@@ -146,8 +148,8 @@ def _runtime_env(text: str | None) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[None]:
-    """Connect this process with a cluster of Ray, unless the program has done it.
+def _connected(address: str | None) -> Iterator[str]:
+    """Connect this process with a cluster of Ray, unless the program has done it; give the cluster's address.
 
     Raises:
         ClusterError: no cluster is there.
@@ -155,19 +157,30 @@ def _connected(address: str | None) -> Iterator[None]:
     require_packages("A launch on Ray", "ray", "ray")
     import ray
 
-    if ray.is_initialized():
-        yield
-        return
     where = address or process_environ().get("RAY_ADDRESS") or "auto"
+    if ray.is_initialized():
+        yield where
+        return
+    connect(where)
+    try:
+        yield where
+    finally:
+        ray.shutdown()
+
+
+def connect(where: str) -> None:
+    """Connect this process with the cluster of Ray at an address.
+
+    Raises:
+        ClusterError: no cluster is there.
+    """
+    import ray
+
     _check_listens(where)
     try:
         ray.init(address=where, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, SystemExit) as error:
         raise _no_cluster(where, str(error).partition("\n")[0]) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _check_listens(where: str) -> None:
@@ -195,7 +208,8 @@ def call(submission: Submission[RaySettings], function: FunctionCall) -> list[An
             f"{str(submission.log_dir)!r} with on='ray', which brings each task's output here. Leave it out."
         )
     reservation = _reservation(submission.options, submission.settings)
-    with _connected(submission.settings.address), reservation.servers() as servers:
+    name = getattr(function.fn, "__name__", type(function.fn).__name__)
+    with _connected(submission.settings.address) as where, reservation.servers(name, where) as servers:
         return servers.call(function.fn, function.args, submission.options, function.timeout)
 
 

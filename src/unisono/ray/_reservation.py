@@ -224,8 +224,12 @@ class Reservation:
         return TaskResources(counts, {**dict.fromkeys(counts, self.worker), "ps": self.ps})
 
     @contextmanager
-    def servers(self) -> Iterator[RayServers]:
+    def servers(self, job: str, address: str = "auto") -> Iterator[RayServers]:
         """Start a server for each task on the cluster with which this process is connected; end them.
+
+        Args:
+            job: the name by which `unisono watch` finds them.
+            address: of the cluster, for those who look at the job.
 
         Raises:
             InvalidArgumentError: when the cluster has no room for the tasks.
@@ -247,11 +251,14 @@ class Reservation:
             # on another node. So all tasks do.
             elastic = (workers, workers)
         slots = Slots({job: tuple(f"{job}-{i}" for i in range(n)) for job, n in tasks.counts.items() if n})
-        with self._actors(tasks, key) as actors:
-            yield RayServers(slots, access_to(actors, key), elastic)
+        # The clock: the newest of several jobs of a name is found by it.
+        launch = f"{job}/{time.time_ns():020d}"
+        with self._actors(tasks, key, launch) as actors:
+            places = {"kind": "ray", "launch": launch, "address": address}
+            yield RayServers(slots, access_to(actors, key, places), elastic)
 
     @contextmanager
-    def _actors(self, tasks: TaskResources, key: str) -> Iterator[dict[str, tuple[Any, str]]]:
+    def _actors(self, tasks: TaskResources, key: str, launch: str) -> Iterator[dict[str, tuple[Any, str]]]:
         """Start a server for each task; the actor and where it listens by name."""
         import ray
 
@@ -267,7 +274,7 @@ class Reservation:
                     "on this cluster, add nodes, pass fewer `workers`, or a longer `start_timeout`."
                 )
             for index, (name, need) in enumerate(tasks.each()):
-                actors[name] = self._actor(group, index, need, key)
+                actors[name] = self._actor(group, index, need, key, f"{launch}/{name}")
             yield _started(actors, deadline, self.start_timeout)
         finally:
             stopped = [actor.stop.remote() for actor in actors.values()]
@@ -277,11 +284,11 @@ class Reservation:
                 ray.kill(actor)
             ray.util.remove_placement_group(group)
 
-    def _actor(self, group: Any, index: int, need: Resources, key: str) -> Any:
+    def _actor(self, group: Any, index: int, need: Resources, key: str, name: str) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from unisono.ray._actors import ServerActor
+        from unisono.ray._actors import NAMESPACE, ServerActor
 
         # What Ray reserves is no limit: the size of XLA's thread pool is what keeps tasks of one node apart.
         # With fewer than two threads per device, processes with two devices each hang.
@@ -294,6 +301,8 @@ class Reservation:
             ray.remote(ServerActor)
             .options(
                 **options,
+                name=name,
+                namespace=NAMESPACE,
                 max_restarts=-1,
                 max_task_retries=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(

@@ -130,7 +130,7 @@ class Trainer:
         if not ray.is_initialized():
             ray.init()
         reservation = self._reservation()
-        with reservation.servers() as servers:
+        with reservation.servers(getattr(self.fn, "__name__", type(self.fn).__name__)) as servers:
             return servers.call(
                 self.fn, self.args, reservation.options, self.timeout, server_timeout=self.restart_timeout
             )[0]

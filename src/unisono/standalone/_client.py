@@ -283,6 +283,7 @@ def _run(
             start_text,
             machines=machines,
             title=what,
+            servers=access.places,
         )
         return Supervisor(launch).run()
 

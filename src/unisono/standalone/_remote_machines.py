@@ -71,12 +71,14 @@ class ServerAccess:
         if_absent: what to do where nothing listens at first.
         if_lost: what to do where a server has not been found again.
         until: until when the client waits for a lost server.
+        places: how `unisono watch` finds the servers, as `launch.json` says it; empty where it asks its user.
     """
 
     connect: Callable[[str], RequestClient]
     if_absent: str = "Run `unisono serve --address {address}` on that machine, with the same key as here"
     if_lost: str = "Run `unisono serve` there again"
     until: str = "`unisono serve` runs there again"
+    places: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class RemoteMachines:

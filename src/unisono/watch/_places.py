@@ -11,14 +11,19 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from unisono._errors import InvalidArgumentError
+from unisono._system._environ import process_environ
+from unisono.cluster.liveness._task_events import read_events
 from unisono.watch._job_reader import JobReader
 from unisono.watch._log_folder import LocalFolder
 
 #: The files by which a log folder is recognised.
 _MARKS = ("history.jsonl", "launch.json", "events")
 _ADDRESS = re.compile(r"[^\s/,]+:[0-9]{1,5}")
+#: Bytes that hold the last line of a history.
+_LAST_BYTES = 1 << 14
 _HOW = "Write `unisono watch LOGDIR` with the folder that `unisono launch` has printed"
 
 
@@ -50,13 +55,45 @@ def _last_write(path: Path) -> float:
     return max(times, default=0.0)
 
 
-def _job_name(path: Path) -> str | None:
+def _launch_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads((path / "launch.json").read_bytes())
     except (OSError, ValueError):
-        return None
-    name = record.get("title") if isinstance(record, dict) else None
-    return name if isinstance(name, str) else None
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _places_of(path: Path) -> dict[str, Any]:
+    """Return how the servers of a launch are found, where its tasks write elsewhere."""
+    places = _launch_record(path).get("servers")
+    return places if isinstance(places, dict) else {}
+
+
+def _job_names(path: Path) -> set[str]:
+    names = _launch_record(path).get("title"), str(_places_of(path).get("launch", "")).rpartition("/")[0]
+    return {name for name in names if isinstance(name, str) and name}
+
+
+def _has_quit(path: Path) -> bool:
+    try:
+        with (path / "history.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(event.get("event") == "quit" for event in read_events(lines[-1:]))
+
+
+def _reader_of(path: Path) -> JobReader:
+    """Return a reader of a log folder, and of the actors of Ray on which its tasks run."""
+    own = LocalFolder(path)
+    places = _places_of(path)
+    if places.get("kind") == "ray" and not _has_quit(path):
+        from unisono.watch import _ray_folder, _server_folder
+
+        if actors := _ray_folder.folders_of_places(places):
+            return JobReader(_server_folder.JoinedFolder([own, *actors]))
+    return JobReader(own)
 
 
 def find_job(where: str | None) -> JobReader:
@@ -68,7 +105,7 @@ def find_job(where: str | None) -> JobReader:
 
     Raises:
         InvalidArgumentError: there is no such job.
-        ClusterError: a server does not answer, or has another key.
+        ClusterError: a server does not answer, or has another key; no cluster of Ray is at RAY_ADDRESS.
     """
     if where is None:
         folders = log_folders(Path.cwd())
@@ -77,7 +114,7 @@ def find_job(where: str | None) -> JobReader:
                 "A launch must have written a log folder here, or in the temporary folder. Received: none in "
                 f"{Path.cwd()} and {tempfile.gettempdir()}. {_HOW}."
             )
-        return JobReader(LocalFolder(folders[0]))
+        return _reader_of(folders[0])
     path = Path(where)
     if path.is_dir():
         if not is_log_folder(path):
@@ -85,19 +122,24 @@ def find_job(where: str | None) -> JobReader:
                 f"A log folder must hold the history or the events of a launch. Received: {where!r}, which "
                 f"has neither. {_HOW}."
             )
-        return JobReader(LocalFolder(path))
+        return _reader_of(path)
     if all(_ADDRESS.fullmatch(each) for each in where.split(",")):
         from unisono.watch._server_folder import folder_of_servers
 
         return JobReader(folder_of_servers(where.split(",")))
     for folder in log_folders(Path.cwd()):
-        if _job_name(folder) == where:
-            return JobReader(LocalFolder(folder))
+        if where in _job_names(folder):
+            return _reader_of(folder)
     from unisono.launcher.engines._slurm_job import folder_of_job
 
     if (shared := folder_of_job(where)) is not None:
         return JobReader(LocalFolder(shared))
+    from unisono.watch import _ray_folder, _server_folder
+
+    if actors := _ray_folder.folders_of_job(where):
+        return JobReader(_server_folder.JoinedFolder(actors))
     raise InvalidArgumentError(
         f"The job must be a log folder, HOST:PORT of a server, or the name of a job. Received: {where!r}, "
-        f"which is no folder, and no job has this name. {_HOW}."
+        "which is no folder, and no job has this name, neither near here, nor in Slurm, nor on a cluster of "
+        f"Ray ({process_environ().get('RAY_ADDRESS') or 'RAY_ADDRESS names none'}). {_HOW}."
     )

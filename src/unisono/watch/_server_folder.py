@@ -28,16 +28,18 @@ class ServerFolder:
 
     Args:
         address: of the server, for people.
+        must_answer: whether it must answer now; else it may start later.
 
     Raises:
-        ClusterError: it does not answer, or has another key.
+        ClusterError: it must answer and does not, or has another key.
     """
 
-    def __init__(self, address: str, rpc_client: StatusClient) -> None:
+    def __init__(self, address: str, rpc_client: StatusClient, must_answer: bool = True) -> None:
         self.name = address
         self._rpc_client, self._numbers = rpc_client, itertools.count(1)
         self._files: dict[str, tuple[float, dict[str, list[float]]]] = {}
-        self._listing("events")
+        if must_answer:
+            self._listing("events")
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder below it."""
@@ -95,7 +97,7 @@ class JoinedFolder:
 
     def __init__(self, folders: Sequence[LogFolder]) -> None:
         self._folders = folders
-        self.name = ", ".join(folder.name for folder in folders)
+        self.name = ", ".join(dict.fromkeys(folder.name for folder in folders))
 
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder below it."""

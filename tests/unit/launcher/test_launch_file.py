@@ -18,3 +18,11 @@ def test_the_program_its_tasks_and_the_restarts_are_there(tmp_path, monkeypatch)
     config = dict(record["config"])
     assert (config["tasks"], config["devices of a task"]) == ("2 workers, 1 ps", "3")
     assert (config["restarts"], config["log folder"]) == ("4 in 10 minutes", str(tmp_path))
+
+
+def test_servers_that_hold_the_events_are_named(tmp_path):
+    write_launch_file(
+        RunPaths(tmp_path), LaunchOptions(), "train.py", {"kind": "ray", "launch": "train.py/1"}
+    )
+    record = json.loads((tmp_path / "launch.json").read_text())
+    assert record["servers"] == {"kind": "ray", "launch": "train.py/1"}

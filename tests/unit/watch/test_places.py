@@ -6,6 +6,7 @@ import os
 import pytest
 
 from unisono._errors import InvalidArgumentError
+from unisono.watch import _ray_folder
 from unisono.watch._places import find_job, log_folders
 
 
@@ -39,11 +40,17 @@ def test_the_newest_log_folder_here_or_of_launches_without_one_is_shown(here):
     assert log_folders(here / "here") == [new, old]
 
 
-def test_a_folder_or_a_name_is_looked_for(here):
+def test_a_folder_or_a_name_is_looked_for(here, monkeypatch):
+    monkeypatch.setattr(_ray_folder, "_has_ray", lambda: False)
     logs = log_folder(here / "here" / "logs", 1000)
     log_folder(here / "here" / "more", 2000, "other.py")
     assert find_job("logs").name == "logs"
     assert find_job("train.py").name == str(logs)
+    # The title has the arguments, too; the job on Ray is the script.
+    servers = {"kind": "ray", "launch": "on_ray.py/01", "address": "auto"}
+    record = {"title": "on_ray.py --lr 1", "servers": servers}
+    (logs / "launch.json").write_text(json.dumps(record))
+    assert find_job("on_ray.py").name == str(logs)
     with pytest.raises(InvalidArgumentError, match="neither"):
         find_job(str(here))
     with pytest.raises(InvalidArgumentError, match="no job has this name"):
