@@ -5,17 +5,22 @@ a JobSet has Jobs called `set-job-0`; Kubeflow Trainer makes a JobSet of a Train
 kubelet replaces `$(NAME)` by an earlier variable.
 """
 
+import base64
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import http.client
 import json
 import re
+import select
 import signal
+import struct
 import threading
 import time
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from tests import forked
@@ -151,6 +156,8 @@ class ApiServer:
         self.unavailable = unavailable
         self.objects, self.deleted, self.logs = {}, [], {}
         self.looks = 0
+        #: The bytes of files in pods, by pod and path.
+        self.files = {}
 
     def objects_of(self, kind):
         """The objects of a kind that were created."""
@@ -182,6 +189,21 @@ class ApiServer:
     def log_of(self, pod):
         """Yield what a pod prints until it ends."""
         yield self.logs.get(pod, b"")
+
+    def output_of(self, pod, command):
+        """Yield what `tail -c +N -F FILE` prints in a pod; empty while there is nothing new."""
+        tail, count, begin, follow, path = command
+        assert (tail, count, follow, begin[0]) == ("tail", "-c", "-F", "+")
+        position = int(begin) - 1
+        while True:
+            data = self.file_of(pod, path)[position:]
+            yield data
+            position += len(data)
+            time.sleep(0.01)
+
+    def file_of(self, pod, path):
+        """The bytes of a file in a pod."""
+        return bytes(self.files.get((pod, path), b""))
 
     @contextlib.contextmanager
     def serving(self, folder):
@@ -226,6 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse_or("list", "pods", self._pods, query["labelSelector"][0])
         elif name == "log":
             self._refuse_or("get", "pods/log", self._log, kind)
+        elif name == "exec":
+            self._refuse_or("get", "pods/exec", lambda pod: self._exec(pod, query["command"]), kind)
         else:
             held = [
                 {"type": t, "status": "True", "message": m}
@@ -283,6 +307,27 @@ class _Handler(BaseHTTPRequestHandler):
                     self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
                     self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+    def _exec(self, pod, command):
+        """Send what a program prints, as binary frames of a WebSocket, until the client closes it."""
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        self.send_header("Sec-WebSocket-Accept", accept)
+        self.end_headers()
+        self.wfile.flush()
+        with contextlib.suppress(OSError):
+            for data in self.cluster.output_of(pod, command):
+                if select.select([self.connection], [], [], 0)[0]:
+                    break
+                for part in (data[i : i + 60_000] for i in range(0, len(data), 60_000)):
+                    # The first byte is the channel: the standard output.
+                    self.wfile.write(struct.pack("!BBH", 0x82, 126, len(part) + 1) + b"\x01" + part)
+                    self.wfile.flush()
         self.close_connection = True
 
     def _answer(self, status, body):
@@ -419,6 +464,12 @@ class LocalNode(ApiServer):
                 if ended:
                     return
                 time.sleep(0.05)
+
+    def file_of(self, pod, path):
+        try:
+            return Path(path.replace("/unisono/", f"{self._mount}/")).read_bytes()
+        except OSError:
+            return b""
 
     def _has_ended(self, name, number):
         with self._lock:

@@ -2,12 +2,14 @@
 
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tests import forked
 from tests.kubernetes import LocalNode
+from unisono.watch._places import find_job
 
 pytest.importorskip("kubernetes")
 pytestmark = pytest.mark.exhaustive
@@ -82,6 +84,67 @@ def test_a_jobset_with_parameter_servers(launched, tmp_path):
     assert done.returncode == 0, done
     assert done.stdout.endswith("[chief:0] replicas 1 epochs [0, 1, 2]\n"), done
     assert "epoch" not in (tmp_path / "logs" / "worker-0.log").read_text()
+
+
+HELD = """\
+import sys, time
+from pathlib import Path
+import keras, numpy as np
+import unisono
+
+class Slow(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(0.2)
+        self.model.stop_training = Path(sys.argv[1]).exists()
+
+with unisono.MultiWorkerMirroredStrategy().scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((8, 2), "float32")
+model.fit(x, x[:, :1], epochs=10_000, batch_size=8, verbose=0, callbacks=[Slow()])
+"""
+
+
+def test_a_launch_is_watched_by_its_name(launched, tmp_path, monkeypatch):
+    """Its task writes events in the pod, and they are read through the API server while it trains."""
+    (tmp_path / "held.py").write_text(HELD)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(location, str(tmp_path / "kubeconfig"))
+    seen, begins = [], threading.Event()
+
+    def watch():
+        deadline = time.monotonic() + 120.0
+        try:
+            assert begins.wait(60.0)
+            reader = find_job("k8s:unisono-held")
+            while time.monotonic() < deadline:
+                job = reader.refresh()
+                if [bool(task.step and task.step > 2) for task in job.tasks] == [True]:
+                    seen.append(job)
+                    break
+                time.sleep(0.1)
+        finally:
+            (tmp_path / "stop").touch()
+        while (job := reader.refresh()).state != "ended" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        seen.append(job)
+        reader.folder.close()
+
+    def at(node):
+        if node.objects:
+            begins.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    done = launched("-n", "1", "held.py", str(tmp_path / "stop"), at=at)
+    watcher.join()
+    assert done.returncode == 0, done
+    running, over = seen
+    assert (running.title, running.state, running.epochs) == ("unisono-held on Kubernetes", "runs", 10_000)
+    assert "loss" in {curve.name for curve in running.curves}
+    # Its pods may be deleted before the next look.
+    assert (over.state, over.exit_code in (0, None)) == ("ended", True)
 
 
 def test_a_trainjob_on_kubeflows_runtime(launched, tmp_path):

@@ -354,6 +354,7 @@ def timeline(
         "unisono watch --once logs",
         "unisono watch --web logs",
         "unisono watch host1:2222,host2:2222",
+        "unisono watch k8s:unisono-train",
         "unisono watch --metrics 9100 logs",
     )
 )
@@ -362,8 +363,8 @@ def watch(
         str | None,
         typer.Argument(
             metavar="[LOGDIR | HOST:PORT,… | JOB]",
-            help="A log directory, servers (`unisono serve`) that train for it, or the name of a job. "
-            "[default: the newest log directory]",
+            help="A log directory, servers (`unisono serve`) that train for it, the name of a job, or "
+            "k8s:NAME of a launch on Kubernetes. [default: the newest log directory]",
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once, as without a terminal.")] = False,

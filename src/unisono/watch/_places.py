@@ -22,6 +22,7 @@ from unisono.watch._log_folder import LocalFolder
 #: The files by which a log folder is recognised.
 _MARKS = ("history.jsonl", "launch.json", "events")
 _ADDRESS = re.compile(r"[^\s/,]+:[0-9]{1,5}")
+_KUBERNETES = "k8s:"
 #: Bytes that hold the last line of a history.
 _LAST_BYTES = 1 << 14
 _HOW = "Write `unisono watch LOGDIR` with the folder that `unisono launch` has printed"
@@ -100,8 +101,8 @@ def find_job(where: str | None) -> JobReader:
     """Return a reader of a job.
 
     Args:
-        where: a log folder, `HOST:PORT` of a server or several of them, the name of a job; None for the
-            newest log folder here or in the temporary folder.
+        where: a log folder, `HOST:PORT` of a server or several of them, the name of a job, `k8s:NAME` of a
+            launch on Kubernetes; None for the newest log folder here or in the temporary folder.
 
     Raises:
         InvalidArgumentError: there is no such job.
@@ -123,6 +124,10 @@ def find_job(where: str | None) -> JobReader:
                 f"has neither. {_HOW}."
             )
         return _reader_of(path)
+    if where.startswith(_KUBERNETES):
+        from unisono.watch._pod_folder import pods_of_launch
+
+        return JobReader(pods_of_launch(where.removeprefix(_KUBERNETES)))
     if all(_ADDRESS.fullmatch(each) for each in where.split(",")):
         from unisono.watch._server_folder import folder_of_servers
 
@@ -138,8 +143,9 @@ def find_job(where: str | None) -> JobReader:
 
     if actors := _ray_folder.folders_of_job(where):
         return JobReader(_server_folder.JoinedFolder(actors))
+    cluster = process_environ().get("RAY_ADDRESS") or "RAY_ADDRESS names none"
     raise InvalidArgumentError(
-        f"The job must be a log folder, HOST:PORT of a server, or the name of a job. Received: {where!r}, "
-        "which is no folder, and no job has this name, neither near here, nor in Slurm, nor on a cluster of "
-        f"Ray ({process_environ().get('RAY_ADDRESS') or 'RAY_ADDRESS names none'}). {_HOW}."
+        "The job must be a log folder, HOST:PORT of a server, k8s:NAME of a launch on Kubernetes, or the "
+        f"name of a job. Received: {where!r}, which is no folder, and no job has this name, neither near "
+        f"here, nor in Slurm, nor on a cluster of Ray ({cluster}). {_HOW}."
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: Seconds to connect, and for an answer. A log may be silent for longer: then it is asked for again.
 _TIMEOUT, _LOG_TIMEOUT = (10.0, 30.0), (10.0, 300.0)
 _CHUNK = 1 << 16
+#: How the client reports the answer to a request for a connection.
+_HANDSHAKE = re.compile("Handshake status ([0-9]{3})")
 #: Advice where the cluster refuses an object, by the code of HTTP.
 _ADVICE = {
     0: "See `kubectl cluster-info`, which must reach the cluster.",
@@ -108,6 +111,28 @@ class KubernetesApi:
             raise ApiError(0, str(error)) from error
         finally:
             response.release_conn()
+
+    def output(self, pod: str, container: str, command: list[str]) -> Any:
+        """Start a program in a container; return the client's `WSClient`, which has its output.
+
+        Raises:
+            ApiError: the program cannot be started.
+        """
+        stream, websocket = map(importlib.import_module, ("kubernetes.stream", "websocket"))
+        core = importlib.import_module("kubernetes.client").CoreV1Api(self._client.client)
+        # The client passes no bound on to the connection, which would have none.
+        before = websocket.getdefaulttimeout()
+        websocket.setdefaulttimeout(_TIMEOUT[0])
+        try:
+            return stream.stream(
+                core.connect_get_namespaced_pod_exec, pod, self.namespace, container=container,
+                command=command, stdin=False, stdout=True, stderr=False, tty=False, _preload_content=False,
+            )  # fmt: skip
+        except self._refused as error:
+            code = _HANDSHAKE.search(str(error.reason))
+            raise ApiError(int(code[1]) if code else error.status or 0, str(error.reason)[:300]) from error
+        finally:
+            websocket.setdefaulttimeout(before)
 
     def check_rights(self, manifests: list[Manifest]) -> None:
         """Check that this user may create and delete objects, and read pods.

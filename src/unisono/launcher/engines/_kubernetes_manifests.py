@@ -35,7 +35,8 @@ LAUNCH_LABEL, JOB_LABEL = "unisono/launch", "unisono/job"
 INDEX_ANNOTATION, INDEX_LABEL = "batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index"
 #: JobSet's label on its pods, also on a TrainJob's.
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-_JOBSET_RESTARTS = "jobset.sigs.k8s.io/restart-attempt"
+#: JobSet's label with the number of the set's restarts, which is the generation of its tasks.
+JOBSET_RESTARTS = "jobset.sigs.k8s.io/restart-attempt"
 
 #: Every pod has an address of its own, so that all have the same port.
 _PORT, _HEALTH_PORT = 2222, 2223
@@ -50,6 +51,7 @@ GROUP = 1000
 #: Container name that Kubeflow Trainer requires.
 CONTAINER = "node"
 _FOR_EVER = 2**31 - 1
+_EVENTS = "UNISONO_EVENTS"
 
 _FIXED_SIZE = (
     "Write `-n 2 --max-restarts 3`; for another size end the launch and start it with another `-n`: "
@@ -100,6 +102,15 @@ def pod_selector(submission: Submission[KubernetesSettings]) -> str:
     """Return the label by which the pods of a launch are found."""
     label = LAUNCH_LABEL if (submission.settings.kind or "job") == "job" else JOBSET_LABEL
     return f"{label}={launch_name(submission)}"
+
+
+def events_file(launch: str, job: str, index: int | str) -> str:
+    """Return the file in a pod in which its task says what it does.
+
+    >>> events_file("unisono-train", "worker", 1)
+    '/unisono/unisono-train-worker-1.jsonl'
+    """
+    return f"{MOUNT}/{launch}-{job}-{index}.jsonl"
 
 
 def deciding_jobs(options: LaunchOptions) -> list[str]:
@@ -323,7 +334,7 @@ class _Rendering:
             source = f"metadata.labels['{INDEX_LABEL}']"
         yield _from("UNISONO_TASK_INDEX", "fieldRef", fieldPath=source)
         if self._is_gang:
-            restarts = f"metadata.labels['{_JOBSET_RESTARTS}']"
+            restarts = f"metadata.labels['{JOBSET_RESTARTS}']"
             yield _from("UNISONO_GENERATION", "fieldRef", fieldPath=restarts)
         task = {"type": job, "index": "$(UNISONO_TASK_INDEX)"}
         config = json.loads(self._plan.environment(Task(job, 0))["TF_CONFIG"])
@@ -348,8 +359,10 @@ class _Rendering:
         unknown = set() if cpu.isdecimal() else {*POOLS, "PJRT_NPROC"}
         every = base | self._plan.environment(Task(job, 0)) | {START_UP_VARIABLE: str(_START_UP)}
         if self._needs_runtime:
+            every[_EVENTS] = events_file(self._name, job, "$(UNISONO_TASK_INDEX)")
             every[HEALTH_VARIABLE] = str(self._settings.health_port or _HEALTH_PORT)
         left_out = {"TF_CONFIG", FILE_VARIABLE, "UNISONO_GENERATION", *OF_A_SUPERVISOR, *unknown}
+        left_out -= {_EVENTS} if self._needs_runtime else set()
         if not self._needs_runtime:
             # Their directory is not mounted.
             left_out |= {name for name, value in every.items() if value.startswith(MOUNT)}
