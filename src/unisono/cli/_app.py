@@ -354,7 +354,6 @@ def timeline(
         "unisono watch --once logs",
         "unisono watch --web logs",
         "unisono watch host1:2222,host2:2222",
-        "unisono watch k8s:unisono-train",
         "unisono watch --metrics 9100 logs",
     )
 )
