@@ -370,7 +370,7 @@ def test_restoring_what_is_not_there():
 def test_a_snapshot_takes_one_copy_of_what_lies_on_every_device():
     model = made(mirrored(4), 1)
     fit(model)
-    for value in jax.tree.leaves(dict(Checkpoint(model=model).snapshot().arrays)):
+    for value in jax.tree.leaves(dict(Checkpoint(model=model)._snapshot().arrays)):
         assert len(value.devices()) == 1
 
 

@@ -146,7 +146,8 @@ class StepTally:
 
     def add(self, worker: int, cost: Sequence[float]) -> None:
         """Add a step."""
-        process_events().stepped()
+        if (events := process_events()).is_read:
+            events.stepped()
         with self._lock:
             self._workers.setdefault(worker, StepCosts()).add(cost)
 

@@ -431,7 +431,8 @@ class StepWorker:
             cost = self._servers.traffic.take()
             answer = dataclasses.replace(answer, meta={**answer.meta, "cost": cost})
             *_, data, pull, _, _ = cost
-            process_events().stepped(1, data, pull)
+            if (events := process_events()).is_read:
+                events.stepped(1, data, pull)
         if task.batched_reply is None:
             self._reply(task.client, answer)
         else:
