@@ -1,6 +1,7 @@
 """What a program computes, and how fast a device may be."""
 
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ import unisono
 from unisono._errors import InvalidArgumentError
 from unisono.callbacks import _timer as timer
 from unisono.training.groups import _peak_flops, _step_work
+from unisono.training.groups._batch_placement import BatchGroup
+from unisono.training.groups._batch_policy import Mode
 from unisono.training.groups._peak_flops import peak_flops_of
-from unisono.training.groups._step_work import WorkTotals, flops_of
+from unisono.training.groups._step_work import StepWork, WorkTotals, flops_of
 
 
 def flops(function, *shapes):
@@ -145,3 +148,14 @@ def test_what_an_epoch_shows():
     assert timer.speed_of(work, 2.0, 8e12)["mfu"] == 0.25
     assert timer.speed_of(WorkTotals(), 0.0, 8e12) == {"tflop_per_s": 0.0, "mfu": 0.0}
     assert math.isnan(timer.speed_of(WorkTotals(1, 0, math.nan), 1.0, 1.0)["mfu"])
+
+
+@pytest.mark.parametrize(("mode", "share"), [(Mode.SPLIT, 2), (Mode.JOINED, 8)])
+def test_operations_are_those_of_one_device(mode, share):
+    """Four replicas of two devices, which share a replica's operations."""
+    mesh = types.SimpleNamespace(num_replicas=4, devices_per_replica=2, local_devices=())
+    work, batch = StepWork(mesh, "float32"), np.zeros((8, 3), "float32")
+    group = BatchGroup(batch, mode, 8)
+    work.learn(group, 1, lambda: jax.make_jaxpr(lambda x: x @ x)(np.zeros((3, 3), "float32")))
+    work.count(group)
+    assert work.done.flops == 54 / share

@@ -60,6 +60,7 @@ class StepWork:
 
     def __init__(self, mesh: ReplicaMesh | None, dtype: str) -> None:
         self._num_replicas = 1 if mesh is None else mesh.num_replicas
+        self._devices_per_replica = 1 if mesh is None else mesh.devices_per_replica
         self._devices = () if mesh is None else mesh.local_devices
         self._compute_type = dtype
         #: Tokens of a row; None to see them in the data.
@@ -79,8 +80,9 @@ class StepWork:
         key = _program_of(group)
         if key not in self._flops_of:
             flops = flops_of(trace()) / steps
-            # Joined rows have one program for all devices together.
-            self._flops_of[key] = flops / (self._num_replicas if group.mode is Mode.JOINED else 1)
+            # The devices of a replica share its operations, and joined rows have one program for all replicas.
+            replicas = self._num_replicas if group.mode is Mode.JOINED else 1
+            self._flops_of[key] = flops / (replicas * self._devices_per_replica)
 
     def count(self, group: BatchGroup) -> None:
         """Count a group that was started."""
