@@ -80,7 +80,7 @@ class StepWork:
         key = _program_of(group)
         if key not in self._flops_of:
             flops = flops_of(trace()) / steps
-            # The devices of a replica share its operations, and joined rows have one program for all replicas.
+            # A replica's devices share its operations; joined rows have one program for all replicas.
             replicas = self._num_replicas if group.mode is Mode.JOINED else 1
             self._flops_of[key] = flops / (replicas * self._devices_per_replica)
 
