@@ -174,6 +174,34 @@ def test_with_steps_per_execution_an_error_comes_after_the_steps_before_it_too()
     assert int(model.optimizer.iterations.numpy()) == 6
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+@pytest.mark.parametrize("callbacks", [[], [Looks()]])
+def test_steps_that_are_no_multiple_of_steps_per_execution_are_rounded_up_as_in_keras(callbacks):
+    """Keras asks for whole calls: 7 steps with 3 in a call are 9; 20 batches end in the third epoch."""
+    x, y = digits()
+    pairs = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 80, 4)]
+    done = []
+    for scope in (contextlib.nullcontext(), mirrored(2).scope()):
+        keras.utils.set_random_seed(5)
+        with scope:
+            model = mlp()
+            model.compile("adam", crossentropy(), steps_per_execution=3)
+        model.fit(
+            (pair for pair in pairs),
+            steps_per_epoch=7,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        trained = int(model.optimizer.iterations)
+        loss = model.evaluate((pair for pair in pairs), steps=7, verbose=0)
+        predicted = model.predict(((x,) for x, _ in pairs), steps=7, verbose=0)
+        done.append((trained, len(predicted), loss))
+    assert done[1][:2] == done[0][:2] == (20, 36)
+    assert done[1][2] == pytest.approx(done[0][2], rel=1e-5)
+
+
 def runs_together(model):
     return any(key.slots > 1 for key in model.train_function._programs)
 

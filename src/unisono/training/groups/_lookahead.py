@@ -78,7 +78,8 @@ class StepLookahead(BatchSource):
 
     def begin_epoch(self, steps: int | None) -> None:
         """Note that an epoch begins; discard what is left of one that was interrupted."""
-        self.left = steps
+        # Keras asks for as many at each call, also at the last one.
+        self.left = steps and -(-steps // self._per_call) * self._per_call
         self.epoch_steps, self.epoch = steps, object()
         self._held.clear()
         self._again.clear()

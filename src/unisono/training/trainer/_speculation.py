@@ -187,9 +187,7 @@ class Speculation(StepLookahead):
 
     def begin_epoch(self, steps: int | None) -> None:
         """Note that an epoch begins; discard what is left of one that was interrupted."""
-        # Keras asks for as many at each call, also at the last one.
-        super().begin_epoch(steps and -(-steps // self._per_call) * self._per_call)
-        self.epoch_steps = steps
+        super().begin_epoch(steps)
         self._is_first = True
         self._started.clear()
 
