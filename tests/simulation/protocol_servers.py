@@ -1,0 +1,413 @@
+"""Parameter servers: pushes, pulls, reads and writes, while messages are lost and processes die.
+
+Real: `ServerClient`, `VariableServer`, `VariableStore`, `DurableStore` with its log and images,
+`RequestDedup`, and the loopback transport. Workers take closures from a list, as `ClosureQueue` hands them
+out: a closure whose worker was killed runs again on another one, under its number. Promised, and checked:
+
+- each closure counts once on each server, whatever was lost, repeated or killed, and none is lost that was
+  acknowledged;
+- what clients read of a server is linearizable: dense values, rows of a table, and values rounded to 16 bits;
+- a job of an older chief changes nothing any more;
+- the job ends.
+
+Tests: tests/unit/test_simulation.py.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import os
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from tests.simulation import _primitives as sim
+from tests.simulation._history import History
+from tests.simulation._network import SimulatedNetwork
+from tests.simulation._world import ACTIVE, SETTING
+from unisono._errors import ClusterError, ContextError
+from unisono.cluster_resolver._spec import Task
+from unisono.parameter_server.server import _client as client_module
+from unisono.parameter_server.server._client import ServerClient, key_of
+from unisono.parameter_server.server._durable import DurableStore
+from unisono.parameter_server.server._server import VariableServer
+from unisono.parameter_server.server._store import VariableStore
+from unisono.parameter_server.state._create import NewVariable
+from unisono.parameter_server.state._push import COUNTER_BITS, Push, RowWrite
+from unisono.parameter_server.state._variables import TABLE, StoredSpec
+from unisono.rpc._calls import PushToServer, StaleValuesError
+
+#: Numbers of the variables on each server.
+COUNTS, REGISTER, ROWS = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How large a job is, and what may happen to it."""
+
+    servers: int = 1
+    workers: int = 2
+    closures: int = 5
+    reads: int = 3
+    chiefs: int = 1
+    durable: bool = False
+
+
+def lock_file(descriptor, operation):
+    """Lock a file for the present process, in whose place the system would unlock it."""
+    world = ACTIVE.world
+    node, process = os.fstat(descriptor).st_ino, world.current.process
+    owner = world.locked_files.get(node)
+    if owner is not None and owner is not process and not owner.is_dead:
+        raise BlockingIOError("Resource temporarily unavailable")
+    world.locked_files[node] = process
+
+    def close():
+        # Unless the process has closed it, and the number is another file's now.
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_ino == node:
+                os.close(descriptor)
+
+    process.at_end(close)
+
+
+#: Read once: a HELLO reads the packages' files each time.
+_VERSIONS = functools.cache(metadata.version)
+sim.extend(fcntl, flock=lock_file)
+sim.extend(metadata, version=_VERSIONS)
+
+
+class Job:
+    """The job of one chief: its closures, and what was seen of it."""
+
+    def __init__(self, generation, plan):
+        self.generation = generation
+        self.first = generation << COUNTER_BITS
+        self.waiting = [self.first + i for i in range(plan.closures)]
+        self.taken = {}
+        self.acknowledged = set()
+        self.counts = [History() for _ in range(plan.servers)]
+        self.registers = [History() for _ in range(plan.servers)]
+        self.rows = [History() for _ in range(plan.servers)]
+        #: By closure and server: its calls in the histories.
+        self.calls = {}
+        self.is_over = False
+        self.total = plan.closures
+
+    @property
+    def watermark(self):
+        """The number below which each closure was acknowledged."""
+        return min([*self.waiting, *self.taken, self.first + self.total])
+
+    def begun(self, who, closure, server):
+        """Note that a closure is pushed; its repetitions are the same call."""
+        key = closure, server
+        if key not in self.calls:
+            place = closure - self.first
+            self.calls[key] = [
+                (self.counts[server], self.counts[server].begin(who, "add", place)),
+                (self.registers[server], self.registers[server].begin(who, "add", 1)),
+                (self.rows[server], self.rows[server].begin(who, "row", place % 2, place + 1)),
+            ]
+        return self.calls[key]
+
+
+def count_step(state, call, is_answered):
+    """A sum of closures: each is added once."""
+    kind, *rest = call.what
+    if kind == "add":
+        return state | 1 << rest[0]
+    return state if not is_answered or call.result == state else None
+
+
+def register_step(state, call, is_answered):
+    """A number that is written and added to."""
+    kind, *rest = call.what
+    if kind == "write":
+        return rest[0]
+    if kind == "add":
+        return state + rest[0]
+    return state if not is_answered or call.result == state else None
+
+
+def rows_step(state, call, is_answered):
+    """Two rows of a table."""
+    kind, *rest = call.what
+    if kind == "row":
+        place, value = rest
+        return (value, state[1]) if place == 0 else (state[0], value)
+    return state if not is_answered or call.result == state else None
+
+
+class Servers:
+    """A cluster in a world."""
+
+    def __init__(self, world, plan, folder):
+        self.world, self.plan, self.folder = world, plan, folder
+        self.job = None
+        self.jobs = []
+        self.is_over = False
+        self.network = SimulatedNetwork(
+            world,
+            loss=world.pick((0.02, 0.1, 0.0), SETTING),
+            repeat=world.pick((0.02, 0.1, 0.0), SETTING),
+            late=world.pick((0.0, 0.05), SETTING),
+            cut=world.pick((0.0, 0.03), SETTING),
+        )
+        world.faults_left = 1 + world.choose(6, SETTING)
+        self.risks = {
+            "ps": world.pick((0.0, 0.005, 0.03), SETTING) if plan.durable else 0.0,
+            "worker": world.pick((0.0, 0.01), SETTING),
+            "chief": world.pick((0.0, 0.01), SETTING) if plan.chiefs > 1 else 0.0,
+        }
+
+    # --- processes -----------------------------------------------------------------------------------
+
+    def keep(self, name, body, risk):
+        """Start a process, and start it again when it was killed, as a launcher does."""
+        world = self.world
+
+        def watch():
+            while not self.is_over:
+                process = world.process(name, body)
+                process.risk = risk
+                process.wait()
+                if process.error is not None and not self.is_over:
+                    raise process.error
+                if not process.is_killed:
+                    return
+                world.sleep(world.uniform(0.1, 4.0))
+
+        sim.Thread(target=watch, name=f"watches {name}").start()
+
+    def serve(self, index):
+        """Be a parameter server."""
+        durable = None
+        if self.plan.durable:
+            durable = DurableStore(self.folder / f"ps{index}", log_bytes=1 << 16, interval=None)
+            self.world.check(
+                durable.store.damage is None, lambda: f"No state may be damaged. {durable.store.damage}"
+            )
+        server = VariableServer(VariableStore() if durable is None else durable.store, durable)
+        rpc_server = self.network.rpc_server(f"ps{index}", server.handle)
+        rpc_server.start()
+        server.ended.wait()
+        # As in `strategy/_serve`: the answer to END goes out first.
+        self.world.sleep(1.0)
+        rpc_server.close()
+
+    def client(self, own, generation=0):
+        """Return a client of all servers."""
+        clients = [self.network.rpc_client(Task("ps", i), f"ps{i}", own) for i in range(self.plan.servers)]
+        return ServerClient(clients, generation)
+
+    # --- a worker ------------------------------------------------------------------------------------
+
+    def work(self, index):
+        """Run closures of the present job, until no job is left."""
+        who = f"worker{index}"
+        client = self.client(Task("worker", index))
+        while not self.is_over:
+            job = self.job
+            if job is None or not job.waiting:
+                self.world.sleep(0.3)
+                continue
+            closure = job.waiting.pop(0)
+            job.taken[closure] = self.world.current.process
+            try:
+                self.closure(job, client, who, closure)
+            except ContextError:
+                # A newer chief has taken over.
+                self.world.check(
+                    job is not self.job or job.is_over, "The newest chief's closures are accepted."
+                )
+                continue
+            except StaleValuesError:
+                job.taken.pop(closure, None)
+                job.waiting.insert(0, closure)
+                continue
+            job.taken.pop(closure, None)
+            job.acknowledged.add(closure)
+
+    def closure(self, job, client, who, closure):
+        """Pull, push to all servers, and wait until they have acknowledged it."""
+        world = self.world
+        keys = [key_of(s, COUNTS) for s in range(self.plan.servers)]
+        values, end = self.reading(job, who, keys, client)
+        lineages = values.lineages
+        end()
+        place = closure - job.first
+        one_hot = np.zeros(self.plan.closures, "float32")
+        one_hot[place] = 1
+        given, calls = [], []
+        for server in range(self.plan.servers):
+            update = RowWrite((ROWS,), np.array([place % 2]), (np.array([[place + 1.0]], "float32"),))
+            push = Push(closure, updates=(update,), adds=((COUNTS, one_hot), (REGISTER, np.float32(1))))
+            meta, arrays = push.encode()
+            arrays = [np.asarray(array) for array in arrays]
+            given.append(PushToServer(server, closure, job.watermark, meta, arrays, lineages[server]))
+            calls.append(job.begun(who, closure, server))
+        behind = keys if world.choose(2) else None
+        if behind:
+            finish = [self.begin_read(job, who, s) for s in range(self.plan.servers)]
+        answers, pulled = client.push(given, behind)
+        for answer, own in zip(answers, calls, strict=True):
+            answer.result()
+            for history, call in own:
+                history.end(call)
+        if behind:
+            for server, value in enumerate(pulled.result()):
+                finish[server](value)
+
+    # --- reads ---------------------------------------------------------------------------------------
+
+    def begin_read(self, job, who, server):
+        history = job.counts[server]
+        call = history.begin(who, "read")
+
+        def finish(value):
+            counts = np.asarray(value, "float32").tolist()
+            self.world.check(
+                set(counts) <= {0.0, 1.0},
+                lambda: f"Each closure counts once. {who} reads {counts} of server {server}.",
+            )
+            history.end(call, sum(1 << i for i, n in enumerate(counts) if n))
+
+        return finish
+
+    def reading(self, job, who, keys, client):
+        """Pull; return the values, and what ends the calls of the histories."""
+        finish = [self.begin_read(job, who, key[0]) for key in keys]
+        values = client.pull(keys).result()
+
+        def end():
+            for each, value in zip(finish, values, strict=True):
+                each(value)
+
+        return values, end
+
+    # --- the chief -----------------------------------------------------------------------------------
+
+    def lead(self):
+        """Begin a job, read and write meanwhile, and wait for its end."""
+        world = self.world
+        client = self.client(Task("chief", 0))
+        generation = client.begin_job(1)
+        world.check(
+            all(generation > job.generation for job in self.jobs), "A job's generation is the highest."
+        )
+        job = Job(generation, self.plan)
+        self.jobs.append(job)
+        counts = StoredSpec("counts", (self.plan.closures,), "float32")
+        register = StoredSpec("register", (), "float32")
+        rows = StoredSpec("rows", (2, 1), "float32", kind=TABLE)
+        for server in range(self.plan.servers):
+            zeros = [NewVariable(spec) for spec in (counts, register, rows)]
+            numbers = client.create_variables(server, zeros)
+            world.check(numbers == [COUNTS, REGISTER, ROWS], f"Variables have these numbers: {numbers}")
+        self.job = job
+        for number in range(self.plan.reads):
+            world.sleep(world.uniform(0.0, 1.0))
+            self.look(job, client, number)
+        while len(job.acknowledged) < self.plan.closures:
+            self.take_back(job)
+            world.sleep(0.5)
+        job.is_over = True
+        self.judge(job, client)
+
+    def take_back(self, job):
+        """Let others run the closures of workers that were killed."""
+        for closure, process in list(job.taken.items()):
+            if process.is_dead:
+                del job.taken[closure]
+                job.waiting.insert(0, closure)
+
+    def look(self, job, client, number):
+        """Read and write."""
+        server = self.world.choose(self.plan.servers)
+        kind = self.world.choose(4)
+        if kind == 0:
+            finish = self.begin_read(job, "chief", server)
+            finish(client.read(key_of(server, COUNTS, "bfloat16")))
+        elif kind == 1:
+            history = job.registers[server]
+            call = history.begin("chief", "write", 100.0 * (number + 1))
+            client.write(key_of(server, REGISTER), np.float32(100.0 * (number + 1)))
+            history.end(call)
+        elif kind == 2:
+            history = job.registers[server]
+            call = history.begin("chief", "read")
+            history.end(call, float(client.read(key_of(server, REGISTER))))
+        else:
+            history = job.rows[server]
+            call = history.begin("chief", "read")
+            (found,) = client.rows([key_of(server, ROWS)], [np.array([0, 1])]).result()
+            history.end(call, tuple(found[:, 0].tolist()))
+
+    def judge(self, job, client):
+        """Check what a job has left."""
+        for server in range(self.plan.servers):
+            found = client.read(key_of(server, COUNTS)).tolist()
+            self.world.check(
+                found == [1.0] * self.plan.closures,
+                lambda found=found, server=server: f"Each closure counts once. Server {server} has {found}.",
+            )
+            job.counts[server].check(count_step, 0)
+            job.registers[server].check(register_step, 0.0)
+            job.rows[server].check(rows_step, (0.0, 0.0))
+
+    def run(self):
+        """Run the job to its end."""
+        world, plan = self.world, self.plan
+        for index in range(plan.servers):
+            self.keep(f"ps{index}", lambda index=index: self.serve(index), self.risks["ps"])
+        for index in range(plan.workers):
+            self.keep(f"worker{index}", lambda index=index: self.work(index), self.risks["worker"])
+        for number in range(plan.chiefs):
+            is_last = number == plan.chiefs - 1
+            chief = world.process("chief", self.lead)
+            chief.risk = 0.0 if is_last else self.risks["chief"]
+            chief.wait()
+            if chief.error is not None:
+                raise chief.error
+            if not chief.is_killed:
+                break
+            self.job = None
+            world.sleep(world.uniform(0.0, 3.0))
+        self.is_over = True
+
+
+def _run(world, plan):
+    world.settle()
+    if not plan.durable:
+        Servers(world, plan, None).run()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="unisono-sim-", dir=_memory()))
+    try:
+        Servers(world, plan, folder).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _memory():
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def pushes(world):
+    """Clients push, pull, read and write; servers keep their state in memory, and live."""
+    plan = Plan(servers=1 + world.choose(2, SETTING), workers=1 + world.choose(3, SETTING), closures=4)
+    _run(world, plan)
+
+
+def restarts(world):
+    """Servers with a log are killed at any switch, and started again; so are workers, and the chief."""
+    chiefs = 1 + world.choose(2, SETTING)
+    plan = Plan(servers=1 + world.choose(2, SETTING), workers=2, closures=4, chiefs=chiefs, durable=True)
+    _run(world, plan)
+
+
+__all__ = ["ClusterError", "client_module", "pushes", "restarts"]

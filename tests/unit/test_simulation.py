@@ -1,0 +1,181 @@
+"""The simulated world: time, choices, deadlocks, kills; real modules get it, and lose it again."""
+
+import threading
+import time
+
+import pytest
+from tests.simulation import _primitives as sim
+from tests.simulation._runner import diagram, run_one, shrink
+from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
+
+from unisono._system import _lease
+from unisono.rpc import _calls
+
+
+def race(world):
+    """Two threads add to a number without a lock."""
+    world.settle()
+    total = [0]
+
+    def add():
+        for _ in range(3):
+            found = total[0]
+            world.give_way()
+            total[0] = found + 1
+
+    threads = [sim.Thread(target=add) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    world.check(total[0] == 6, f"all are counted: {total[0]}")
+
+
+def test_a_seed_gives_the_run_again():
+    def run(world):
+        world.settle()
+        got, items = [], sim.Queue()
+
+        def put(number):
+            for _ in range(3):
+                world.sleep(world.uniform(0, 1))
+                items.put(number)
+
+        for number in range(3):
+            sim.Thread(target=put, args=(number,)).start()
+        got += [(items.get(), world.now) for _ in range(9)]
+        return got
+
+    def once(seed):
+        world = World(seed)
+        return world.run(lambda: run(world))
+
+    assert once(5) == once(5)
+    assert once(5) != once(6)
+
+
+def test_choices_give_a_run_again_and_shrink():
+    seed = next(seed for seed in range(50) if run_one(race, seed).error)
+    first = run_one(race, seed, is_recorded=True)
+    again = run_one(race, seed, first.world.choices)
+    assert (again.what, again.world.switches) == ("Violation", first.world.switches)
+    shrunk = shrink(race, seed)
+    assert shrunk.cost <= first.cost
+    assert isinstance(shrunk.error, Violation)
+
+
+def test_time_jumps_and_waits_end():
+    world = World()
+    began = time.monotonic()
+
+    def run():
+        event = sim.Event()
+        sim.Timer(3600.0, event.set).start()
+        assert not event.wait(3599.0)
+        assert event.wait()
+        return world.now
+
+    world.limit = 10_000
+    assert world.run(run) == 3600.0
+    assert time.monotonic() - began < 5
+
+
+def test_a_deadlock_is_found_and_says_who_waits():
+    world = World()
+
+    def run():
+        lock = sim.Lock()
+        lock.acquire()
+        sim.Thread(target=lock.acquire, name="second").start()
+        lock.acquire()
+
+    with pytest.raises(Deadlock, match=r"test/second waits for a lock"):
+        world.run(run)
+
+
+def test_what_never_ends_is_found():
+    world = World(limit=10.0)
+
+    def run():
+        while True:
+            world.sleep(1.0)
+
+    with pytest.raises(Overdue, match="within 10 s"):
+        world.run(run)
+
+
+def test_a_killed_process_does_nothing_any_more_and_its_resources_are_released():
+    world = World()
+    seen = []
+
+    def run():
+        def body():
+            try:
+                for number in range(10):
+                    seen.append(number)
+                    world.sleep(1.0)
+            finally:
+                seen.append("no process does that after SIGKILL")
+
+        process = world.process("p", body)
+        world.sleep(2.5)
+        process.at_end(lambda: seen.append("released"))
+        process.kill()
+        world.sleep(5.0)
+        assert process.wait()
+        return list(seen)
+
+    assert world.run(run) == [0, 1, 2, "released"]
+
+
+def test_a_process_that_is_stopped_goes_on_later():
+    world = World()
+
+    def run():
+        process = world.process("p", lambda: world.sleep(1.0))
+        world.sleep(0.5)
+        process.pause(10.0)
+        process.wait()
+        return world.now
+
+    assert world.run(run) == 10.5
+
+
+def test_faults_happen_as_often_as_there_are_some():
+    world = World()
+    world.faults_left = 2
+    assert [world.fault(1.0, "loss") for _ in range(4)] == [True, True, False, False]
+    assert world.faults == {"loss": 2}
+    assert f"{FAULT} loss".startswith(FAULT)
+
+
+def test_modules_of_the_project_get_the_primitives_and_lose_them_again():
+    before = vars(_calls).copy(), _lease.ActiveClock.__init__.__defaults__
+    with sim.simulated():
+        assert _calls.threading.Condition is sim.Condition
+        assert _calls.Future is sim.Future
+        assert _lease.ActiveClock.__init__.__defaults__[1] is not time.monotonic
+        assert _calls.threading.TIMEOUT_MAX == threading.TIMEOUT_MAX
+        world = World()
+
+        def run():
+            clock = _lease.ActiveClock(gap=100.0)
+            world.sleep(7.0)
+            return clock.now()
+
+        assert world.run(run) == 7.0
+    assert (vars(_calls), _lease.ActiveClock.__init__.__defaults__) == before
+    assert threading.Lock is not sim.Lock
+
+
+def test_the_diagram_shows_messages_and_kills():
+    world = World(is_recorded=True)
+    world.note("message", "a", "b", "PUSH")
+    world.note("lost", "b", "a", "OK")
+    world.note("kill", "b", "b", "killed")
+    text = diagram(world)
+    first, *rows = text.splitlines()
+    assert first.split() == ["time", "a", "b"]
+    assert ">|" in rows[0]
+    assert "x" in rows[1]
+    assert "X" in rows[2]
