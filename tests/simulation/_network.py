@@ -8,6 +8,7 @@ Tests: tests/unit/test_simulation.py.
 """
 
 import contextlib
+import dataclasses
 
 from tests.simulation import _primitives as sim
 from tests.simulation._world import DELAY
@@ -23,11 +24,28 @@ class SimulatedNetwork(LoopbackNetwork):
         by
             up to `latest` seconds; `cut`: that the connection is lost while it is on its way.
         delay: seconds that a message takes at most, when nothing happens to it.
+        is_lossy: whether messages to and from a server may be lost, repeated and reordered one by one. Others
+            are those of TCP: in order, once, and lost with their connection only.
     """
 
-    def __init__(self, world, loss=0.0, repeat=0.0, late=0.0, cut=0.0, delay=0.05, latest=15.0):
+    def __init__(
+        self,
+        world,
+        loss=0.0,
+        repeat=0.0,
+        late=0.0,
+        cut=0.0,
+        delay=0.05,
+        latest=15.0,
+        is_lossy=lambda address: True,
+    ):
         super().__init__()
         self._lock = contextlib.nullcontext()
+        self._is_lossy = is_lossy
+        #: When the last message of a connection arrives, by client and direction.
+        self._last = {}
+        #: The clients whose connections are lost, and that have not noticed.
+        self._broken = {}
         self.world = world
         self.loss, self.repeat, self.late, self.cut, self.delay, self.latest = (
             loss,
@@ -76,20 +94,41 @@ class SimulatedNetwork(LoopbackNetwork):
         if self._rpc_servers.get(rpc_server.address) is not rpc_server:
             return
         del self._rpc_servers[rpc_server.address]
-        if self.world.fault(0.3, "unnoticed end"):
-            return
+        # As when a whole machine is lost: heartbeats of the transport find out.
+        is_late = self.world.fault(0.3, "unnoticed end")
         for rpc_client in list(self._rpc_clients.values()):
             if rpc_client.address == rpc_server.address:
-                self._reset(rpc_client)
+                self._reset(rpc_client, 30.0 if is_late else self.delay)
 
-    def _reset(self, rpc_client):
+    def _reset(self, rpc_client, within):
         """Lose a connection: what is under way on it is lost, and the client notices."""
         self._connections[rpc_client] += 1
-        answers = self._processes[rpc_client].own["answers"]
-        self.world.call_later(
-            self.world.uniform(0.0, self.delay, DELAY),
-            lambda: _put(answers, lambda: rpc_client._pending.fail_sent("the connection was lost")),
-        )
+        # What a server answers on the connection that was lost reaches nobody.
+        del self._rpc_clients[rpc_client.client.connection]
+        rpc_client.client = dataclasses.replace(rpc_client.client, connection=b"%d" % next(self._numbers))
+        self._rpc_clients[rpc_client.client.connection] = rpc_client
+        process = self._processes[rpc_client]
+        # What is sent until the client notices goes nowhere, too.
+        connection = self._connections[rpc_client]
+
+        def notice():
+            if self._broken.get(rpc_client, (None,))[0] == connection:
+                del self._broken[rpc_client]
+                rpc_client._pending.fail_sent("the connection was lost")
+
+        def tell():
+            if not process.is_dead:
+                _put(process.own["answers"], notice)
+
+        self._broken[rpc_client] = connection, tell
+        self.world.call_later(self.world.uniform(0.0, within, DELAY), tell)
+
+    def _open(self, rpc_server):
+        super()._open(rpc_server)
+        # A machine that is there again resets connections that it does not know.
+        for rpc_client, (_, tell) in list(self._broken.items()):
+            if rpc_client.address == rpc_server.address:
+                self.world.call_later(self.world.uniform(0.0, self.delay, DELAY), tell)
 
     def _ask(self, rpc_client, frame):
         rpc_server = self._rpc_servers.get(rpc_client.address)
@@ -135,9 +174,24 @@ class SimulatedNetwork(LoopbackNetwork):
         world.counts["messages"] += 1
         text = _text(frame) if world.is_recorded else ""
         copies = 1
+        is_lossy = self._is_lossy(rpc_client.address)
         delay = world.uniform(0.0, self.delay, DELAY)
         until = self._parted.get((source.name, target.name), 0.0)
-        if until > world.now:
+        if rpc_client in self._broken:
+            copies = 0
+        elif not is_lossy:
+            if until > world.now:
+                delay += until - world.now
+            elif world.fault(self.late, "late"):
+                delay += world.uniform(0.0, self.latest, DELAY)
+            elif world.fault(self.cut, "cut"):
+                self._reset(rpc_client, self.delay)
+                copies = 0
+            key = rpc_client, source
+            # Not at the same time: rounding would change the order.
+            delay = max(delay, self._last.get(key, 0.0) - world.now + 1e-6)
+            self._last[key] = world.now + delay
+        elif until > world.now:
             # TCP sends it again when the network is back, if it has not given up before.
             if world.fault(0.5, "loss"):
                 copies = 0
@@ -149,7 +203,7 @@ class SimulatedNetwork(LoopbackNetwork):
         elif world.fault(self.late, "late"):
             delay += world.uniform(0.0, self.latest, DELAY)
         elif world.fault(self.cut, "cut"):
-            self._reset(rpc_client)
+            self._reset(rpc_client, self.delay)
             copies = 0
         if not copies:
             world.note("lost", source.name, target.name, text)

@@ -905,6 +905,40 @@ def _like(lock):
     return RLock() if isinstance(lock, _LOCKS[1]) else Lock()
 
 
+def points_around(*functions):
+    """Make functions, given as pairs of an owner and a name, points at which a process may be killed.
+
+    It returns a function that undoes that. They are points before and after the call.
+    """
+    before = [(owner, name, getattr(owner, name)) for owner, name in functions]
+
+    def wrapped(real):
+        @functools.wraps(real)
+        def call(*args, **kwargs):
+            world = ACTIVE.world
+            if world is None:
+                return real(*args, **kwargs)
+            world.point()
+            result = real(*args, **kwargs)
+            world.point()
+            return result
+
+        return call
+
+    for owner, name, real in before:
+        setattr(owner, name, wrapped(real))
+
+    def undo():
+        for owner, name, real in before:
+            setattr(owner, name, real)
+
+    return undo
+
+
+#: Pairs of an owner and a name: `simulated` puts points around them.
+POINTS = []
+
+
 @contextlib.contextmanager
 def simulated(prefixes=("unisono",)):
     """Put the stand-ins in place during a block; it gets a function that looks after modules imported since.
@@ -915,6 +949,7 @@ def simulated(prefixes=("unisono",)):
     replacement = _Replacement(prefixes)
     log = logging.getLogger("unisono")
     was_disabled = log.disabled
+    undo_points = points_around(*POINTS)
     try:
         replacement.look()
         ACTIVE.shared_locks = replacement.locks
@@ -922,5 +957,6 @@ def simulated(prefixes=("unisono",)):
         yield replacement.look
     finally:
         log.disabled = was_disabled
+        undo_points()
         ACTIVE.shared_locks = ()
         replacement.undo()

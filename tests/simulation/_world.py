@@ -15,6 +15,7 @@ What protocols, and other parts of this package, may rely on:
                                          `pick(sequence, kind)` are made of it (0: the first of a sequence)
 `world.fault(p, kind)`                   `chance`, as long as faults are left (`world.faults_left`)
 `world.give_way(share)`                  a point at which others may run: a thread is interrupted there
+`world.point()`                          a point at which the process may be killed, and nothing else happens
 `world.sleep(seconds)`                   waits
 `world.block(waiters, timeout, why)`     waits on a list until `world.wake(waiters)`; False when time is over
 `world.call_later(seconds, fn)`          calls a function that does not wait; gives a `Timer`: `cancel()`
@@ -307,6 +308,15 @@ class World:
         if share == 0.0 or (self._preempt and self.chance(self._preempt * share, PREEMPT)):
             self.ready.append(fiber)
             self.hub.switch()
+
+    def point(self):
+        """Let the present process be killed here, between two calls that no other thread sees apart."""
+        fiber = self.current
+        if fiber is None or self.is_over:
+            return
+        process = fiber.process
+        if process.risk and self.faults_left > 0 and self.fault(process.risk, f"kill {process.name}"):
+            process.kill()
 
     def block(self, waiters, timeout=None, why=""):
         """Wait on a list until woken; return False when the time was over before."""

@@ -29,17 +29,20 @@ from tests.simulation import _primitives as sim
 from tests.simulation._history import History
 from tests.simulation._network import SimulatedNetwork
 from tests.simulation._world import ACTIVE, SETTING
-from unisono._errors import ClusterError, ContextError
+from unisono._errors import ClusterError, ContextError, InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.server import _client as client_module
 from unisono.parameter_server.server._client import ServerClient, key_of
 from unisono.parameter_server.server._durable import DurableStore
 from unisono.parameter_server.server._server import VariableServer
 from unisono.parameter_server.server._store import VariableStore
+from unisono.parameter_server.state import _acknowledged, _container, _journal, _records, _update
 from unisono.parameter_server.state._create import NewVariable
 from unisono.parameter_server.state._push import COUNTER_BITS, Push, RowWrite
 from unisono.parameter_server.state._variables import TABLE, StoredSpec
+from unisono.parameter_server.strategy._serve import CHIEF_SECONDS
 from unisono.rpc._calls import PushToServer, StaleValuesError
+from unisono.rpc._ops import Op
 
 #: Numbers of the variables on each server.
 COUNTS, REGISTER, ROWS = range(3)
@@ -55,6 +58,11 @@ class Plan:
     reads: int = 3
     chiefs: int = 1
     durable: bool = False
+
+    @property
+    def cells(self):
+        """How many sums there are: two closures, whose changes are alike, add to one."""
+        return -(-self.closures // 2)
 
 
 def lock_file(descriptor, operation):
@@ -79,13 +87,26 @@ def lock_file(descriptor, operation):
 _VERSIONS = functools.cache(metadata.version)
 sim.extend(fcntl, flock=lock_file)
 sim.extend(metadata, version=_VERSIONS)
+# A thread of its own kind for workers is no matter here.
+sim.extend(os, sched_setscheduler=lambda *args: None)
+
+#: Where a server may be killed while it writes files.
+sim.POINTS += [
+    (_records.RecordFile, "_put"),
+    (_records.RecordFile, "stage"),
+    (_container, "checksum"),
+    (_acknowledged.AcknowledgedFile, "note"),
+    (_journal.FileJournal, "commit"),
+    (_journal.FileJournal, "begin_log"),
+    (_update.PushOutcome, "apply"),
+]
 
 
 class Job:
     """The job of one chief: its closures, and what was seen of it."""
 
-    def __init__(self, generation, plan):
-        self.generation = generation
+    def __init__(self, generation, plan, number):
+        self.generation, self.number = generation, number
         self.first = generation << COUNTER_BITS
         self.waiting = [self.first + i for i in range(plan.closures)]
         self.taken = {}
@@ -109,18 +130,22 @@ class Job:
         if key not in self.calls:
             place = closure - self.first
             self.calls[key] = [
-                (self.counts[server], self.counts[server].begin(who, "add", place)),
+                (self.counts[server], self.counts[server].begin(who, "add", place // 2)),
                 (self.registers[server], self.registers[server].begin(who, "add", 1)),
-                (self.rows[server], self.rows[server].begin(who, "row", place % 2, place + 1)),
+                (self.rows[server], self.rows[server].begin(who, "row", place // 2 % 2, place // 2 + 1)),
             ]
         return self.calls[key]
 
 
+#: A state of `counts` is a number with a digit for each cell.
+_BASE = 8
+
+
 def count_step(state, call, is_answered):
-    """A sum of closures: each is added once."""
+    """Sums of closures: each adds one to a cell."""
     kind, *rest = call.what
     if kind == "add":
-        return state | 1 << rest[0]
+        return state + _BASE ** rest[0]
     return state if not is_answered or call.result == state else None
 
 
@@ -151,19 +176,44 @@ class Servers:
         self.job = None
         self.jobs = []
         self.is_over = False
+        self.watches = []
         self.network = SimulatedNetwork(
             world,
+            is_lossy=self.is_lossy,
             loss=world.pick((0.02, 0.1, 0.0), SETTING),
             repeat=world.pick((0.02, 0.1, 0.0), SETTING),
             late=world.pick((0.0, 0.05), SETTING),
             cut=world.pick((0.0, 0.03), SETTING),
         )
         world.faults_left = 1 + world.choose(6, SETTING)
+        self.replaced = []
+        self.starts = 0
         self.risks = {
-            "ps": world.pick((0.0, 0.005, 0.03), SETTING) if plan.durable else 0.0,
+            "ps": world.pick((0.0, 0.003, 0.02), SETTING) if plan.durable else 0.0,
             "worker": world.pick((0.0, 0.01), SETTING),
             "chief": world.pick((0.0, 0.01), SETTING) if plan.chiefs > 1 else 0.0,
         }
+
+    def is_lossy(self, address):
+        """Return whether messages to a task may be lost, repeated and reordered."""
+        return True
+
+    def handled(self, index, server, client, frame):
+        """Handle a request of a server; an older chief's must not be answered with a newer one's values."""
+        generation = server.store.generation
+        answer = server.handle(client, frame)
+        is_read = frame.op in (Op.PULL, Op.ROWS, Op.READ) and answer.op is Op.OK
+        self.world.check(
+            not (is_read and 0 < frame.generation < generation),
+            lambda: f"A chief of generation {frame.generation} reads values of generation {generation}.",
+        )
+        return answer
+
+    def wait_for_end(self, served):
+        """Wait until the chief ends a task, or has given no sign for too long, as `strategy/_serve` does."""
+        while not served.ended.wait(2.0):
+            if served.chief_lease.silence >= CHIEF_SECONDS:
+                return
 
     # --- processes -----------------------------------------------------------------------------------
 
@@ -176,13 +226,15 @@ class Servers:
                 process = world.process(name, body)
                 process.risk = risk
                 process.wait()
-                if process.error is not None and not self.is_over:
+                if process.error is not None:
                     raise process.error
                 if not process.is_killed:
                     return
                 world.sleep(world.uniform(0.1, 4.0))
 
-        sim.Thread(target=watch, name=f"watches {name}").start()
+        thread = sim.Thread(target=watch, name=f"watches {name}")
+        self.watches.append(thread)
+        thread.start()
 
     def serve(self, index):
         """Be a parameter server."""
@@ -193,9 +245,11 @@ class Servers:
                 durable.store.damage is None, lambda: f"No state may be damaged. {durable.store.damage}"
             )
         server = VariableServer(VariableStore() if durable is None else durable.store, durable)
-        rpc_server = self.network.rpc_server(f"ps{index}", server.handle)
+        rpc_server = self.network.rpc_server(
+            f"ps{index}", lambda client, frame: self.handled(index, server, client, frame)
+        )
         rpc_server.start()
-        server.ended.wait()
+        self.wait_for_end(server)
         # As in `strategy/_serve`: the answer to END goes out first.
         self.world.sleep(1.0)
         rpc_server.close()
@@ -220,11 +274,10 @@ class Servers:
             job.taken[closure] = self.world.current.process
             try:
                 self.closure(job, client, who, closure)
-            except ContextError:
-                # A newer chief has taken over.
-                self.world.check(
-                    job is not self.job or job.is_over, "The newest chief's closures are accepted."
-                )
+            except (ContextError, InvalidArgumentError) as error:
+                # A newer chief has taken over, or is about to: the variables are gone.
+                is_old = job is not self.job or job.is_over or job.number < self.starts
+                self.world.check(is_old, lambda error=error: f"The newest chief's closures run: {error}")
                 continue
             except StaleValuesError:
                 job.taken.pop(closure, None)
@@ -241,11 +294,12 @@ class Servers:
         lineages = values.lineages
         end()
         place = closure - job.first
-        one_hot = np.zeros(self.plan.closures, "float32")
-        one_hot[place] = 1
+        cell = place // 2
+        one_hot = np.zeros(self.plan.cells, "float32")
+        one_hot[cell] = 1
         given, calls = [], []
         for server in range(self.plan.servers):
-            update = RowWrite((ROWS,), np.array([place % 2]), (np.array([[place + 1.0]], "float32"),))
+            update = RowWrite((ROWS,), np.array([cell % 2]), (np.array([[cell + 1.0]], "float32"),))
             push = Push(closure, updates=(update,), adds=((COUNTS, one_hot), (REGISTER, np.float32(1))))
             meta, arrays = push.encode()
             arrays = [np.asarray(array) for array in arrays]
@@ -262,6 +316,8 @@ class Servers:
         if behind:
             for server, value in enumerate(pulled.result()):
                 finish[server](value)
+                # A read beside the closure's own push need not show it; one that the push has carried must.
+                world.check(value[cell] >= 1, lambda value=value: f"A pull is behind its push: {value}.")
 
     # --- reads ---------------------------------------------------------------------------------------
 
@@ -272,10 +328,10 @@ class Servers:
         def finish(value):
             counts = np.asarray(value, "float32").tolist()
             self.world.check(
-                set(counts) <= {0.0, 1.0},
+                set(counts) <= {0.0, 1.0, 2.0},
                 lambda: f"Each closure counts once. {who} reads {counts} of server {server}.",
             )
-            history.end(call, sum(1 << i for i, n in enumerate(counts) if n))
+            history.end(call, sum(int(n) * _BASE**i for i, n in enumerate(counts)))
 
         return finish
 
@@ -296,13 +352,15 @@ class Servers:
         """Begin a job, read and write meanwhile, and wait for its end."""
         world = self.world
         client = self.client(Task("chief", 0))
-        generation = client.begin_job(1)
+        # A launcher tells it how often it has started the chief.
+        number = self.starts = self.starts + 1
+        generation = client.begin_job(number)
         world.check(
             all(generation > job.generation for job in self.jobs), "A job's generation is the highest."
         )
-        job = Job(generation, self.plan)
+        job = Job(generation, self.plan, number)
         self.jobs.append(job)
-        counts = StoredSpec("counts", (self.plan.closures,), "float32")
+        counts = StoredSpec("counts", (self.plan.cells,), "float32")
         register = StoredSpec("register", (), "float32")
         rows = StoredSpec("rows", (2, 1), "float32", kind=TABLE)
         for server in range(self.plan.servers):
@@ -316,6 +374,9 @@ class Servers:
         while len(job.acknowledged) < self.plan.closures:
             self.take_back(job)
             world.sleep(0.5)
+            if job is not self.job:
+                # It still thinks that it leads: what it writes must be refused, or dropped by the next one.
+                client.write(key_of(0, REGISTER), np.float32(999))
         job.is_over = True
         self.judge(job, client)
 
@@ -332,7 +393,10 @@ class Servers:
         kind = self.world.choose(4)
         if kind == 0:
             finish = self.begin_read(job, "chief", server)
-            finish(client.read(key_of(server, COUNTS, "bfloat16")))
+            dtype = self.world.pick(("float32", "bfloat16", "float16"))
+            rounded = client.read(key_of(server, COUNTS, None if dtype == "float32" else dtype))
+            self.world.check(rounded.dtype.name == dtype, f"Values are of the type asked: {rounded.dtype}.")
+            finish(rounded)
         elif kind == 1:
             history = job.registers[server]
             call = history.begin("chief", "write", 100.0 * (number + 1))
@@ -353,12 +417,24 @@ class Servers:
         for server in range(self.plan.servers):
             found = client.read(key_of(server, COUNTS)).tolist()
             self.world.check(
-                found == [1.0] * self.plan.closures,
+                found == [2.0] * (self.plan.closures // 2) + [1.0] * (self.plan.closures % 2),
                 lambda found=found, server=server: f"Each closure counts once. Server {server} has {found}.",
             )
             job.counts[server].check(count_step, 0)
             job.registers[server].check(register_step, 0.0)
             job.rows[server].check(rows_step, (0.0, 0.0))
+
+    def replace(self, chief, starts):
+        """Stop a chief for so long that another one is started, while it still thinks that it leads."""
+        world = self.world
+        while not chief.is_dead and len(self.jobs) < starts:
+            world.sleep(0.2)
+        if chief.wait(world.uniform(0.0, 3.0)):
+            return False
+        chief.pause(world.uniform(5.0, 60.0))
+        self.replaced.append(chief)
+        self.job = None
+        return True
 
     def run(self):
         """Run the job to its end."""
@@ -369,7 +445,9 @@ class Servers:
             self.keep(f"worker{index}", lambda index=index: self.work(index), self.risks["worker"])
         for number in range(plan.chiefs):
             is_last = number == plan.chiefs - 1
-            chief = world.process("chief", self.lead)
+            chief = world.process(f"chief{number or ''}", self.lead)
+            if not is_last and world.choose(3, SETTING) == 1 and self.replace(chief, number + 1):
+                continue
             chief.risk = 0.0 if is_last else self.risks["chief"]
             chief.wait()
             if chief.error is not None:
@@ -379,16 +457,22 @@ class Servers:
             self.job = None
             world.sleep(world.uniform(0.0, 3.0))
         self.is_over = True
+        for chief in self.replaced:
+            world.check(chief.wait(700.0), lambda: f"A chief that was replaced ends.\n{world.stacks()}")
+            # It may have had all that it wanted before.
+            if not isinstance(chief.error, (ClusterError, ContextError, InvalidArgumentError, type(None))):
+                raise chief.error
 
 
-def _run(world, plan):
+def run_servers(world, plan, kind=Servers):
+    """Run a cluster, with a folder for its servers' files if they have some."""
     world.settle()
     if not plan.durable:
-        Servers(world, plan, None).run()
+        kind(world, plan, None).run()
         return
     folder = Path(tempfile.mkdtemp(prefix="unisono-sim-", dir=_memory()))
     try:
-        Servers(world, plan, folder).run()
+        kind(world, plan, folder).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -400,14 +484,55 @@ def _memory():
 def pushes(world):
     """Clients push, pull, read and write; servers keep their state in memory, and live."""
     plan = Plan(servers=1 + world.choose(2, SETTING), workers=1 + world.choose(3, SETTING), closures=4)
-    _run(world, plan)
+    run_servers(world, plan)
 
 
 def restarts(world):
     """Servers with a log are killed at any switch, and started again; so are workers, and the chief."""
     chiefs = 1 + world.choose(2, SETTING)
     plan = Plan(servers=1 + world.choose(2, SETTING), workers=2, closures=4, chiefs=chiefs, durable=True)
-    _run(world, plan)
+    run_servers(world, plan)
 
 
-__all__ = ["ClusterError", "client_module", "pushes", "restarts"]
+def absence(world):
+    """A server is away for a while, or for ever: clients wait for it within their limit."""
+    world.settle()
+    network = SimulatedNetwork(world)
+    limit = 30.0
+    is_gone = bool(world.choose(2, SETTING))
+    away = world.uniform(0.0, limit - 3 * client_module.RETRY_AFTER)
+
+    def serve():
+        server = VariableServer(VariableStore())
+        network.rpc_server("ps0", server.handle).start()
+        server.ended.wait()
+
+    server = world.process("ps0", serve)
+
+    def ask():
+        client = ServerClient([network.rpc_client(Task("ps", 0), "ps0", None)], absence_limit=limit)
+        client.on_all(Op.STATUS)
+        world.sleep(world.uniform(0.0, 1.0))
+        began = world.now
+        try:
+            client.on_all(Op.STATUS)
+        except ClusterError:
+            took = world.now - began
+            world.check(is_gone, f"A server that returns in time is waited for; given up after {took:.1f} s.")
+            # A thread may be slow, twice.
+            most = limit + client_module.RETRY_AFTER + client_module.RETRY_EVERY + 5.0
+            world.check(limit <= took <= most, f"A server is given up after {limit} s, not {took:.1f} s.")
+
+    client = world.process("client", ask)
+    world.sleep(world.uniform(0.0, 1.5))
+    world.faults_left = 1
+    server.kill()
+    if not is_gone:
+        world.sleep(away)
+        world.process("ps0", serve)
+    world.check(client.wait(4 * limit), "A client gives up.")
+    if client.error is not None:
+        raise client.error
+
+
+PROTOCOLS = {"pushes": pushes, "restarts": restarts, "absence": absence}

@@ -416,11 +416,14 @@ class WorkerPool:
                 return
             del self._absent[worker]
             self._incarnations[worker] = incarnation
+            on_done = functools.partial(self._on_instructed, worker, incarnation)
+            # Never answered: it fails when the connection ends, also while the worker has nothing to run.
+            self._send(worker, Op.HEARTBEAT, {"hold": True}).add_done_callback(on_done)
+            # The connection may have ended since the worker's answer: then all of this waits for another
+            # connection, which may never exist. Before the programs, whose bytes may take longer.
+            self._send(worker, Op.HEARTBEAT, {}, timeout=_ANSWER_WITHIN).add_done_callback(on_done)
             for setup in self._setups:
                 self._send_setup(worker, setup)
-            # Never answered: it fails when the connection ends, also while the worker has nothing to run.
-            on_done = functools.partial(self._on_instructed, worker, incarnation)
-            self._send(worker, Op.HEARTBEAT, {"hold": True}).add_done_callback(on_done)
         self.queue.worker_came(worker)
 
     def _absence_error(self, workers: Sequence[int]) -> ClusterError:

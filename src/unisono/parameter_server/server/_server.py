@@ -132,6 +132,9 @@ class VariableServer:
             )
         if frame.op is Op.HEARTBEAT and frame.generation == self.store.generation:
             self.chief_lease.renew()
+        if frame.op is not Op.HELLO and 0 < frame.generation < self.store.generation:
+            # Also where it reads: a chief that was stopped and replaced would end with another job's values.
+            raise self._replaced(frame)
         if frame.op not in _OF_CHIEF:
             return
         if not self._is_chief(client):
@@ -139,11 +142,14 @@ class VariableServer:
         if frame.op is not Op.HELLO and frame.generation > self.store.generation:
             raise self._lost_state(f"{frame.op.name} of generation {frame.generation}")
         if frame.generation < self.store.generation:
-            raise ContextError(
-                f"The chief of generation {self.store.generation} leads the job. Received: {frame.op.name} "
-                f"of generation {frame.generation}. An older chief must end; a newer one sends HELLO first."
-            )
+            raise self._replaced(frame)
         self.chief_lease.renew()
+
+    def _replaced(self, frame: Frame) -> ContextError:
+        return ContextError(
+            f"The chief of generation {self.store.generation} leads the job. Received: {frame.op.name} "
+            f"of generation {frame.generation}. An older chief must end; a newer one sends HELLO first."
+        )
 
     def _lost_state(self, what: str) -> ContextError:
         kept = "has another job's" if self.store.generation else "was started again without its"

@@ -198,7 +198,8 @@ class StepWorker:
     def _answer_hello(self, client: ClientId, frame: Frame) -> Frame | None:
         """Follow the chief that says hello, unless another one has taken over."""
         chief = frame.meta.get("chief")
-        if chief in self._chiefs[:-1]:
+        # An older chief, which was stopped meanwhile, may say it for the first time.
+        if chief in self._chiefs[:-1] or frame.generation < self._generation:
             return error_answer(frame, ContextError("A worker serves one chief: another one has taken over."))
         try:
             check_versions(frame.meta.get("versions"))

@@ -1,0 +1,222 @@
+"""Run the project's protocols in a simulated world.
+
+python -m tests.simulation --minutes 3 --seed 0 --jobs 2     # all protocols, as many schedules as that allows
+python -m tests.simulation --protocol pushes --schedules 1000
+python -m tests.simulation --protocol restarts --seed 17 --show   # one schedule: who sent what when
+python -m tests.simulation --mistakes                        # which planted mistakes are found, and how soon
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+
+#: What differs between two processes would make a seed give another run.
+_HASH_SEED = "0"
+
+
+def main(argv=None):
+    """Run what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
+    parser.add_argument("--schedules", type=int, default=10**9, help="of each protocol at most")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--protocol", action="append", help="its name; several times for several")
+    parser.add_argument(
+        "--show", action="store_true", help="print the schedule of the seed, also if all holds"
+    )
+    parser.add_argument("--mistakes", action="store_true")
+    parser.add_argument("--only", help="a part of the name of the mistakes to plant")
+    arguments = parser.parse_args(argv)
+    if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
+        os.environ["PYTHONHASHSEED"] = _HASH_SEED
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *(argv or sys.argv[1:])])
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    if arguments.mistakes:
+        return _try_mistakes(arguments)
+    if arguments.show:
+        return _show(arguments)
+    return _search(arguments)
+
+
+def _chosen(arguments):
+    from tests.simulation.protocols import protocols
+
+    unknown = set(arguments.protocol or ()) - set(protocols())
+    if unknown:
+        sys.exit(f"A protocol must be one of {', '.join(protocols())}. Received: {', '.join(unknown)}.")
+    return {name: fn for name, fn in protocols().items() if name in (arguments.protocol or protocols())}
+
+
+# --- many schedules ----------------------------------------------------------------------------------------
+
+
+def _search(arguments):
+    from tests.simulation._runner import Tally
+
+    chosen = _chosen(arguments)
+    began = time.monotonic()
+    share = 60 * arguments.minutes / len(chosen)
+    total = Tally()
+    code = 0
+    print(f"{'protocol':24}{'schedules':>10}{'faults':>9}{'switches':>10}{'messages':>10}{'a second':>10}")
+    for name in chosen:
+        tally, failed, seconds = _in_jobs(name, arguments, share)
+        total.join(tally)
+        _print_row(name, tally, seconds)
+        if failed:
+            code = 1
+            print(_failure(name, min(failed)))
+            break
+    _print_row("all", total, time.monotonic() - began)
+    kinds = {}
+    for kind, count in total.faults.items():
+        plain = " ".join(word.rstrip("0123456789") for word in kind.split())
+        kinds[plain] = kinds.get(plain, 0) + count
+    print("faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+    print(f"{total.seconds / 3600:.1f} simulated hours in {(time.monotonic() - began) / 60:.1f} minutes")
+    return code
+
+
+def _print_row(name, tally, seconds):
+    numbers = tally.schedules, sum(tally.faults.values()), tally.switches, tally.messages
+    rate = tally.schedules / max(seconds, 1e-9)
+    print(f"{name:24}{numbers[0]:10}{numbers[1]:9}{numbers[2]:10}{numbers[3]:10}{rate:10.0f}", flush=True)
+
+
+def _in_jobs(name, arguments, share):
+    """Run a protocol in several processes; return the tally, the seeds that failed, and the seconds."""
+    from tests.simulation._runner import Tally
+
+    began = time.monotonic()
+    jobs = max(1, arguments.jobs)
+    tasks = [(name, arguments.seed + job, jobs, arguments.schedules, share) for job in range(jobs)]
+    if jobs == 1:
+        results = [_job(*tasks[0])]
+    else:
+        # Forked: protocols and what they test are imported once.
+        _warm(name)
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            results = pool.starmap(_job, tasks)
+    tally, failed = Tally(), []
+    for found, seeds in results:
+        tally.join(found)
+        failed += seeds
+    return tally, failed, time.monotonic() - began
+
+
+def _warm(name):
+    from tests.simulation._primitives import simulated
+    from tests.simulation._runner import run_one
+    from tests.simulation.protocols import protocols
+
+    with simulated():
+        run_one(protocols()[name], 0)
+
+
+def _job(name, first, step, most, seconds):
+    from tests.simulation._primitives import simulated
+    from tests.simulation._runner import run_many
+    from tests.simulation.protocols import protocols
+
+    seeds = range(first, first + most, step)
+    with simulated() as look:
+        tally, failures = run_many(protocols()[name], seeds, look, time.monotonic() + seconds)
+    return tally, [failure.seed for failure in failures]
+
+
+def _failure(name, seed):
+    from tests.simulation._primitives import simulated
+    from tests.simulation._runner import report, run_one, shrink
+    from tests.simulation.protocols import protocols
+
+    protocol = protocols()[name]
+    with simulated() as look:
+        run_one(protocol, seed)
+        look()
+        first = run_one(protocol, seed, is_recorded=True)
+        if first.error is None:
+            return f"{name}, seed {seed} fails in a row of schedules, and not alone."
+        best = shrink(protocol, seed)
+    command = f"python -m tests.simulation --protocol {name} --seed {seed} --show"
+    return (
+        f"\n{report(name, best)}\nShrunk from {sum(first.world.faults.values())} faults and "
+        f"{first.world.switches} switches. The whole schedule: {command}\n"
+    )
+
+
+def _show(arguments):
+    from tests.simulation._primitives import simulated
+    from tests.simulation._runner import report, run_one
+
+    code = 0
+    for name, protocol in _chosen(arguments).items():
+        with simulated() as look:
+            run_one(protocol, arguments.seed)
+            look()
+            outcome = run_one(protocol, arguments.seed, is_recorded=True)
+        print(report(name, outcome))
+        code = max(code, int(outcome.error is not None))
+    return code
+
+
+# --- mistakes ----------------------------------------------------------------------------------------------
+
+
+def _try_mistakes(arguments):
+    from tests.simulation.protocols import mistakes
+
+    most = min(arguments.schedules, 10_000)
+    chosen = [m for m in mistakes() if not arguments.only or arguments.only in m.name]
+    tasks = [(index, arguments.seed, most) for index, m in enumerate(mistakes()) if m in chosen]
+    if arguments.jobs > 1:
+        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+            results = pool.imap(_try_mistake, tasks)
+            found = _print_mistakes(results)
+    else:
+        found = _print_mistakes(map(_try_mistake, tasks))
+    print(f"{found} of {len(chosen)} mistakes were found within {most} schedules")
+    return int(found < len(chosen))
+
+
+def _print_mistakes(results):
+    found = 0
+    for name, protocol, count, what in results:
+        found += what is not None
+        where = f"{what} in {protocol}" if what is not None else "not found"
+        print(f"{name:75} {count:6}  {where}", flush=True)
+    return found
+
+
+def _try_mistake(task):
+    """Return the mistake's name, and the protocol, number of schedules and kind of error that showed it."""
+    from tests.simulation._primitives import simulated
+    from tests.simulation._runner import run_many
+    from tests.simulation.protocols import mistakes, protocols
+
+    index, seed, most = task
+    mistake = mistakes()[index]
+    count = 0
+    with contextlib.ExitStack() as stack:
+        look = stack.enter_context(simulated())
+        stack.enter_context(mistake.planted())
+        # All protocols in turns: the seed that shows it may be another one's.
+        size = 20
+        while count < most:
+            for name in mistake.protocols:
+                first = seed + count // len(mistake.protocols)
+                tally, failures = run_many(protocols()[name], range(first, first + size), look)
+                count += tally.schedules
+                if failures:
+                    return mistake.name, name, count, failures[0].what
+            size = min(size * 2, 200)
+    return mistake.name, "", count, None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
