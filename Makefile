@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak recording notebooks lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak simulate recording notebooks lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -92,6 +92,9 @@ SEED ?= 0
 soak: $(VENV)/installed  ## random files, random jobs and random faults; MINUTES=480 SEED=10000 for a night
 	$(BIN)/python -m tests.fuzzing --minutes $(MINUTES)/3 --seed $(SEED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
+
+simulate: $(VENV)/installed  ## the protocols in a simulated world; MINUTES=30 SEED=10000 for more of other ones
+	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

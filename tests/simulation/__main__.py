@@ -201,6 +201,8 @@ def _try_mistake(task):
 
     index, seed, most = task
     mistake = mistakes()[index]
+    # What they import is looked after by `simulated`.
+    protocols()
     count = 0
     with contextlib.ExitStack() as stack:
         look = stack.enter_context(simulated())

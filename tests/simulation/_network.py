@@ -102,9 +102,10 @@ class SimulatedNetwork(LoopbackNetwork):
 
     def _reset(self, rpc_client, within):
         """Lose a connection: what is under way on it is lost, and the client notices."""
-        self._connections[rpc_client] += 1
         # What a server answers on the connection that was lost reaches nobody.
-        del self._rpc_clients[rpc_client.client.connection]
+        if self._rpc_clients.pop(rpc_client.client.connection, None) is None:
+            return  # closed
+        self._connections[rpc_client] += 1
         rpc_client.client = dataclasses.replace(rpc_client.client, connection=b"%d" % next(self._numbers))
         self._rpc_clients[rpc_client.client.connection] = rpc_client
         process = self._processes[rpc_client]

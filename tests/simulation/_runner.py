@@ -101,13 +101,15 @@ def run_many(protocol, seeds, look=lambda: None, until=None, most_failures=1):
     # Collections in the middle of a schedule would not be a choice.
     gc.disable()
     try:
+        # Once for what it imports, which is looked after then.
+        run_one(protocol, seeds[0])
+        look()
         for count, seed in enumerate(seeds):
             if until is not None and time.monotonic() > until:
                 break
             outcome = run_one(protocol, seed)
             tally.add(outcome.world)
             if count == 0:
-                look()
                 gc.collect()
                 gc.freeze()
             elif count % 64 == 0:

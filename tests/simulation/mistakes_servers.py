@@ -59,7 +59,8 @@ MISTAKES = (
     Mistake(
         "a retry has a new number",
         _BOTH, f"{_CLIENT}:_Attempts.begin", "self._client.send(self._frame,",
-        "self._client.send(__import__('dataclasses').replace(self._frame, request=self._frame.request + 65536),",
+        "self._client.send(__import__('dataclasses').replace("
+        "self._frame, request=self._frame.request + 65536),",
     ),
     Mistake(
         "a request is not sent again",
@@ -279,7 +280,8 @@ MISTAKES = (
     ),
     Mistake(
         "a worker that is closed runs on",
-        _CLOSURES, f"{_CHIEF}._workers:WorkerPool.end", "self._send(i, Op.END, {\"code\": code}, timeout=wait)",
+        _CLOSURES, f"{_CHIEF}._workers:WorkerPool.end",
+        "self._send(i, Op.END, {\"code\": code}, timeout=wait)",
         "self._send(i, Op.HEARTBEAT, {\"code\": code}, timeout=wait)",
     ),
     Mistake(

@@ -511,8 +511,7 @@ def absence(world):
 
     def ask():
         client = ServerClient([network.rpc_client(Task("ps", 0), "ps0", None)], absence_limit=limit)
-        client.on_all(Op.STATUS)
-        world.sleep(world.uniform(0.0, 1.0))
+        world.sleep(world.uniform(0.0, 2.0))
         began = world.now
         try:
             client.on_all(Op.STATUS)

@@ -1,12 +1,18 @@
 """The simulated world: time, choices, deadlocks, kills; real modules get it, and lose it again."""
 
+import functools
+import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from tests.simulation import _primitives as sim
-from tests.simulation._runner import diagram, run_one, shrink
+from tests.simulation._history import History
+from tests.simulation._runner import diagram, report, run_many, run_one, shrink
 from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
+from tests.simulation.protocols import mistakes, protocols
 
 from unisono._system import _lease
 from unisono.rpc import _calls
@@ -179,3 +185,98 @@ def test_the_diagram_shows_messages_and_kills():
     assert ">|" in rows[0]
     assert "x" in rows[1]
     assert "X" in rows[2]
+
+
+# --- histories ---------------------------------------------------------------------------------------------
+
+
+def _register(state, call, is_answered):
+    if call.what[0] == "write":
+        return call.what[1]
+    return state if not is_answered or call.result == state else None
+
+
+def test_a_history_is_linearizable_or_not():
+    history = History()
+    write = history.begin("a", "write", 1)
+    early = history.begin("b", "read")
+    history.end(early, 1)
+    history.end(write)
+    late = history.begin("b", "read")
+    history.end(late, 1)
+    history.check(_register, 0)
+    # The write was seen, so that it cannot be undone.
+    stale = history.begin("b", "read")
+    history.end(stale, 0)
+    with pytest.raises(Violation, match="at most 3 of these calls"):
+        history.check(_register, 0)
+
+
+def test_a_call_without_an_answer_may_have_happened_or_not():
+    for results in ([0, 0], [0, 1], [1, 1]):
+        history = History()
+        history.begin("a", "write", 1)
+        for result in results:
+            history.end(history.begin("b", "read"), result)
+        history.check(_register, 0)
+
+
+# --- protocols ---------------------------------------------------------------------------------------------
+
+#: Schedules of each protocol here; `make simulate` runs as many as its minutes allow.
+COUNTS = {
+    "calls": 90,
+    "absence": 20,
+    "pushes": 35,
+    "restarts": 25,
+    "closures": 20,
+    "closures_and_restarts": 10,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_protocols_hold(name):
+    protocol = protocols()[name]
+    with sim.simulated() as look:
+        tally, failures = run_many(protocol, range(COUNTS[name]), look)
+        text = failures and report(name, run_one(protocol, failures[0].seed, is_recorded=True))
+    assert not failures, text
+    assert tally.schedules == COUNTS[name]
+    assert sum(tally.faults.values()) >= COUNTS[name] // 4 or name == "absence"
+
+
+PLANTED = {
+    "a closure is applied as often as it comes": "pushes",
+    "a retry has a new number": "restarts",
+    "a closure is answered before its updates are acknowledged": "closures",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_mistakes_are_found(name):
+    (mistake,) = (m for m in mistakes() if m.name == name)
+    protocol = protocols()[PLANTED[name]]
+    with sim.simulated() as look, mistake.planted():
+        tally, failures = run_many(protocol, range(400), look)
+        assert failures, f"not found within {tally.schedules} schedules"
+        shrunk = shrink(protocol, failures[0].seed, most_runs=40)
+        assert shrunk.error is not None
+    assert "time" in report(name, shrunk)
+
+
+def test_every_mistake_can_be_planted():
+    protocols()
+    for mistake in mistakes():
+        assert set(mistake.protocols) <= set(protocols())
+        with mistake.planted():
+            pass
+
+
+@pytest.mark.exhaustive
+def test_the_command_gives_a_schedule_again():
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-m", "tests.simulation", "--protocol", "calls", "--seed", "7", "--show"]
+    run = functools.partial(subprocess.run, command, env=environ, capture_output=True, text=True, check=True)
+    shown = [run().stdout for _ in range(2)]
+    assert "everything held" in shown[0]
+    assert shown[0] == shown[1]

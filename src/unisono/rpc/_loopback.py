@@ -172,9 +172,12 @@ class LoopbackClient:
 
     def send(self, frame: Frame, timeout: float | None = None) -> Future[Frame]:
         """Send a request; the future fails with `PeerLostError` after `timeout` seconds."""
+        since = time.monotonic()
         future = self._send(frame, timeout)
         if timeout is not None:
-            timer = threading.Timer(timeout, lambda: self._pending.expire(time.monotonic()))
+            # What is left of it: the request may have waited for room.
+            left = max(0.0, since + timeout - time.monotonic())
+            timer = threading.Timer(left, lambda: self._pending.expire(time.monotonic()))
             timer.daemon = True
             timer.start()
             future.add_done_callback(lambda done: timer.cancel())
