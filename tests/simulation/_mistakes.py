@@ -59,8 +59,12 @@ def _rewritten(where, old, new):
     code = compile(text, f"<mistake in {where}>", "exec", __future__.annotations.compiler_flag, True)
     names = {}
     exec(code, vars(module), names)
-    setattr(owner, name, names[name])
+    made = names[name]
+    made = made.fget if isinstance(made, property) else getattr(made, "__func__", made)
+    # The code itself: other modules may have imported the function by its name.
+    changed = inspect.unwrap(function)
+    before, changed.__code__ = changed.__code__, inspect.unwrap(made).__code__
     try:
         yield
     finally:
-        setattr(owner, name, real)
+        changed.__code__ = before

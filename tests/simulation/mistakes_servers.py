@@ -152,7 +152,8 @@ MISTAKES = (
     ),
     Mistake(
         "a value that was rounded once stays",
-        _LIVE, f"{_STATE}._variables:DenseVariable.replace", "self._rounded = None", "pass",
+        _LIVE, f"{_STATE}._variables:DenseVariable.replace", "self._array, self._rounded = value, None",
+        "self._array = value",
     ),
     Mistake(
         "an update has no version of its own",
