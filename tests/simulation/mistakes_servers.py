@@ -58,9 +58,10 @@ MISTAKES = (
     # --- clients
     Mistake(
         "a retry has a new number",
-        _BOTH, f"{_CLIENT}:_Attempts.begin", "self._client.send(self._frame,",
-        "self._client.send(__import__('dataclasses').replace("
-        "self._frame, request=self._frame.request + 65536),",
+        _BOTH, f"{_CLIENT}:_Attempts.begin", "sent = self._client.send(self._frame,",
+        "self.retries = getattr(self, 'retries', -1) + 1\n"
+        "            n = self._frame.request + 65536 * self.retries\n"
+        "            sent = self._client.send(__import__('dataclasses').replace(self._frame, request=n),",
     ),
     Mistake(
         "a request is not sent again",
