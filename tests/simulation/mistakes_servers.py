@@ -148,8 +148,11 @@ MISTAKES = (
     Mistake(
         "what a push pulls is from before it",
         _LIVE, f"{_SERVER}._push", "applied = self.store.push(push)",
-        "early = None if asked is None else self._pulled(asked)\n            applied = self.store.push(push)",
-        ((f"{_SERVER}._pulled", "numbers, versions =", "numbers, versions ="),),
+        "if asked is not None:\n"
+        "                pulled, values = self._pulled(asked)\n"
+        "                answer = {'applied': self.store.push(push), 'count': self.store.applied_count}\n"
+        "                return frame.answer(Op.OK, {**answer, 'pulled': pulled}, values)\n"
+        "            applied = self.store.push(push)",
     ),
     Mistake(
         "a value that was rounded once stays",

@@ -247,7 +247,7 @@ def test_protocols_hold(name):
 
 PLANTED = {
     "a closure is applied as often as it comes": "pushes",
-    "a retry has a new number": "restarts",
+    "a repeated HELLO drops the variables again": "pushes",
     "a closure is answered before its updates are acknowledged": "closures",
 }
 
