@@ -9,22 +9,17 @@ Tests: tests/unit/cli/test_replica_plan.py, tests/virtual/test_planned_sizes.py.
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._model_plan import ModelFile, batch_for, checked, in_columns, megabytes
+from unisono.cli._program_messages import KINDS, PlannedMessage, messages_of
 
 #: Seconds for all: a large model compiles for minutes.
 _TIME_LIMIT = 1800.0
-
-_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_SIZES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2}
-_SIZES |= {"f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "c64": 8, "c128": 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +70,6 @@ class PlannedWeight(NamedTuple):
     nbytes: int
 
 
-class PlannedMessage(NamedTuple):
-    """A collective of a compiled program.
-
-    Args:
-        kind: as XLA calls it.
-        is_inside: whether the devices of a replica exchange, and not replicas.
-        nbytes: of its result on each device.
-    """
-
-    kind: str
-    is_inside: bool
-    nbytes: int
-
-
 @dataclasses.dataclass(frozen=True)
 class ReplicaPlan:
     """The weights, messages and memory of a compiled step.
@@ -102,49 +83,6 @@ class ReplicaPlan:
     messages: list[PlannedMessage]
     given: int
     temporary: int
-
-
-def messages_of(program: str, size: int) -> list[PlannedMessage]:
-    """Return the collectives of a compiled program.
-
-    Args:
-        program: XLA's text of it.
-        size: devices of each replica.
-
-    >>> text = "%a = f32[4,8]{1,0} all-reduce(%b), channel_id=1, replica_groups=[2,2]<=[4], to_apply=%c"
-    >>> messages_of(text, 2)
-    [PlannedMessage(kind='all-reduce', is_inside=True, nbytes=128)]
-    """
-    form = rf"= (\(.*?\)|\S+) ({'|'.join(_KINDS)})(-start)?\(.*"
-    return list(_messages(re.finditer(form, program), size))
-
-
-def _messages(found: Iterator[re.Match[str]], size: int) -> Iterator[PlannedMessage]:
-    for match in found:
-        shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
-        sizes = [
-            _SIZES.get(kind, 4) * int(np.prod([int(n) for n in dims.split(",") if n]))
-            for kind, dims in shapes
-        ]
-        if match[3]:
-            # One that is started and awaited returns its operands, too.
-            sizes = sizes[len(sizes) // 2 :]
-        members = _first_group(match[0])
-        yield PlannedMessage(match[2], len({n // size for n in members}) == 1, sum(sizes))
-
-
-def _first_group(line: str) -> list[int]:
-    """Return the numbers of the devices of the first group of a collective."""
-    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
-    if listed is not None:
-        return [int(n) for n in listed[1].split(",")]
-    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
-    if iota is None:
-        return [0]
-    lists = ([int(n) for n in text.split(",")] if text else [] for text in iota.groups())
-    groups, dims, order = lists
-    numbers = np.arange(math.prod(dims)).reshape(dims)
-    return [int(n) for n in numbers.transpose(order or None).reshape(groups)[0]]
 
 
 def examine(options: ReplicaPlanOptions) -> ReplicaPlan | UnisonoError:
@@ -213,7 +151,7 @@ def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
             "",
             f"Bytes on each device: {megabytes(plan.given)} between steps, {megabytes(plan.temporary)} "
             f"besides in a step, {megabytes(peak)} in all (XLA's plan for CPUs){fits}.",
-            "A message in a loop counts once.",
+            "A message in a loop counts as often as it is sent.",
         ]
     )
 
@@ -225,10 +163,11 @@ def _rows_of_messages(messages: Sequence[PlannedMessage]) -> list[tuple[str, ...
         ("of replicas", lambda m: not m.is_inside),
     )
     for scope, belongs in scopes:
-        for kind in _KINDS:
+        for kind in KINDS:
             own = [m for m in messages if m.kind == kind and belongs(m)]
             if own:
-                rows.append((kind, scope, str(len(own)), megabytes(sum(m.nbytes for m in own))))
+                count, nbytes = sum(m.times for m in own), sum(m.times * m.nbytes for m in own)
+                rows.append((kind, scope, str(count), megabytes(nbytes)))
     return rows if len(rows) > 1 else [*rows, ("none", "", "0", megabytes(0))]
 
 

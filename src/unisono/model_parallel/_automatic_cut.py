@@ -9,7 +9,8 @@ Classes are taken in the order of the bytes that they take off each device (of w
 two slots, and of activations) for each byte that a step must send for it, as long as the former are more and
 no array would be cut twice. Never cut are axes of a batch (rows, steps of a sequence, pixels), those that do
 not divide, and those for which a weight would have to be gathered. A large weight that then is whole is cut
-by itself, where that saves more than it costs.
+by itself, where that saves more than it costs. In a loop that uses the same weights again and again, as a
+recurrent layer does, each message has a price besides its bytes: the next step of the loop waits for it.
 
 Source: Shoeybi et al., "Megatron-LM", 2019 (https://arxiv.org/abs/1909.08053).
 
@@ -29,6 +30,9 @@ from unisono.model_parallel._axis_rules import RULES
 
 #: Bytes of weights below which a class is not worth a message, and a weight is not cut by itself.
 _SMALL, _SMALL_ALONE = 1 << 14, 1 << 20
+
+#: Bytes that a link sends in the time that a message takes, however short it is.
+_MESSAGE = 1 << 16
 
 #: How many arrays of its size a weight that is trained needs: itself, its gradient and two slots.
 _COPIES = 4
@@ -57,16 +61,22 @@ class CutClass(NamedTuple):
         weight_bytes: of these weights.
         saved: bytes that each device has less.
         sent: bytes that a training step all-reduces or gathers for it.
+        again: messages of a step in loops that use the same weights again.
     """
 
     axes: dict[int, int]
     weight_bytes: int
     saved: float
     sent: int
+    again: int = 0
 
 
 def choose_cuts(
-    program: jex.ClosedJaxpr, weights: Mapping[int, GivenWeight], size: int, small: int = _SMALL
+    program: jex.ClosedJaxpr,
+    weights: Mapping[int, GivenWeight],
+    size: int,
+    small: int = _SMALL,
+    message: int = _MESSAGE,
 ) -> list[CutClass]:
     """Return which axes of weights are cut.
 
@@ -76,6 +86,7 @@ def choose_cuts(
         weights: by number of the argument; the other arguments are batches.
         size: how many devices a replica has.
         small: bytes of weights from which on a class is cut.
+        message: bytes that a message in a loop is worth besides its own.
 
     >>> import jax
     >>> def model(up, down, x):
@@ -87,15 +98,17 @@ def choose_cuts(
     """
     flow = AxisFlow(size, RULES)
     flow.read(program, {n: w.is_trained for n, w in weights.items()})
-    choice = _Choice(flow, weights, size, small)
+    choice = _Choice(flow, weights, size, small, message)
     return [*choice.of_classes(), *choice.alone()]
 
 
 class _Choice:
     """The choice for one program."""
 
-    def __init__(self, flow: AxisFlow, weights: Mapping[int, GivenWeight], size: int, small: int) -> None:
-        self._flow, self._weights, self._small = flow, weights, small
+    def __init__(
+        self, flow: AxisFlow, weights: Mapping[int, GivenWeight], size: int, small: int, message: int
+    ) -> None:
+        self._flow, self._weights, self._small, self._message = flow, weights, small, message
         self._share = 1 - 1 / size
         #: By number: each weight that can be cut.
         self._open = {
@@ -164,12 +177,17 @@ class _Choice:
                 sum(self._open[n].nbytes for n in axes),
                 (self._of_weights(axes) + activations) * self._share,
                 sum(m.nbytes for m in sent),
+                sum(m.again for m in sent),
             )
-            is_worth_it = candidate.weight_bytes >= self._small and candidate.saved > candidate.sent
+            is_worth_it = candidate.weight_bytes >= self._small and candidate.saved > self._price(candidate)
             if is_worth_it or root in fixed:
                 classes.append((root, candidate))
         # Between equal classes the first weight in the program decides.
-        return sorted(classes, key=lambda pair: (-pair[1].saved / (pair[1].sent + 1), pair[0]))
+        return sorted(classes, key=lambda pair: (-pair[1].saved / (self._price(pair[1]) + 1), pair[0]))
+
+    def _price(self, candidate: CutClass) -> int:
+        """Return the bytes that a class sends, and what its messages in loops are worth besides."""
+        return candidate.sent + candidate.again * self._message
 
     def _of_weights(self, numbers: Iterable[int]) -> int:
         """Return the bytes of weights and of what is kept for them."""
@@ -183,18 +201,23 @@ class _Choice:
                 continue
             saved = self._of_weights([number]) * self._share
             costs = [
-                (cost, axis)
+                (cost + again * self._message, axis, cost, again)
                 for axis in range(len(array.shape))
-                if array.shape[axis] % self._size == 0 and (cost := self._cost_alone(array, axis)) is not None
+                if array.shape[axis] % self._size == 0
+                and (found := self._cost_alone(array, axis)) is not None
+                for cost, again in [found]
             ]
             if costs and min(costs)[0] < saved:
-                cost, axis = min(costs)
-                classes.append(CutClass({number: axis}, array.nbytes, saved, cost))
+                _, axis, cost, again = min(costs)
+                classes.append(CutClass({number: axis}, array.nbytes, saved, cost, again))
         return classes
 
-    def _cost_alone(self, weight: FlowArray, axis: int) -> int | None:
-        """Return the bytes that are sent where a weight alone is cut; None where it would be gathered."""
-        own, cost = {weight.axes[axis]}, 0
+    def _cost_alone(self, weight: FlowArray, axis: int) -> tuple[int, int] | None:
+        """Return the bytes that are sent where a weight alone is cut, and the messages of them in loops.
+
+        None stands for a weight that would be gathered.
+        """
+        own, cost, again = {weight.axes[axis]}, 0, 0
         for operation in self._flow.operations:
             for i, x in enumerate(operation.operands):
                 mine = own & set(x.axes)
@@ -206,7 +229,8 @@ class _Choice:
                     own |= self._continued(operation, mine)
                 else:
                     cost += operation.times * _sent_alone(operation, i, mine <= operation.reduced[i])
-        return cost
+                    again += operation.again
+        return cost, again
 
     def _continued(self, operation: FlowOperation, mine: set[int]) -> set[int]:
         """Return the axes of results, made of weights alone, that are axes of their operand."""

@@ -118,6 +118,7 @@ class FlowOperation(NamedTuple):
 
     Args:
         times: how often it runs in a step.
+        again: how often it runs with the same weights, in a loop; 0 outside of loops.
         kept: by operand, its axes that are axes of results.
         reduced: by operand, its axes over which results are sums.
         given: by result, its axes that some operand has.
@@ -126,6 +127,7 @@ class FlowOperation(NamedTuple):
 
     name: str
     times: int
+    again: int
     operands: tuple[FlowArray, ...]
     results: tuple[FlowArray, ...]
     kept: tuple[frozenset[int], ...]
@@ -161,7 +163,7 @@ class AxisFlow:
         self._derived: list[tuple[int, int]] = []
         #: Axes along which an array has the same.
         self._repeated: set[int] = set()
-        self._times = 1
+        self._times, self._again = 1, 0
 
     def root(self, axis: int) -> int:
         """Return the number that stands for the class of an axis."""
@@ -261,11 +263,15 @@ class AxisFlow:
             )
             for x in over
         ]
-        before, self._times = self._times, self._times * length
+        before = self._times, self._again
+        self._times *= length
+        # A loop over layers has other weights each time, and sends what the layers would in a row.
+        if not any(x.is_weight for x in over):
+            self._again = self._times
         body = p["jaxpr"]
         inner_carry = self._carry(body.jaxpr.invars[consts : consts + carries], carried, operands)
         results = self._closed(body, [*operands[:consts], *inner_carry, *rows])
-        self._times = before
+        self._times, self._again = before
         self._join_all(inner_carry, results[:carries])
         for x in over[1:]:
             self.join(over[0].axes[0], x.axes[0])
@@ -332,7 +338,7 @@ class AxisFlow:
         given = _by_number((b for _, b in step.joined), results)
         reduced, repeated = _by_number(step.reduced, operands), _by_number(step.repeated, results)
         parts = tuple(operands), tuple(results), kept, reduced, given, repeated
-        self.operations.append(FlowOperation(eqn.primitive.name, self._times, *parts))
+        self.operations.append(FlowOperation(eqn.primitive.name, self._times, self._again, *parts))
         return results
 
 
@@ -357,11 +363,14 @@ class AxisTraffic(NamedTuple):
     Args:
         array: is all-reduced or gathered.
         kind: why: `"sum"`, `"gradient"`, `"gather"`, `"gather gradient"`, or `"result"`.
+        nbytes: in a step.
+        again: how many messages of a step these bytes are, in a loop with the same weights; 0 outside.
     """
 
     array: FlowArray
     kind: str
     nbytes: int
+    again: int = 0
 
 
 def traffic(flow: AxisFlow) -> dict[int, list[AxisTraffic]]:
@@ -372,7 +381,8 @@ def traffic(flow: AxisFlow) -> dict[int, list[AxisTraffic]]:
             # Gradients of several uses are added up before they are sent.
             key = array.axes, kind
             nbytes = array.gradient_bytes if "gradient" in kind else array.nbytes
-            messages.setdefault(axis, {}).setdefault(key, AxisTraffic(array, kind, nbytes * operation.times))
+            found = AxisTraffic(array, kind, nbytes * operation.times, operation.again)
+            messages.setdefault(axis, {}).setdefault(key, found)
     # What is returned for each row is read whole; new values of weights lie as these do.
     of_weights = {flow.root(a) for x in flow.inputs if x.is_weight for a in x.axes}
     rows = flow.data_classes() - of_weights

@@ -26,6 +26,7 @@ from unisono._mesh import AXIS
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._process_group import SingleProcessGroup
+from unisono.model_parallel._first_values import made
 from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.step._engines import UNSHARDED
@@ -79,10 +80,9 @@ class CutLayout(VariableLayout):
     def make(self, value: DeferredValue) -> jax.Array:
         """Return a first value on all replicas: in one program, so that the whole is on no device."""
         if not self.mesh.spans_processes:
-            whole: jax.Array = jax.jit(value.whole, out_shardings=self.sharding)()
-            return whole
+            return made(value, self.sharding)
         lies = NamedSharding(self.mesh.mesh_of(self.mesh.local_replicas[0]), self.cut)
-        return self.mesh.spread(jax.jit(value.whole, out_shardings=lies)(), self.sharding)
+        return self.mesh.spread(made(value, lies), self.sharding)
 
     def assigned(self, array: jax.Array) -> VariableValue:
         """Return the parts of an array; see `VariableLayout.assigned`."""

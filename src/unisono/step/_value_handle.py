@@ -166,6 +166,11 @@ class DeferredValue(AgreedHandle):
         super().__init__(shape, jnp.dtype(dtype))
         self._make, self._cut = initializer, cut
 
+    @property
+    def initializer(self) -> Callable[..., jax.Array]:
+        """What makes the value."""
+        return self._make
+
     def lying(self, cut: Callable[[jax.Array], VariableValue]) -> DeferredValue:
         """Return the same first value of a variable that lies in parts."""
         return DeferredValue(self._make, self.shape, self.dtype.name, cut)

@@ -33,6 +33,33 @@ def test_messages_are_those_of_the_program():
     ]
 
 
+LOOP = """
+%body.1 (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %a = f32[4]{0} all-reduce(%x), replica_groups=[1,2]<=[2], to_apply=%add
+}
+
+%called (p: f32[4]) -> f32[4] {
+  %w = (s32[], f32[4]) while(%t), condition=%c, body=%body.1, backend_config={"known_trip_count":{"n":"6"}}
+}
+
+ENTRY %main.9 (p: f32[4]) -> f32[4] {
+  %v = (s32[], f32[4]) while(%t), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"5"}}
+  %b = f32[2]{0} all-gather(%x), replica_groups=[1,2]<=[2], dimensions={0}
+}
+
+%outer (p: f32[4]) -> f32[4] {
+  %k = f32[4]{0} call(%p), to_apply=%called
+}
+"""
+
+
+def test_messages_in_loops_count_as_often_as_they_are_sent():
+    assert messages_of(LOOP, 2) == [
+        PlannedMessage("all-reduce", True, 16, 30, True),
+        PlannedMessage("all-gather", True, 8),
+    ]
+
+
 @pytest.fixture
 def options(tmp_path):
     path = tmp_path / "model.py"

@@ -18,15 +18,17 @@ def shape(*sizes, dtype="float32"):
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
-def axes_of(function, weights, *arrays, size=2, small=0, **facts):
-    """The axis of each weight of a function of a dict of them, by name."""
+def axes_of(function, weights, *arrays, size=2, small=0, message=0, **facts):
+    """The axis of each weight of a function of a dict of them, by name. Messages in loops have no price."""
     program = jax.make_jaxpr(function)(weights, *arrays)
     given = {i: facts.get(name, GivenWeight(True)) for i, name in enumerate(sorted(weights))}
-    found = {n: axis for cut in choose_cuts(program, given, size, small) for n, axis in cut.axes.items()}
+    found = {
+        n: axis for cut in choose_cuts(program, given, size, small, message) for n, axis in cut.axes.items()
+    }
     return {name: found.get(i) for i, name in enumerate(sorted(weights))}
 
 
-def axes_of_model(model, *arrays, size=2, small=0):
+def axes_of_model(model, *arrays, size=2, small=0, message=0):
     """The axis of each weight of a Keras model, by the end of its path."""
     variables = model.variables
 
@@ -37,7 +39,9 @@ def axes_of_model(model, *arrays, size=2, small=0):
 
     program = jax.make_jaxpr(forward)([shape(*v.shape, dtype=v.dtype) for v in variables], *arrays)
     given = {i: GivenWeight(v.trainable) for i, v in enumerate(variables)}
-    found = {n: axis for cut in choose_cuts(program, given, size, small) for n, axis in cut.axes.items()}
+    found = {
+        n: axis for cut in choose_cuts(program, given, size, small, message) for n, axis in cut.axes.items()
+    }
     names = {i: "/".join(v.path.split("/")[-2:]) for i, v in enumerate(variables) if "seed" not in v.path}
     return {name: found.get(i) for i, name in names.items()}
 
@@ -235,7 +239,29 @@ def test_layers_that_a_scan_goes_over_are_cut_within():
         return jax.lax.scan(lambda h, v: (h + jnp.tanh(h @ v["up"]) @ v["down"], None), x, w)[0]
 
     weights = {"up": shape(3, WIDTH, 64), "down": shape(3, 64, WIDTH)}
-    assert axes_of(layers, weights, shape(ROWS, WIDTH)) == {"up": 2, "down": 1}
+    # Each layer has weights of its own: their messages are no more than those of layers in a row.
+    for message in (0, 1 << 30):
+        found = axes_of(layers, weights, shape(ROWS, WIDTH), message=message)
+        assert found == {"up": 2, "down": 1}
+
+
+@pytest.mark.parametrize("layer", [L.LSTM, L.GRU])
+def test_a_message_in_each_step_of_a_sequence_has_a_price(layer):
+    """What is cut before and behind a recurrent layer costs none, and is cut; the layer is not."""
+    model = keras.Sequential(
+        [
+            *(keras.Input((STEPS,), dtype="int32"), L.Embedding(512, 64, name="words"), layer(64)),
+            *(L.Dense(256, activation="relu", name="up"), L.Dense(16, name="down")),
+        ]
+    )
+    tokens = shape(ROWS, STEPS, dtype="int32")
+    found = axes_of_model(model, tokens, message=1 << 16)
+    cells = [path for path in found if "cell" in path]
+    assert len(cells) == 3
+    assert {found.pop(path) for path in cells} == {None}
+    assert (found["words/embeddings"], found["up/kernel"], found["down/kernel"]) == (0, 1, 0)
+    found = axes_of_model(model, tokens, message=0)
+    assert found[cells[1]] is not None, cells[1]
 
 
 def test_a_large_weight_that_no_class_cuts_is_cut_alone():

@@ -10,6 +10,7 @@ import pytest
 
 import unisono
 from tests.support import devices
+from unisono.cli._program_messages import messages_of
 from unisono.step._keras_internals import stored_value
 from unisono.step._value_handle import DeferredValue
 from unisono.training.trainer._lowered_step import lowered_step
@@ -60,7 +61,7 @@ def cnn():
 
 def lstm():
     inputs = keras.Input((STEPS,), dtype="int32")
-    h = L.LSTM(64, return_sequences=True)(L.Embedding(WORDS, 64)(inputs))
+    h = L.LSTM(64, return_sequences=True)(L.Embedding(WORDS, 64, name="words")(inputs))
     return keras.Model(inputs, L.Dense(CLASSES)(L.LSTM(64)(h)))
 
 
@@ -159,7 +160,7 @@ MODELS = {
         HEADS,
     ),
     "cnn": (cnn, numbers(8, 8, 3), {}),
-    "lstm": (lstm, tokens_to_class, {"lstm_cell/recurrent_kernel": 1}),
+    "lstm": (lstm, tokens_to_class, {"words/embeddings": 0}),
     "experts": (experts, numbers(STEPS, WIDTH), {"experts/up": 0, "experts/down": 0}),
 }
 #: How many weights are cut of the models whose layers have numbers for names.
@@ -195,6 +196,20 @@ def test_a_layer_costs_four_all_reduces_and_no_gather():
             assert messages(program, kind) == []
     assert counts[1] - counts[0] <= 4, counts
     assert counts[1] > 4
+
+
+def test_no_message_is_sent_in_each_step_of_a_sequence():
+    """As would be for a recurrent layer that is cut along its gates: a price for each leaves it whole."""
+    gates = {".*recurrent_kernel": (None, "model"), ".*words/embeddings": ("model", None)}
+    in_loops = []
+    for layout_map in ("auto", gates):
+        model = compiled(grid(1, 2, layout_map=layout_map), lstm)
+        program = lowered_step(model, *tokens_to_class(8)).compile().as_text()
+        in_loops.append([m.times for m in messages_of(program, 2) if m.is_in_loop])
+        assert cuts(model.variables)["words/embeddings"] == 0
+    assert in_loops[0] == []
+    assert in_loops[1]
+    assert min(in_loops[1]) >= STEPS - 1
 
 
 def test_first_values_are_promises_until_the_first_program_is_made():

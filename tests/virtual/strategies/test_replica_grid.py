@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import unisono
-from tests.support import devices
+from tests.support import count_compiles, devices
 from unisono.checkpoint import Checkpoint
 from unisono.step._keras_internals import stored_value
 from unisono.training.trainer._lowered_step import lowered_step
@@ -132,6 +132,18 @@ def test_first_values_are_those_of_one_device_and_never_whole():
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), err_msg=ours.path)
     kernel = stored_value(model.get_layer("layer_0_up").kernel)
     assert {s.data.shape for s in kernel.addressable_shards} == {(WIDTH, 32)}
+
+
+def test_first_values_that_differ_in_their_seeds_are_one_program():
+    strategy = grid(1, 4, {".*kernel": (None, "model")})
+    with count_compiles() as compiled, strategy.scope():
+        model = keras.Sequential([keras.Input((20,)), *(L.Dense(20) for _ in range(7))])
+        model.optimizer = keras.optimizers.SGD(0.1, 0.9)
+        model.optimizer.build(model.trainable_variables)
+    # Kernels, their slots, and some scalars; in programs of their own they were twenty.
+    assert len(compiled) <= 8
+    assert cut_axis(model.layers[0].kernel) == 1
+    assert len({np.asarray(layer.kernel).tobytes() for layer in model.layers}) == 7
 
 
 def collectives(program, kind):
