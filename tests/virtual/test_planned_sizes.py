@@ -99,8 +99,14 @@ def test_a_replica_of_several_devices_is_planned_as_it_trains(tmp_path):
     file = tmp_path / "model.py"
     named = MODEL.replace("Dense(96,", "Dense(96, name='wide',")
     file.write_text(named + "layout = {'.*wide/kernel': (None, 'model')}\n")
-    planned = _replica_plan.ReplicaPlanOptions(str(file), 8, 2, 4, "auto", None)
+    planned = _replica_plan.ReplicaPlanOptions(str(file), 8, 2, 4, "auto:1", None)
     plan = _replica_plan.examine(planned)
+    assert plan.estimated == plan.sent
+    assert plan.gathered == ()
+    # With the two products whole nothing is sent in a replica, and a device holds more.
+    ((title, other),) = plan.others
+    assert "wide/kernel and 2 more whole" in title
+    assert (other.sent, other.given > plan.given) == (0, True)
     # Column, then row: the hidden axis is cut, and the output is all-reduced once.
     assert [(w.axis, w.nbytes) for w in plan.weights] == [(1, 12288), (0, 192), (0, 1920), (None, 40)]
     inside = [m for m in plan.messages if m.is_inside]

@@ -421,7 +421,7 @@ def plan(
         str | None, typer.Option(help="Kind of the devices, such as 'NVIDIA H200': their peak, and MFU.")
     ] = None,
     devices_per_replica: Annotated[int, typer.Option(help="From 2 on: how they share each weight.")] = 1,
-    layout: Annotated[str, typer.Option(help="How: auto, or a layout map or function of the file.")] = "auto",
+    layout: Annotated[str, typer.Option(help="auto, auto:3 (and 3 others), or a name in FILE.")] = "auto",
 ) -> None:
     """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
     from unisono.cli import _model_plan

@@ -21,6 +21,11 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _CALLED = re.compile(r"(?:body|to_apply|calls|(?:true|false)_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_DEFINED = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) (.*)")
+_FIRST_OPERAND = re.compile(r"\((?:\S+ )?%?([\w.\-]+)[,)]")
+_SAME = re.compile(r"(?:copy|transpose|bitcast|reshape|convert|fusion|call)\((?:\S+ )?%?([\w.\-]+)\)")
+#: Operations between a parameter and its message that are followed.
+_FOLLOWED = 6
 
 
 class PlannedMessage(NamedTuple):
@@ -58,6 +63,44 @@ def messages_of(program: str, size: int) -> list[PlannedMessage]:
         for name, line in _lines(program)
         if (found := _MESSAGE.search(line))
     ]
+
+
+def gathered_parameters(program: str, size: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the parts of a program's parameters that devices of a replica send each other.
+
+    A weight in parts is such a parameter: XLA puts it together where an operation cannot be divided as it
+    lies. Results of computations are left out.
+    """
+    made: dict[str, tuple[str, str]] = {}
+    for name, line in _lines(program):
+        if found := _DEFINED.match(line):
+            made[f"{name} {found[1]}"] = found[2], found[3]
+    shapes = []
+    for name, line in _lines(program):
+        match = _MESSAGE.search(line)
+        if match is None or match[2] in ("all-reduce", "reduce-scatter"):
+            continue
+        if not _message(match, size, 1, False).is_inside:
+            continue
+        operand = _FIRST_OPERAND.search(match[0])
+        shape = _parameter(made, name, operand[1] if operand else "")
+        if shape is not None:
+            shapes.append(shape)
+    return shapes
+
+
+def _parameter(made: dict[str, tuple[str, str]], name: str, operand: str) -> tuple[int, ...] | None:
+    """Return the shape of the parameter that an array is a copy of, perhaps in another order."""
+    for _ in range(_FOLLOWED):
+        shape, operation = made.get(f"{name} {operand}", ("", ""))
+        if operation.startswith("parameter("):
+            dims = re.search(r"\[([\d,]*)\]", shape)
+            return tuple(int(n) for n in dims[1].split(",") if n) if dims else None
+        found = _SAME.match(operation)
+        if found is None:
+            return None
+        operand = found[1]
+    return None
 
 
 def _lines(program: str) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._model_plan import ModelFile, batch_for, checked, in_columns, megabytes
-from unisono.cli._program_messages import KINDS, PlannedMessage, messages_of
+from unisono.cli._program_messages import KINDS, PlannedMessage, gathered_parameters, messages_of
 
 #: Seconds for all: a large model compiles for minutes.
 _TIME_LIMIT = 1800.0
@@ -30,7 +30,8 @@ class ReplicaPlanOptions(ModelFile):
         devices: of all replicas.
         size: devices of each replica.
         batch: rows of each replica.
-        layout: `"auto"`, or the name of a layout map or function in the model's file.
+        layout: `"auto"`, or the name of a layout map or function in the model's file. `"auto:3"` compares
+            the choice with three others.
         memory: bytes of a device; None if unknown.
     """
 
@@ -51,6 +52,12 @@ class ReplicaPlanOptions(ModelFile):
         super().__post_init__()
 
     @property
+    def others(self) -> int:
+        """With how many other layouts the choice is compared."""
+        count = self.layout.removeprefix("auto:")
+        return int(count) if count != self.layout and count.isdecimal() else 0
+
+    @property
     def replicas(self) -> int:
         """How many replicas the program is compiled for: with more of them nothing but sums is longer."""
         return min(2, self.devices // self.size)
@@ -62,12 +69,14 @@ class PlannedWeight(NamedTuple):
     Args:
         axis: that is cut; None for a weight that is whole on each device.
         nbytes: on each device.
+        reason: why it is whole, where that was decided by the model's program.
     """
 
     path: str
     shape: tuple[int, ...]
     axis: int | None
     nbytes: int
+    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +86,23 @@ class ReplicaPlan:
     Args:
         given: bytes of state and of the batch on each device.
         temporary: bytes that a step needs besides.
+        estimated: bytes that devices of a replica send, by which the layout was chosen; None for a given one.
+        gathered: weights in parts that a step puts together, or others of their shapes.
+        others: plans with other layouts, by what is whole there.
     """
 
     weights: list[PlannedWeight]
     messages: list[PlannedMessage]
     given: int
     temporary: int
+    estimated: int | None = None
+    gathered: tuple[str, ...] = ()
+    others: tuple[tuple[str, ReplicaPlan], ...] = ()
+
+    @property
+    def sent(self) -> int:
+        """Bytes that devices of a replica send in a step."""
+        return sum(m.times * m.nbytes for m in self.messages if m.is_inside)
 
 
 def examine(options: ReplicaPlanOptions) -> ReplicaPlan | UnisonoError:
@@ -95,17 +115,52 @@ def examine(options: ReplicaPlanOptions) -> ReplicaPlan | UnisonoError:
 
 
 def _examine(options: ReplicaPlanOptions) -> ReplicaPlan:
-    from unisono.strategies._mirrored import MirroredStrategy
-    from unisono.training.trainer._lowered_step import lowered_step
-
     names = options.run()
-    make_model, make_batch = options.functions_of(names)
-    layout_map: Any = options.layout if options.layout == "auto" else names.get(options.layout)
+    is_automatic = options.layout == "auto" or options.others > 0
+    layout_map: Any = "auto" if is_automatic else names.get(options.layout)
     if layout_map is None:
         raise InvalidArgumentError(
             '`--layout` must be "auto", or the name of a layout map or function in the model\'s file. '
             f"Received: {options.layout}, which {options.model} does not define."
         )
+    plan, layout = _compiled(options, names, layout_map)
+    if not is_automatic:
+        return plan
+    # What sends most for what it saves is the first that might better be whole.
+    classes = sorted(layout.cuts, key=lambda cut: -cut.sent / max(cut.saved, 1))[: options.others]
+    others = [_without(set(cut.paths), options, names, layout.chosen) for cut in classes]
+    estimated = sum(cut.sent for cut in layout.cuts)
+    return dataclasses.replace(plan, estimated=estimated, others=tuple(others))
+
+
+def _without(
+    whole: set[str], options: ReplicaPlanOptions, names: dict[str, Any], chosen: dict[str, int]
+) -> tuple[str, ReplicaPlan]:
+    """Return the plan with some weights whole that were cut, and their names."""
+    import keras
+
+    from unisono.model_parallel._replica_grid import MODEL_AXIS
+
+    # Layers without names get those of the first model again.
+    keras.backend.clear_session()
+    axes = {path: axis for path, axis in chosen.items() if path not in whole}
+
+    def layout_map(variable: Any) -> tuple[str | None, ...] | None:
+        axis = axes.get(variable.path)
+        cut = tuple(MODEL_AXIS if i == axis else None for i in range(len(variable.shape)))
+        return None if axis is None else cut
+
+    first, *more = (path for path in chosen if path in whole)
+    title = f"{first} whole" if not more else f"{first} and {len(more)} more whole"
+    return title, _compiled(options, names, layout_map)[0]
+
+
+def _compiled(options: ReplicaPlanOptions, names: dict[str, Any], layout_map: Any) -> tuple[ReplicaPlan, Any]:
+    """Return the plan of one layout, and the state layout that was made of it."""
+    from unisono.strategies._mirrored import MirroredStrategy
+    from unisono.training.trainer._lowered_step import lowered_step
+
+    make_model, make_batch = options.functions_of(names)
     replicas = options.replicas
     strategy = MirroredStrategy(
         [f"cpu:{i}" for i in range(replicas * options.size)],
@@ -118,26 +173,44 @@ def _examine(options: ReplicaPlanOptions) -> ReplicaPlan:
     x, y = make_batch(rows) if make_batch is not None else batch_for(model, rows)
     compiled = lowered_step(model, x, y).compile()
     memory: Any = compiled.memory_analysis()
-    layout = strategy.state_layout
-    weights = [_planned(v, tuple(layout.of(v).sharding.spec), options.size) for v in model.weights]
-    messages = messages_of(compiled.as_text() or "", options.size)
-    return ReplicaPlan(weights, messages, memory.argument_size_in_bytes, memory.temp_size_in_bytes)
+    layout: Any = strategy.state_layout
+    reasons = getattr(layout, "reasons", {})
+    weights = [
+        _planned(v, tuple(layout.of(v).sharding.spec), options.size, reasons.get(v.path, ""))
+        for v in model.weights
+    ]
+    text = compiled.as_text() or ""
+    gathered = gathered_parameters(text, options.size)
+    plan = ReplicaPlan(
+        weights,
+        messages_of(text, options.size),
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        gathered=tuple(w.path for w in weights if w.axis is not None and _part(w, options.size) in gathered),
+    )
+    return plan, layout
 
 
-def _planned(variable: Any, spec: Sequence[Any], size: int) -> PlannedWeight:
+def _part(weight: PlannedWeight, size: int) -> tuple[int, ...]:
+    """Return the shape of a device's part of a weight."""
+    return tuple(n // size if i == weight.axis else n for i, n in enumerate(weight.shape))
+
+
+def _planned(variable: Any, spec: Sequence[Any], size: int, reason: str) -> PlannedWeight:
     axis = next((i for i, name in enumerate(spec) if name), None)
     nbytes = int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
-    return PlannedWeight(variable.path, tuple(variable.shape), axis, nbytes // (1 if axis is None else size))
+    on_each = nbytes // (1 if axis is None else size)
+    return PlannedWeight(variable.path, tuple(variable.shape), axis, on_each, reason)
 
 
 def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
     """Return the plan as text."""
     count, size = options.replicas, options.size
-    weights = [("weight", "shape", "axis", "on each device")]
-    for path, shape, axis, nbytes in plan.weights:
-        weights.append(
-            (path, "x".join(map(str, shape)), "" if axis is None else str(axis), megabytes(nbytes))
-        )
+    has_reasons = any(w.reason for w in plan.weights)
+    weights = [("weight", "shape", "axis", "on each device", *(["why whole"] if has_reasons else []))]
+    for path, shape, axis, nbytes, reason in plan.weights:
+        row = path, "x".join(map(str, shape)), "" if axis is None else str(axis), megabytes(nbytes)
+        weights.append((*row, *([reason] if has_reasons else [])))
     peak = plan.given + plan.temporary
     fits = "" if options.memory is None else f"; fits: {'yes' if peak <= options.memory else 'no'}"
     return "\n".join(
@@ -152,8 +225,32 @@ def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
             f"Bytes on each device: {megabytes(plan.given)} between steps, {megabytes(plan.temporary)} "
             f"besides in a step, {megabytes(peak)} in all (XLA's plan for CPUs){fits}.",
             "A message in a loop counts as often as it is sent.",
+            *_notes(plan),
         ]
     )
+
+
+def _notes(plan: ReplicaPlan) -> list[str]:
+    """Return what the compiled program says of the choice."""
+    lines = []
+    if plan.estimated is not None:
+        lines.append(
+            f"The axes were chosen by an estimate of {megabytes(plan.estimated)} sent in a replica; the "
+            f"program sends {megabytes(plan.sent)}."
+        )
+    lines += [
+        f"XLA puts the weight {path} together in a step, or another of its shape: cut another axis of it, or "
+        "leave it whole."
+        for path in plan.gathered
+    ]
+    if plan.others:
+        rows = [("layout", "sent in a replica", "messages", "on each device")]
+        for title, each in (("the choice", plan), *plan.others):
+            count = sum(m.times for m in each.messages if m.is_inside)
+            memory = megabytes(each.given + each.temporary)
+            rows.append((title, megabytes(each.sent), str(count), memory))
+        lines += ["", *in_columns(rows)]
+    return lines
 
 
 def _rows_of_messages(messages: Sequence[PlannedMessage]) -> list[tuple[str, ...]]:

@@ -62,6 +62,7 @@ class CutClass(NamedTuple):
         saved: bytes that each device has less.
         sent: bytes that a training step all-reduces or gathers for it.
         again: messages of a step in loops that use the same weights again.
+        paths: of these weights, for people.
     """
 
     axes: dict[int, int]
@@ -69,6 +70,7 @@ class CutClass(NamedTuple):
     saved: float
     sent: int
     again: int = 0
+    paths: tuple[str, ...] = ()
 
 
 def choose_cuts(
@@ -96,10 +98,22 @@ def choose_cuts(
     >>> [cut.axes for cut in choose_cuts(jax.make_jaxpr(model)(*shapes), both, 2)]
     [{0: 1, 1: 0}]
     """
+    return cuts_and_reasons(program, weights, size, small, message)[0]
+
+
+def cuts_and_reasons(
+    program: jex.ClosedJaxpr,
+    weights: Mapping[int, GivenWeight],
+    size: int,
+    small: int = _SMALL,
+    message: int = _MESSAGE,
+) -> tuple[list[CutClass], dict[int, str]]:
+    """Return which axes of weights are cut, and by number why others are whole; see `choose_cuts`."""
     flow = AxisFlow(size, RULES)
     flow.read(program, {n: w.is_trained for n, w in weights.items()})
     choice = _Choice(flow, weights, size, small, message)
-    return [*choice.of_classes(), *choice.alone()]
+    cuts = [*choice.of_classes(), *choice.alone()]
+    return cuts, choice.reasons(cuts)
 
 
 class _Choice:
@@ -118,6 +132,8 @@ class _Choice:
         #: The numbers of arrays with an axis of a class that is cut, and of weights that are.
         self._taken: set[int] = set()
         self._cut: set[int] = set()
+        #: By class: why it is not cut.
+        self._refused: dict[int, str] = {}
 
     def of_classes(self) -> list[CutClass]:
         """Return the classes that are cut."""
@@ -135,6 +151,7 @@ class _Choice:
         classes = []
         for root, candidate in self._ranked(members, having, fixed):
             if root not in fixed and self._taken & having[root]:
+                self._refused[root] = "another axis of the same arrays is cut"
                 continue
             self._taken |= having[root]
             self._cut |= set(candidate.axes)
@@ -169,6 +186,7 @@ class _Choice:
         for root, axes in members.items():
             sent = messages.get(root, [])
             if any(m.kind == "gather" and m.array.is_weight for m in sent):
+                self._refused[root] = "it would be gathered"
                 continue
             arrays = (self._flow.arrays[i] for i in having[root])
             activations = sum(x.nbytes for x in arrays if x.is_float and not x.is_weight)
@@ -179,11 +197,43 @@ class _Choice:
                 sum(m.nbytes for m in sent),
                 sum(m.again for m in sent),
             )
-            is_worth_it = candidate.weight_bytes >= self._small and candidate.saved > self._price(candidate)
-            if is_worth_it or root in fixed:
+            if root not in fixed and (reason := self._reason_against(candidate)):
+                self._refused[root] = reason
+            else:
                 classes.append((root, candidate))
         # Between equal classes the first weight in the program decides.
         return sorted(classes, key=lambda pair: (-pair[1].saved / (self._price(pair[1]) + 1), pair[0]))
+
+    def _reason_against(self, candidate: CutClass) -> str:
+        """Return why a class is not worth it; an empty text for one that is."""
+        if candidate.weight_bytes < self._small:
+            return "small"
+        if candidate.saved > self._price(candidate):
+            return ""
+        if candidate.saved > candidate.sent:
+            return f"{candidate.again} messages in loops"
+        return f"sends {_kilobytes(candidate.sent)} to save {_kilobytes(candidate.saved)}"
+
+    def reasons(self, cuts: Iterable[CutClass]) -> dict[int, str]:
+        """Return by number why a weight is whole."""
+        cut = {n for each in cuts for n in each.axes}
+        data = self._flow.data_classes()
+        reasons = {}
+        for number, array in self._open.items():
+            if number in cut or not array.axes:
+                continue
+            roots = [self._flow.root(a) for a in array.axes]
+            found = [self._refused[r] for r in roots if r in self._refused]
+            if array.nbytes < self._small:
+                reasons[number] = "small"
+            elif found:
+                # Bytes say more than that an axis is in another's way.
+                reasons[number] = max(found, key=lambda text: (text.startswith("sends"), text))
+            elif any(r in data for r in roots):
+                reasons[number] = "its axes are those of a batch"
+            else:
+                reasons[number] = f"no axis divides by {self._size}"
+        return reasons
 
     def _price(self, candidate: CutClass) -> int:
         """Return the bytes that a class sends, and what its messages in loops are worth besides."""
@@ -249,3 +299,7 @@ def _sent_alone(operation: FlowOperation, number: int, is_reduced: bool) -> int:
     others = [x for i, x in enumerate(operation.operands) if i != number and x.has_gradient and x.axes]
     # Partial sums of results, and gradients of operands in parts; or the other way round.
     return sum(x.nbytes for x in (*operation.results, *others))
+
+
+def _kilobytes(nbytes: float) -> str:
+    return f"{nbytes / 1000:,.1f} kB"

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from unisono._types import PyTree
 from unisono.collectives._cross_device import CrossDeviceOps
-from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, choose_cuts
+from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, cuts_and_reasons
 from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.model_parallel._traced_model import (
@@ -78,6 +78,10 @@ class AutomaticStateLayout(CutStateLayout):
         super().__init__(mesh, UndecidedRule(), ops)
         #: By path: the axis of each weight that is cut, for people.
         self.chosen: dict[str, int] = {}
+        #: By path: why a weight is whole, for people.
+        self.reasons: dict[str, str] = {}
+        #: The classes that are cut, with the bytes that they save and send.
+        self.cuts: list[CutClass] = []
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
         """Return the promise of a value, or the parts of a weight's slot; see `StateLayout.first`."""
@@ -178,7 +182,10 @@ class AutomaticStateLayout(CutStateLayout):
                 id(variable) not in now,
                 next((i for i, name in enumerate(cut) if name), None),
             )
-        return choose_cuts(program, given, self._grid.devices_per_replica)
+        cuts, reasons = cuts_and_reasons(program, given, self._grid.devices_per_replica)
+        self.reasons |= {variables[n].path: text for n, text in reasons.items()}
+        self.cuts += [cut._replace(paths=tuple(variables[n].path for n in cut.axes)) for cut in cuts]
+        return cuts
 
     def _lie(
         self,

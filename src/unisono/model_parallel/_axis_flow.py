@@ -373,13 +373,19 @@ class AxisTraffic(NamedTuple):
     again: int = 0
 
 
+#: Operations whose partial sums XLA adds up over devices at once.
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+
 def traffic(flow: AxisFlow) -> dict[int, list[AxisTraffic]]:
     """Return for each class of axes the messages of a training step that cutting it needs."""
-    messages: dict[int, dict[tuple[tuple[int, ...], str], AxisTraffic]] = {}
-    for operation in flow.operations:
+    messages: dict[int, dict[tuple[tuple[int, ...], str, int], AxisTraffic]] = {}
+    for number, operation in enumerate(flow.operations):
         for axis, (array, kind) in _messages(operation, flow.root):
-            # Gradients of several uses are added up before they are sent.
-            key = array.axes, kind
+            # Gradients of several uses are added up before they are sent; those of products, as of queries,
+            # keys and values, behind it.
+            is_apart = kind == "gradient" and operation.name in _PRODUCTS
+            key = array.axes, kind, number if is_apart else -1
             nbytes = array.gradient_bytes if "gradient" in kind else array.nbytes
             found = AxisTraffic(array, kind, nbytes * operation.times, operation.again)
             messages.setdefault(axis, {}).setdefault(key, found)
@@ -389,7 +395,7 @@ def traffic(flow: AxisFlow) -> dict[int, list[AxisTraffic]]:
     for x in flow.results:
         of = {flow.root(a) for a in x.axes}
         for axis in of if of & rows else ():
-            messages.setdefault(axis, {})[x.axes, "result"] = AxisTraffic(x, "result", x.nbytes)
+            messages.setdefault(axis, {})[x.axes, "result", -1] = AxisTraffic(x, "result", x.nbytes)
     return {axis: list(sent.values()) for axis, sent in messages.items()}
 
 

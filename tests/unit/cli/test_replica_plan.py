@@ -8,6 +8,7 @@ from unisono.cli._replica_plan import (
     PlannedWeight,
     ReplicaPlan,
     ReplicaPlanOptions,
+    gathered_parameters,
     messages_of,
     table,
 )
@@ -58,6 +59,35 @@ def test_messages_in_loops_count_as_often_as_they_are_sent():
         PlannedMessage("all-reduce", True, 16, 30, True),
         PlannedMessage("all-gather", True, 8),
     ]
+
+
+GATHERS = """
+ENTRY %main.9 (p: f32[4,8], q: f32[4,8]) -> f32[8,8] {
+  %p.1 = f32[4,8]{1,0} parameter(0), metadata={op_name="state"}
+  %q.2 = f32[3,8]{1,0} parameter(1)
+  %t = f32[8,4]{0,1} transpose(%p.1), dimensions={1,0}
+  %g = f32[8,8]{1,0} all-gather(%t), replica_groups=[1,2]<=[2], dimensions={1}
+  %s = f32[3,8]{1,0} add(%q.2, %q.2)
+  %h = f32[6,8]{1,0} all-gather(%s), replica_groups=[1,2]<=[2], dimensions={0}
+  %r = f32[3,8]{1,0} all-reduce(%q.2), replica_groups=[1,2]<=[2], to_apply=%add
+}
+"""
+
+
+def test_parameters_that_are_put_together_are_found():
+    assert gathered_parameters(GATHERS, 2) == [(4, 8)]
+
+
+def test_the_choice_is_compared_with_others(options):
+    assert [options(layout=text).others for text in ("auto", "auto:3", "auto:x", "mine")] == [0, 3, 0, 0]
+    other = ReplicaPlan([], [PlannedMessage("all-reduce", True, 10)], 3000, 0)
+    weights = [PlannedWeight("up/kernel", (64, 256), None, 65536, "small")]
+    plan = ReplicaPlan(weights, messages_of(LOOP, 2), 1000, 0, 500, ("a",), (("b whole", other),))
+    lines = [" ".join(line.split()) for line in table(plan, options()).splitlines()]
+    assert lines[3].endswith("small")
+    assert "an estimate of 500 B sent in a replica; the program sends 488 B." in lines[-6]
+    assert "puts the weight a together" in lines[-5]
+    assert lines[-2:] == ["the choice 488 B 31 1 kB", "b whole 10 B 1 3 kB"]
 
 
 @pytest.fixture
