@@ -212,25 +212,32 @@ def medians(values):
     return [statistics.median(column) for column in zip(*values, strict=True)]
 
 
+def ratios(ours, theirs):
+    """The medians of the rounds' ratios, as text: by the clock and by processors."""
+    pairs = [[a / b for a, b in zip(*both, strict=True)] for both in zip(ours, theirs, strict=True)]
+    return " / ".join(f"{ratio:.2f}" for ratio in medians(pairs))
+
+
 def rows_of(model, grid, peers, firsts, steps):
-    """The rows of the table of a model on a grid."""
-    result = {}
-    for who in peers:
-        first, step = medians([f["first"] for f in firsts[who]]), medians(steps[who])
-        result[who] = {"step": step, "first": first[:2], "start": first[2:]}
+    """The cells of a model on a grid for both tables, by peer."""
     losses = {who: firsts[who][0]["loss"] for who in peers}
     if max(losses.values()) - min(losses.values()) > 1e-3:
         raise SystemExit(f"The losses differ: {losses}.")
+    seen = {
+        who: {
+            "step": steps[who],
+            "first": [f["first"][:2] for f in firsts[who]],
+            "start": [f["first"][2:] for f in firsts[who]],
+        }
+        for who in peers
+    }
     for who in peers:
-        told, seen, theirs = firsts[who][-1], result[who], result.get(THEIRS)
         cells = [model, "x".join(map(str, grid)), who]
         for measure, scale, form in (("step", 1e3, ".1f"), ("first", 1, ".2f"), ("start", 1, ".2f")):
-            cells += [f"{scale * value:{form}}" for value in seen[measure]]
-            if theirs is None or who == THEIRS:
-                cells.append("")
-            else:
-                pairs = zip(seen[measure], theirs[measure], strict=True)
-                cells.append(" / ".join(f"{ours / other:.2f}" for ours, other in pairs))
+            cells += [f"{scale * value:{form}}" for value in medians(seen[who][measure])]
+            is_compared = THEIRS in peers and who != THEIRS
+            cells.append(ratios(seen[who][measure], seen[THEIRS][measure]) if is_compared else "")
+        told = firsts[who][-1]
         count, others, nbytes = told["sent"]
         cells += [str(told["programs"]), f"{count} ({others})", f"{nbytes / 1e6:.2f}"]
         yield cells, [f"{n:.2f}" for n in told["seconds"]]
@@ -252,9 +259,8 @@ def main():
     if options.serve:
         serve(options.serve)
         return
-    print(
-        f"ratios: by the clock / by processors; at most {LIMITS['step']} for a step, {LIMITS['first']} first"
-    )
+    step, first = LIMITS["step"], LIMITS["first"]
+    print(f"Ratios are by the clock / by processors. Wanted: a step {step} at most, a first step {first}.\n")
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     seconds = []
     for model in options.models:
@@ -266,9 +272,8 @@ def main():
             for cells, times in rows_of(model, [replicas, size], options.peers, *found):
                 print(f"| {' | '.join(cells)} |", flush=True)
                 seconds.append([*cells[:3], *times])
-    print(
-        "\n| model | grid | who | traced, s | lowered, s | compiled, s | the longest, s |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| model | grid | who | traced, s | lowered, s | compiled, s | the longest, s |")
+    print(f"|{'---|' * 7}")
     for cells in seconds:
         print(f"| {' | '.join(cells)} |")
 

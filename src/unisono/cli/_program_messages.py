@@ -96,10 +96,10 @@ def _parameter(made: dict[str, tuple[str, str]], name: str, operand: str) -> tup
         if operation.startswith("parameter("):
             dims = re.search(r"\[([\d,]*)\]", shape)
             return tuple(int(n) for n in dims[1].split(",") if n) if dims else None
-        found = _SAME.match(operation)
-        if found is None:
+        same = _SAME.match(operation)
+        if same is None:
             return None
-        operand = found[1]
+        operand = same[1]
     return None
 
 
@@ -125,16 +125,16 @@ def _times(program: str) -> dict[str, tuple[int, bool]]:
         if branches := _BRANCHES.search(line):
             called += [each.strip().lstrip("%") for each in branches[1].split(",")]
         calls.setdefault(name, []).extend((c, int(trips[1]) if trips else 1, is_loop) for c in called)
-    found = {entry: (1, False)}
+    known = {entry: (1, False)}
     waiting = [entry]
     while waiting:
         name = waiting.pop()
-        times, in_loop = found[name]
+        times, in_loop = known[name]
         for called_name, trips_of, is_loop in calls.get(name, []):
             # A program of XLA has no recursion.
-            found[called_name] = times * trips_of, in_loop or is_loop
+            known[called_name] = times * trips_of, in_loop or is_loop
             waiting.append(called_name)
-    return found
+    return known
 
 
 def _message(match: re.Match[str], size: int, times: int, is_in_loop: bool) -> PlannedMessage:

@@ -141,7 +141,7 @@ def _without(
 
     from unisono.model_parallel._replica_grid import MODEL_AXIS
 
-    # Layers without names get those of the first model again.
+    # Layers without names are named as in the first model.
     keras.backend.clear_session()
     axes = {path: axis for path, axis in chosen.items() if path not in whole}
 
@@ -231,7 +231,7 @@ def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
 
 
 def _notes(plan: ReplicaPlan) -> list[str]:
-    """Return what the compiled program says of the choice."""
+    """Return lines on the choice, from the compiled program."""
     lines = []
     if plan.estimated is not None:
         lines.append(

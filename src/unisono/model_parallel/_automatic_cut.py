@@ -205,7 +205,7 @@ class _Choice:
         return sorted(classes, key=lambda pair: (-pair[1].saved / (self._price(pair[1]) + 1), pair[0]))
 
     def _reason_against(self, candidate: CutClass) -> str:
-        """Return why a class is not worth it; an empty text for one that is."""
+        """Return why a class is not worth it; an empty text if it is."""
         if candidate.weight_bytes < self._small:
             return "small"
         if candidate.saved > self._price(candidate):
@@ -223,14 +223,14 @@ class _Choice:
             if number in cut or not array.axes:
                 continue
             roots = [self._flow.root(a) for a in array.axes]
-            found = [self._refused[r] for r in roots if r in self._refused]
+            texts = [self._refused[r] for r in roots if r in self._refused]
             if array.nbytes < self._small:
                 reasons[number] = "small"
-            elif found:
+            elif texts:
                 # Bytes say more than that an axis is in another's way.
-                reasons[number] = max(found, key=lambda text: (text.startswith("sends"), text))
+                reasons[number] = max(texts, key=lambda text: (text.startswith("sends"), text))
             elif any(r in data for r in roots):
-                reasons[number] = "its axes are those of a batch"
+                reasons[number] = "its axes are a batch's"
             else:
                 reasons[number] = f"no axis divides by {self._size}"
         return reasons

@@ -382,13 +382,13 @@ def traffic(flow: AxisFlow) -> dict[int, list[AxisTraffic]]:
     messages: dict[int, dict[tuple[tuple[int, ...], str, int], AxisTraffic]] = {}
     for number, operation in enumerate(flow.operations):
         for axis, (array, kind) in _messages(operation, flow.root):
-            # Gradients of several uses are added up before they are sent; those of products, as of queries,
-            # keys and values, behind it.
+            # Gradients of several uses are added up before they are sent; but of several products, such as
+            # queries, keys and values, XLA sends each gradient by itself.
             is_apart = kind == "gradient" and operation.name in _PRODUCTS
             key = array.axes, kind, number if is_apart else -1
             nbytes = array.gradient_bytes if "gradient" in kind else array.nbytes
-            found = AxisTraffic(array, kind, nbytes * operation.times, operation.again)
-            messages.setdefault(axis, {}).setdefault(key, found)
+            one = AxisTraffic(array, kind, nbytes * operation.times, operation.again)
+            messages.setdefault(axis, {}).setdefault(key, one)
     # What is returned for each row is read whole; new values of weights lie as these do.
     of_weights = {flow.root(a) for x in flow.inputs if x.is_weight for a in x.axes}
     rows = flow.data_classes() - of_weights

@@ -28,7 +28,7 @@ _KEPT = 256
 
 @dataclasses.dataclass(frozen=True)
 class FirstValueProgram:
-    """What a first value is made of, without its seed.
+    """The making of a first value, without its seed.
 
     Args:
         kind: of the initializer.
@@ -75,7 +75,7 @@ def made(value: DeferredValue, sharding: NamedSharding) -> jax.Array:
 
 
 def _program_of(value: DeferredValue) -> FirstValueProgram | None:
-    """Return what a value is made of; None where that cannot be compared with others."""
+    """Return the making of a value; None where it cannot be compared with others."""
     initializer: Any = value.initializer
     try:
         config = {k: v for k, v in initializer.get_config().items() if k != "seed"}

@@ -168,7 +168,7 @@ class DeferredValue(AgreedHandle):
 
     @property
     def initializer(self) -> Callable[..., jax.Array]:
-        """What makes the value."""
+        """The function that makes the value: Keras' own, or a user's."""
         return self._make
 
     def lying(self, cut: Callable[[jax.Array], VariableValue]) -> DeferredValue:
