@@ -190,10 +190,12 @@ class _Choice:
                 continue
             arrays = (self._flow.arrays[i] for i in having[root])
             activations = sum(x.nbytes for x in arrays if x.is_float and not x.is_weight)
+            # An array that is gathered is whole on each device, besides its part.
+            gathered = sum(m.array.nbytes for m in sent if m.kind == "gather" and m.array.is_float)
             candidate = CutClass(
                 axes,
                 sum(self._open[n].nbytes for n in axes),
-                (self._of_weights(axes) + activations) * self._share,
+                (self._of_weights(axes) + activations) * self._share - gathered,
                 sum(m.nbytes for m in sent),
                 sum(m.again for m in sent),
             )
@@ -229,7 +231,7 @@ class _Choice:
             elif texts:
                 # Bytes say more than that an axis is in another's way.
                 reasons[number] = max(texts, key=lambda text: (text.startswith("sends"), text))
-            elif any(r in data for r in roots):
+            elif any(n % self._size == 0 and r in data for n, r in zip(array.shape, roots, strict=True)):
                 reasons[number] = "its axes are a batch's"
             else:
                 reasons[number] = f"no axis divides by {self._size}"

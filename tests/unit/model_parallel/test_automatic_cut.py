@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import keras
 import pytest
 
-from unisono.model_parallel._automatic_cut import GivenWeight, choose_cuts
+from unisono.model_parallel._automatic_cut import GivenWeight, choose_cuts, cuts_and_reasons
 from unisono.model_parallel._axis_flow import AxisFlow
 from unisono.model_parallel._axis_rules import RULES
 
@@ -153,6 +153,59 @@ def test_attention_is_cut_by_heads(layer, size, expected):
     assert [found.pop(k) for k in list(found) if "norm" in k] == [None, None]
     names = [f"{n}/{w}" for n in ("query", "key", "value", "attention_output") for w in ("kernel", "bias")]
     assert [found[name] for name in names] == expected
+
+
+def fused_attention(w, x, order, heads=4):
+    """One kernel for queries, keys and values, whose columns are in one of three orders."""
+    rows, steps, _ = x.shape
+    h = x @ w["fused"] + w["bias"]
+    if order == "split in three":
+        q, k, v = (y.reshape(rows, steps, heads, -1) for y in jnp.split(h, 3, -1))
+    elif order == "three, heads":
+        q, k, v = jnp.moveaxis(h.reshape(rows, steps, 3, heads, -1), 2, 0)
+    else:
+        q, k, v = jnp.moveaxis(h.reshape(rows, steps, heads, 3, -1), 3, 0)
+    scores = jax.nn.softmax(jnp.einsum("bnhd,bmhd->bhnm", q, k))
+    return x + jnp.einsum("bhnm,bmhd->bnhd", scores, v).reshape(rows, steps, -1) @ w["out"]
+
+
+@pytest.mark.parametrize("order", ["split in three", "three, heads", "heads, three"])
+def test_a_fused_kernel_is_cut_by_heads_or_pays_for_gathers(order):
+    weights = {"fused": shape(64, 192), "bias": shape(192), "out": shape(64, 64)}
+    x = shape(64, 16, 64)
+    found = axes_of(lambda w, x: fused_attention(w, x, order), weights, x)
+    if order == "heads, three":
+        assert found == {"fused": 1, "bias": 0, "out": 0}
+        return
+    # A half of the columns is no number of heads: the result would be gathered.
+    assert (found["fused"], found["bias"]) == (None, None)
+    program = jax.make_jaxpr(lambda w, x: fused_attention(w, x, order))(weights, x)
+    _, reasons = cuts_and_reasons(program, dict.fromkeys(range(3), GivenWeight(True)), 2, 0)
+    assert reasons[1].startswith("sends 786.4 kB to save")
+    few = shape(1, 4, 64)
+    assert axes_of(lambda w, x: fused_attention(w, x, order), weights, few)["fused"] is not None
+
+
+def test_a_weight_that_is_whole_has_a_reason():
+    def reasons_of(function, weights, *arrays, size=2, small=0):
+        program = jax.make_jaxpr(function)(weights, *arrays)
+        given = dict.fromkeys(range(len(weights)), GivenWeight(True))
+        cuts, reasons = cuts_and_reasons(program, given, size, small)
+        assert {n for cut in cuts for n in cut.axes} | reasons.keys() == given.keys()
+        return {name: reasons.get(i, "") for i, name in enumerate(sorted(weights))}
+
+    assert set(reasons_of(relu_of, TWO, X, small=1 << 14).values()) == {"small"}
+    odd = {"a": shape(15, 63), "a_bias": shape(63), "b": shape(63, 15), "b_bias": shape(15)}
+    assert set(reasons_of(relu_of, odd, shape(ROWS, 15)).values()) == {"no axis divides by 2"}
+    many = reasons_of(relu_of, TWO, shape(1 << 12, 16))
+    assert many["b_bias"].startswith("sends ")
+    positions = {"places": shape(2 * STEPS, 2048), "a": shape(2048, 3)}
+    found = reasons_of(lambda w, x: (x + w["places"][:STEPS]) @ w["a"], positions, shape(4, STEPS, 2048))
+    assert found["places"] in (
+        "it would be gathered",
+        "its axes are a batch's",
+        "sends 196.6 kB to save 0.0 kB",
+    )
 
 
 def test_an_embedding_and_its_head_are_cut_by_vocabulary():
