@@ -31,7 +31,7 @@ def made(strategy, change):
         model = keras.Sequential([keras.Input((WIDTH,)), *layers, L.Dense(CLASSES, name="head")], name="net")
         change(model)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.5, 0.9), loss)
+        model.compile(keras.optimizers.SGD(0.1, 0.9), loss)
     return model
 
 
@@ -81,10 +81,13 @@ def whole_numbers_with_adapters(model):
 CUT = {"up/kernel": 1, "up/bias": 0, "down/kernel": 0}
 AS_FLOATS = {**CUT, "up/lora_kernel_b": 1, "down/lora_kernel_a": 0}
 
+#: By case: what changes the model; the axes that are cut without a map, and with one; tolerances.
 CASES = {
-    "adapters": (adapters, AS_FLOATS),
-    "frozen": (frozen, CUT),
-    "whole numbers with adapters": (whole_numbers_with_adapters, None),
+    "adapters": (adapters, AS_FLOATS, AS_FLOATS, CLOSE),
+    # A frozen layer needs no memory for gradients: the next two are cut.
+    "frozen": (frozen, {"down/kernel": 1, "down/bias": 0, "head/kernel": 0}, CUT, CLOSE),
+    # Activations are rounded to whole numbers: a last bit may become one of them.
+    "whole numbers with adapters": (whole_numbers_with_adapters, {}, AS_FLOATS, {"rtol": 5e-3, "atol": 5e-3}),
 }
 
 
@@ -93,7 +96,7 @@ CASES = {
     "case", ["adapters", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in list(CASES)[1:])]
 )
 def test_training_gives_the_numbers_of_one_device(case, layout_map):
-    change, cut = CASES[case]
+    change, chosen, mapped, close = CASES[case]
     found = []
     for strategy in strategies(layout_map):
         model = made(strategy, change)
@@ -107,11 +110,9 @@ def test_training_gives_the_numbers_of_one_device(case, layout_map):
         found.append({"losses": losses, "outputs": model.predict(x, verbose=0), **weights})
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, err_msg=name, **CLOSE)
+        np.testing.assert_allclose(found[1][name], value, err_msg=name, **close)
     assert found[0]["losses"][1] < found[0]["losses"][0]
-    axes = cut_axes(model)
-    if cut is not None:
-        assert axes == cut
+    assert cut_axes(model) == (chosen if layout_map == "auto" else mapped)
     if case != "frozen":
         # Momenta lie as the adapters.
         momenta = [v for v in model.optimizer.variables if v.path.endswith("momentum")]
