@@ -3,10 +3,12 @@
 `make extras` does the same in environments that pip makes.
 """
 
+import ast
 import re
 import sys
 
 import pytest
+from packaging.utils import canonicalize_name
 from tests import few_packages
 
 from unisono import _errors
@@ -24,6 +26,24 @@ def test_a_missing_package_names_the_line_that_installs_it():
     assert isinstance(caught.value, _errors.UnisonoError)
     assert caught.value.name == "package_that_is_not_there"
     assert "json" not in str(caught.value)
+
+
+def test_the_extra_of_a_message_installs_the_package_that_is_missing():
+    calls = [
+        [argument.value for argument in call.args[1:] if isinstance(argument, ast.Constant)]
+        for path in (few_packages.ROOT / "src").rglob("*.py")
+        if "require_packages(" in (text := path.read_text())
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "require_packages"
+    ]
+    assert ["cluster", "zmq"] in calls
+    owners, _ = few_packages.owned()
+    for extra, *modules in filter(None, calls):
+        asked = {canonicalize_name(needed.name) for needed in few_packages.requirements([extra])}
+        installs = asked | few_packages.packages([extra])
+        for module in modules:
+            # What this environment lacks has the name of its module.
+            assert installs & (owners.get(module) or {canonicalize_name(module)}), (extra, module)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def run_program(options: LaunchOptions, program: UserProgram, log_dir: Path | No
     _check_is_no_task(environ())
     if options.ps:
         # Now, and not in each task.
-        require_packages("`--ps`", "cluster", "zmq", "cityhash", "flatbuffers")
+        require_packages("`--ps`", "cluster", "zmq", "xxhash", "flatbuffers")
     paths = make_run_paths(log_dir)
     count = len(tasks_of(options, options.worker_range[1]))
     gpus = visible_gpus(environ())
