@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak simulate recording notebooks lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak simulate recording notebooks facts lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -85,6 +85,9 @@ recording: $(VENV)/installed  ## docs/kill.svg: a worker is killed, and training
 
 notebooks: $(VENV)/installed  ## examples/*.ipynb and the pictures of docs/gallery.md, executed anew
 	$(BIN)/python -m tools.notebooks
+
+facts: $(VENV)/installed  ## the numbers of the first page of the site, compared with it
+	$(BIN)/python -m tools.facts --check
 
 MINUTES ?= 3
 SEED ?= 0
