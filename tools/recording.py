@@ -24,7 +24,8 @@ from xml.sax.saxutils import escape
 import pyte
 
 ROOT = Path(__file__).parents[1]
-COLUMNS, ROWS = 100, 22
+# As wide as the line that names the killed worker and its log.
+COLUMNS, ROWS = 116, 22
 #: Seconds between two frames, and after which the run is given up.
 TICK, LIMIT = 0.4, 600.0
 #: Steps of the run when the worker is killed, and seconds for which the last frame stays.
@@ -235,7 +236,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=30.0, help="how long the recording plays at most")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "kill.svg")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    # Without a prefix: the terminal shows the path.
+    with tempfile.TemporaryDirectory(prefix="") as folder:
         frames = record(Path(folder))
     frames, factor = faster(frames, options.seconds)
     options.out.write_text(svg(frames, f"a real run, played {factor:.1f} times as fast"))

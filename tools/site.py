@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 from types import FunctionType, ModuleType
 
@@ -18,6 +20,8 @@ import griffe
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
+#: The package of npm that draws the diagrams.
+MERMAID = "mermaid@11"
 #: What the pages link to, apart from each other.
 COPIED = ("*.md", "LICENSE", "docker", "docs", "examples")
 
@@ -25,6 +29,9 @@ COPIED = ("*.md", "LICENSE", "docker", "docs", "examples")
 _EXAMPLE = re.compile(r"^( *)>>> .*?(?=\n\s*\n|\Z)", re.DOTALL | re.MULTILINE)
 #: The begin of a link to another page or a picture.
 _LINK = re.compile(r"\]\((?!https?://|#)(\.\./)?")
+#: A picture in a paragraph of its own.
+_PICTURE = re.compile(r"^(!\[[^\]]*\]\(([^)]+)\))$", re.MULTILINE)
+_DIAGRAM = re.compile(r"^```mermaid\n.*?^```\n", re.DOTALL | re.MULTILINE)
 _TESTS = re.compile(r"\n\s*Tests: .*\Z", re.DOTALL)
 _ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
 
@@ -50,6 +57,10 @@ def main():
     for path in (path for pattern in COPIED for path in ROOT.glob(pattern)):
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, PAGES / path.name)
+    draw_diagrams(PAGES / "docs")
+    for page in set((PAGES / "docs").glob("*.md")) - {PAGES / "docs" / "index.md"}:
+        # A phone shows a large picture in its own size when it is touched.
+        page.write_text(_PICTURE.sub(r"[\1](\2)", page.read_text()))
     begin_with(PAGES / "docs" / "index.md")
     folder = PAGES / "docs" / "reference"
     folder.mkdir()
@@ -77,6 +88,35 @@ def main():
     # Material's advertisement for its successor.
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
+def draw_diagrams(folder):
+    """Put the script that draws diagrams beside the pages of a folder that have some, and frames around them.
+
+    A phone shows a diagram as wide as it must be to be read, in a frame that moves sideways.
+    Where npm is not there, or has no network, the theme loads it from elsewhere when a page is shown.
+    """
+    kept = ROOT / "build" / f"{MERMAID}.js"
+    if not kept.exists() and (npm := shutil.which("npm")):
+        with tempfile.TemporaryDirectory() as place:
+            command = [npm, "pack", "--silent", "--fetch-timeout=60000", "--fetch-retries=1", MERMAID]
+            done = subprocess.run(command, cwd=place, stdout=subprocess.DEVNULL, timeout=300, check=False)
+            for archive in Path(place).glob("*.tgz") if done.returncode == 0 else ():
+                with tarfile.open(archive) as file:
+                    script = file.extractfile("package/dist/mermaid.min.js").read()
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_bytes(script)
+    script = ""
+    if kept.exists():
+        shutil.copy(kept, folder / "mermaid.min.js")
+        # Of the page's own folder in the site.
+        script = '\n<script src="../mermaid.min.js"></script>\n'
+    else:
+        print(f"Diagrams are drawn by a script from unpkg.com: npm has given no {MERMAID}.")
+    for page in folder.glob("*.md"):
+        framed, count = _DIAGRAM.subn(r'<div class="diagram" markdown>\n\n\g<0>\n</div>\n', page.read_text())
+        if count:
+            page.write_text(framed + script)
 
 
 def begin_with(page):
