@@ -283,8 +283,15 @@ def test_constants_and_values_for_all_are_not_warned_of(strategy, model, said):
         (lambda s, b: keras.optimizers.SGD().minimize(None, []), "unisono.GradientTape()"),
         (lambda s, b: s.run(lambda x: x.backward(), args=(b,)), "tape.gradient(loss, variables)"),
         (lambda s, b: s.reduce("sum", b), "axis=None"),
+        (lambda s, b: s.run(None, arg=(b,)), "Write `args=…` in place of `arg=…`."),
+        (lambda s, b: type(s)(device=["cpu:0"]), "Write `devices=…` in place of `device=…`."),
+        (lambda s, b: type(s)(colour=1), "`MirroredStrategy` takes devices, cross_device_ops, "),
+        (
+            lambda s, b: unisono.data.Dataset.range(3).batch(size=2),
+            "Write `batch_size=…` in place of `size=…`.",
+        ),
     ],
-    ids=["next", "index", "attribute", "minimize", "backward", "axis"],
+    ids=["next", "index", "attribute", "minimize", "backward", "axis", "method", "class", "list", "dataset"],
 )
 def test_the_error_that_ends_a_program_says_what_to_write(strategy, mistake, write):
     (batch,) = strategy.distribute_dataset([X])
@@ -296,3 +303,8 @@ def test_the_error_that_ends_a_program_says_what_to_write(strategy, mistake, wri
 
 def test_an_error_of_a_program_is_left_alone():
     assert note_on(TypeError("unsupported operand")) is None
+    unexpected = "got an unexpected keyword argument 'device'"
+    assert note_on(TypeError(f"MirroredStrategy.of_somebody_else() {unexpected}")) is None
+    assert note_on(TypeError(f"Theirs.__init__() {unexpected}")) is None
+    # From Python 3.13 on, some of these errors have a proposal of Python's.
+    assert note_on(TypeError(f"MirroredStrategy.__init__() {unexpected}. Did you mean 'devices'?")) is None

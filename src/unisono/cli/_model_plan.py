@@ -75,7 +75,9 @@ class ModelFile:
         if not callable(names.get(function)):
             raise InvalidArgumentError(
                 f"{file} must have a function `{function}` that returns a compiled model. Received: "
-                f"{sorted(n for n in names if not n.startswith('_') and callable(names[n]))}."
+                f"{sorted(n for n in names if not n.startswith('_') and callable(names[n]))}. Write "
+                f"`def {function}():` around the lines that create and compile the model, and "
+                '`return model`; what trains it stands below `if __name__ == "__main__":`.'
             )
         return names[function], names.get("make_batch")
 

@@ -82,6 +82,8 @@ def keras_arguments(strategy: Strategy, model: keras.Model, name: str, arguments
     for key in _SIZES:
         if arguments.get(key) is not None:
             checked_whole(arguments[key], "batch_size", 1, "Write `batch_size=64`, or leave it out for 32.")
+    if "epochs" in arguments:
+        checked_whole(arguments["epochs"], "epochs", 0, "Write `epochs=5`.")
     return arguments
 
 

@@ -5,8 +5,11 @@ Tests: tests/virtual/test_mistakes.py.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -409,4 +412,29 @@ def note_on(error: BaseException) -> str | None:
     'Optimizers of Keras 3 have `apply_gradients` alone'
     """
     known = (note for kind, text, note in _NOTES if isinstance(error, kind) and text.search(str(error)))
-    return next(known, None)
+    return next(known, None) or _note_on_keyword(str(error))
+
+
+#: What Python says of an argument that a function does not take; from 3.13 on, it may propose another.
+_UNEXPECTED = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+#: How alike two names are, of which one is proposed for the other: "size" and "batch_size".
+_ALIKE = 0.55
+
+
+def _note_on_keyword(text: str) -> str | None:
+    """Return the note on a misspelt argument of a public class or of its method."""
+    found = _UNEXPECTED.fullmatch(text)
+    if found is None:
+        return None
+    owner, method, given = found.groups()
+    loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "unisono"]
+    classes = (vars(module).get(owner) for module in loaded)
+    ours = next((c for c in classes if isinstance(c, type) and c.__module__.startswith("unisono.")), None)
+    function = inspect.getattr_static(ours, method, None)
+    if not inspect.isfunction(function):
+        return None
+    names = list(inspect.signature(function).parameters)[1:]
+    called = owner if method == "__init__" else method
+    alike = difflib.get_close_matches(given, names, n=1, cutoff=_ALIKE)
+    write = f"Write `{alike[0]}=…` in place of `{given}=…`. " if alike else ""
+    return f"{write}`{called}` takes {', '.join(names)}."

@@ -109,7 +109,10 @@ def test_what_cannot_be_planned(file, tmp_path):
         options(file, devices=0)
     with pytest.raises(unisono.InvalidArgumentError, match=r"which is no file\. Write `model\.py`"):
         options(tmp_path / "absent.py")
-    with pytest.raises(unisono.InvalidArgumentError, match=r"`third` .*Received: \['make_model', 'other'\]"):
+    with pytest.raises(
+        unisono.InvalidArgumentError,
+        match=r"`third` .*Received: \['make_model', 'other'\]\. Write `def third\(\)",
+    ):
         options(f"{file}:third").load()
     make, batch = options(f"{file}:other").load()
     assert (make.__name__, batch) == ("other", None)

@@ -191,6 +191,12 @@ def test_batch_sizes_are_whole_and_positive(model, size, error):
             call()
 
 
+@pytest.mark.parametrize(("epochs", "error"), [("5", TypeError), (2.5, TypeError), (-1, ValueError)])
+def test_epochs_are_whole(model, epochs, error):
+    with pytest.raises(error, match=rf"Received: epochs={epochs!r}.*Write `epochs=5`"):
+        model.fit(X, Y, epochs=epochs)
+
+
 WORDS = np.array([["a", "b", "c"]] * 4)
 LARGE = np.full((4, 3), 2**40)
 BAD = {
