@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "index.md"
-#: What `make test-all` runs.
+#: The folders of tests of `make test-all`.
 TESTS = ("tests/cluster", "tests/unit", "tests/virtual", "src")
 #: The rows of the first page, by what they are called in docs/gpu.md.
 MODELS = {"ResNet-50": "ResNet-50, 256 rows", "GPT-2": "GPT-2, 16 rows of 1024 tokens"}
