@@ -415,7 +415,7 @@ def note_on(error: BaseException) -> str | None:
     return next(known, None) or _note_on_keyword(str(error))
 
 
-#: What Python says of an argument that a function does not take; from 3.13 on, it may propose another.
+#: Python's error about an argument that a function does not take; from 3.13 on, it may propose another.
 _UNEXPECTED = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 #: How alike two names are, of which one is proposed for the other: "size" and "batch_size".
 _ALIKE = 0.55
@@ -423,10 +423,10 @@ _ALIKE = 0.55
 
 def _note_on_keyword(text: str) -> str | None:
     """Return the note on a misspelt argument of a public class or of its method."""
-    found = _UNEXPECTED.fullmatch(text)
-    if found is None:
+    match = _UNEXPECTED.fullmatch(text)
+    if match is None:
         return None
-    owner, method, given = found.groups()
+    owner, method, given = match.groups()
     loaded = [module for name, module in sys.modules.items() if name.partition(".")[0] == "unisono"]
     classes = (vars(module).get(owner) for module in loaded)
     ours = next((c for c in classes if isinstance(c, type) and c.__module__.startswith("unisono.")), None)
