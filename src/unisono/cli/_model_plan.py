@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from unisono._errors import InvalidArgumentError, UnisonoError
+from unisono.cli._warn_once import warn_once
 
 if TYPE_CHECKING:
     from unisono._system._literals import StateLayoutName
@@ -198,6 +199,8 @@ def _parsed(text: str, units: dict[str, Any], flag: str, example: str) -> float:
 
 
 def _examine(options: PlanOptions) -> ModelSize | UnisonoError:
+    # A warning about the model would stand there for each layout that is compiled.
+    warn_once()
     try:
         return examine(options)
     except UnisonoError as error:
