@@ -14,7 +14,7 @@ import typer
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._engine_flags import add_engine_flags, settings_of
 from unisono.cli._foreign_flags import LaunchCommand
-from unisono.cli._page_flags import Web, WebAddress, page_address, say
+from unisono.cli._page_flags import WatchKey, Web, WebAddress, page_address, say
 from unisono.launcher._options import LaunchOptions, UserProgram, parse_elastic, parse_spares
 from unisono.launcher.engines._engine import Submission, launch_on
 from unisono.launcher.engines._settings import ENGINES
@@ -353,7 +353,7 @@ def timeline(
         "unisono watch logs",
         "unisono watch --once logs",
         "unisono watch --web logs",
-        "unisono watch host1:2222,host2:2222",
+        "unisono watch --key watch.key host1:2222",
         "unisono watch --metrics 9100 logs",
     )
 )
@@ -362,8 +362,7 @@ def watch(
         str | None,
         typer.Argument(
             metavar="[LOGDIR | HOST:PORT,… | JOB]",
-            help="A log directory, servers (`unisono serve`) that train for it, the name of a job, or "
-            "k8s:NAME of a launch on Kubernetes. [default: the newest log directory]",
+            help="A log directory, workers or servers, a job's name, k8s:NAME. [default: newest directory]",
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once, as without a terminal.")] = False,
@@ -373,11 +372,12 @@ def watch(
     ] = None,
     web: Web = False,
     web_address: WebAddress = None,
+    key: WatchKey = None,
 ) -> None:
     """Show a running job: speed, loss, memory, faults, and the time that is left."""
     from unisono.watch import _places, _terminal
 
-    source = _places.find_job(job)
+    source = _places.find_job(job, key)
     if (page := page_address(web, web_address)) is not None:
         from unisono.watch.web._job_page import watch_on_page
 

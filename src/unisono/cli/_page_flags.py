@@ -5,6 +5,7 @@ Tests: tests/unit/watch/test_job_page.py.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,11 @@ Web = Annotated[bool, typer.Option("--web", help="Serve the job as a page for a 
 WebAddress = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="With --web: where. [default: 127.0.0.1 and a free port]"),
+]
+
+WatchKey = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="The key of the workers or servers at HOST:PORT."),
 ]
 
 

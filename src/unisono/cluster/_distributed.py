@@ -18,10 +18,11 @@ from typing import Any
 import jax
 
 from unisono._errors import BackendError, ClusterError
+from unisono._features import load
 from unisono._lowering._xla_flags import limit_collectives
 from unisono._mesh import jax_runs, make_cpu_devices
 from unisono._system._environ import process_environ
-from unisono._system._program_end import EXPLAINERS, program_has_failed, watch_program
+from unisono._system._program_end import EXPLAINERS, expected_exit_code, program_has_failed, watch_program
 from unisono.cluster._coordinator_gate import CoordinatorGate
 from unisono.cluster._coordinator_proxy import CoordinatorProxy
 from unisono.cluster._introduction import how_to_connect, introduce
@@ -38,6 +39,7 @@ from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
 from unisono.cluster_resolver._base import ClusterResolver, whole_of
 from unisono.cluster_resolver._spec import Timeouts, split_address, with_port
 from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup, joined_group, note_joined
+from unisono.rpc._transport._keys import WATCH_VARIABLES
 from unisono.rpc._versions import installed
 
 _LOG = logging.getLogger("unisono")
@@ -106,8 +108,11 @@ def join(
     limit_collectives(limit)
     configuration = _configuration(resolver, devices, generation) | {"exchange device": with_spare}
     addresses = _addresses(resolver, count)
+    # Before the others wait: a key that cannot be used is this process' own mistake.
+    port = _watch_port(resolver, process)
     agreement = rendezvous(process, count, addresses, configuration, timeouts)
-    group = _meet(process, addresses, agreement, timeouts, limit, interface or environ.get(_INTERFACE, ""))
+    interface = interface or environ.get(_INTERFACE, "")
+    group = _meet(process, addresses, agreement, timeouts, limit, interface, port)
     note_joined(group)
     report_ready()
     return group
@@ -120,6 +125,7 @@ def _meet(
     timeouts: Timeouts,
     limit: float,
     interface: str,
+    port: Any = None,
 ) -> JaxProcessGroup:
     """Start JAX, and connect this process to each other one; from its start, peers watch each other."""
     count = len(addresses)
@@ -137,7 +143,10 @@ def _meet(
     EXPLAINERS.insert(0, _explain_in_group)
     watch_program()
     # After JAX' own, so that it is called before; and before anything that may fail with JAX running.
-    atexit.register(_leave, timeouts.shutdown)
+    atexit.register(_leave, timeouts.shutdown, port)
+    if port is not None:
+        # The port of the address, which the rendezvous and JAX's start have used, is free from now on.
+        port.listen(own_address("", task, agreement.reached))
     if uses_gloo:
         let_gloo_listen_at(ip)
     hosts = addresses if is_known else agreement.hosts
@@ -172,11 +181,31 @@ def _connect(monitor: PeerMonitor, ip: str) -> HostCollectives:
 
 def _addresses(resolver: ClusterResolver, count: int) -> list[str]:
     """The address of each process, the coordinator's first."""
-    spec = resolver.cluster_spec()
-    jobs = [job for job in ("chief", "worker") if job in spec.jobs]
-    every = [spec.task_address(job, i) for job in jobs for i in spec.task_indices(job)]
+    every = list(_named_addresses(resolver).values())
     first = resolver.coordinator_address or ""
     return every if len(every) == count else [first] * count
+
+
+def _named_addresses(resolver: ClusterResolver) -> dict[str, str]:
+    """The known addresses of processes by the names of their tasks, the coordinator's first."""
+    spec = resolver.cluster_spec()
+    jobs = [job for job in ("chief", "worker") if job in spec.jobs]
+    return {f"{job}:{i}": spec.task_address(job, i) for job in jobs for i in spec.task_indices(job)}
+
+
+def _watch_port(resolver: ClusterResolver, process: int) -> Any:
+    """Return the port at which watchers ask this process; None without a key for them."""
+    environ = process_environ()
+    if not any(environ.get(name) for name in WATCH_VARIABLES):
+        return None
+    tasks = _named_addresses(resolver)
+    if len(tasks) != resolver.num_processes:
+        _LOG.warning(
+            "`unisono watch HOST:PORT` cannot reach this task: its address in the cluster is not known. "
+            "Describe the cluster with the addresses of all tasks, as TF_CONFIG does."
+        )
+        return None
+    return load("port for watchers")(list(tasks)[process], tasks)
 
 
 def _configuration(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:
@@ -247,8 +276,8 @@ def _explain_in_group(error: BaseException) -> BaseException | None:
     return explained
 
 
-def _leave(seconds: float) -> None:
-    """Wait at a shutdown barrier with a timeout.
+def _leave(seconds: float, port: Any = None) -> None:
+    """Wait at a shutdown barrier with a timeout; then tell watchers how the program has ended.
 
     JAX's own barrier aborts the process in C++ when another process never arrives.
     """
@@ -258,13 +287,19 @@ def _leave(seconds: float) -> None:
         monitor = group.monitor
         missing = monitor.wait_for_shutdown(seconds)
         if monitor.is_aborted:
+            if port is not None:
+                port.end(1, monitor.status.abort_reason)
             end_process(monitor.status.abort_reason)
         elif missing is None:
+            if port is not None:
+                port.end(expected_exit_code())
             return
         else:
             sys.stderr.write(
                 "All workers must reach the shutdown barrier. Received: this worker did; still missing: "
                 f"{missing}. The log of the worker that ended or stopped first says why.\n"
             )
+    if port is not None:
+        port.end(1)
     # The kernel closes this process' connections: the others' collectives fail at once.
     end_process()

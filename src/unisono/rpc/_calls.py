@@ -41,7 +41,15 @@ class PeerLostError(ClusterError):
 
 
 class PeerRejectedError(ClusterError):
-    """Two tasks have different keys: a repetition cannot help."""
+    """Two tasks have different keys: a repetition cannot help.
+
+    Args:
+        why: what the other end did.
+    """
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text)
+        self.why = why
 
 
 class StaleValuesError(ClusterError):

@@ -172,6 +172,9 @@ class JobReader:
             self._fault(at, step, "restart", event["task"], f"starts again: {event['detail']}")
             for each in self._tasks.values() if task is None else [task]:
                 each.state, each.state_since = "restarts", at
+        elif name == "found" and task is not None:
+            launch.has_failed = False
+            self._fault(at, None, "recovery", task.name, f"{task.name} answers again")
         elif name == "quit":
             launch.exit_code, launch.quit_at = event["exit_code"], at
 
@@ -180,6 +183,12 @@ class JobReader:
         if name == "started":
             task.pid, task.generation = event["pid"], event["generation"]
             task.state, task.state_since = "runs", at
+            host = event.get("host")
+            task.host = host if isinstance(host, str) else task.host
+        elif name == "found":
+            task.state = "runs"
+        elif name == "unreachable":
+            task.state = "no answer"
         elif name == "stopped":
             task.state, task.state_since = "stopped", at
         elif name == "failed":

@@ -28,6 +28,10 @@ _LAST_BYTES = 1 << 14
 _HOW = "Write `unisono watch LOGDIR` with the folder that `unisono launch` has printed"
 
 
+def _is_address(where: str) -> bool:
+    return all(_ADDRESS.fullmatch(each) for each in where.split(","))
+
+
 def is_log_folder(path: Path) -> bool:
     """Return whether a launch has written into a folder."""
     return any((path / mark).exists() for mark in _MARKS)
@@ -97,17 +101,26 @@ def _reader_of(path: Path) -> JobReader:
     return JobReader(own)
 
 
-def find_job(where: str | None) -> JobReader:
+def find_job(where: str | None, key: Path | None = None) -> JobReader:
     """Return a reader of a job.
 
     Args:
-        where: a log folder, `HOST:PORT` of a server or several of them, the name of a job, `k8s:NAME` of a
-            launch on Kubernetes; None for the newest log folder here or in the temporary folder.
+        where: a log folder, `HOST:PORT` of a worker or a server or several of them, the name of a job,
+            `k8s:NAME` of a launch on Kubernetes; None for the newest log folder here or in the temporary
+            folder.
+        key: the file of the key for an address; None for the key in the environment.
 
     Raises:
         InvalidArgumentError: there is no such job.
-        ClusterError: a server does not answer, or has another key; no cluster of Ray is at RAY_ADDRESS.
+        ClusterError: a worker or server does not answer, or has another key; no cluster of Ray is at
+            RAY_ADDRESS.
     """
+    is_address = where is not None and not Path(where).is_dir() and _is_address(where)
+    if key is not None and not is_address:
+        raise InvalidArgumentError(
+            f"`--key` belongs to the address of a worker or a server. Received: {where or 'no address'}. "
+            "Write `unisono watch --key FILE HOST:PORT`, or leave out `--key`."
+        )
     if where is None:
         folders = log_folders(Path.cwd())
         if not folders:
@@ -128,10 +141,10 @@ def find_job(where: str | None) -> JobReader:
         from unisono.watch._pod_folder import pods_of_launch
 
         return JobReader(pods_of_launch(where.removeprefix(_KUBERNETES)))
-    if all(_ADDRESS.fullmatch(each) for each in where.split(",")):
-        from unisono.watch._server_folder import folder_of_servers
+    if is_address:
+        from unisono.watch._address_folder import folder_at
 
-        return JobReader(folder_of_servers(where.split(",")))
+        return JobReader(folder_at(where.split(","), key))
     for folder in log_folders(Path.cwd()):
         if where in _job_names(folder):
             return _reader_of(folder)
@@ -145,7 +158,7 @@ def find_job(where: str | None) -> JobReader:
         return JobReader(_server_folder.JoinedFolder(actors))
     cluster = process_environ().get("RAY_ADDRESS") or "RAY_ADDRESS names none"
     raise InvalidArgumentError(
-        "The job must be a log folder, HOST:PORT of a server, k8s:NAME of a launch on Kubernetes, or the "
-        f"name of a job. Received: {where!r}, which is no folder, and no job has this name, neither near "
-        f"here, nor in Slurm, nor on a cluster of Ray ({cluster}). {_HOW}."
+        "The job must be a log folder, HOST:PORT of a worker or server, k8s:NAME of a launch on Kubernetes, "
+        f"or the name of a job. Received: {where!r}, which is no folder, and no job has this name, neither "
+        f"near here, nor in Slurm, nor on a cluster of Ray ({cluster}). {_HOW}."
     )

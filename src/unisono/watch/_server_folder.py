@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from unisono._errors import ClusterError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
-from unisono.watch._log_folder import LogFolder
+from unisono.watch._log_folder import LocalFolder, LogFolder
 
 #: Seconds for an answer, and in which a listing of files holds.
 _ANSWER_SECONDS, _FRESH_SECONDS = 5.0, 0.3
@@ -99,6 +100,11 @@ class JoinedFolder:
         self._folders = folders
         self.name = ", ".join(dict.fromkeys(folder.name for folder in folders))
 
+    @property
+    def local_root(self) -> Path | None:
+        """The log folder of the launch, where that is one of them."""
+        return next((each.root for each in self._folders if isinstance(each, LocalFolder)), None)
+
     def names(self, folder: str) -> Sequence[str]:
         """Return the names of the files in a folder below it."""
         return sorted({name for each in self._folders for name in each.names(folder)})
@@ -117,18 +123,3 @@ class JoinedFolder:
     def changed_at(self, name: str) -> float | None:
         """Return when a file was last written; None where there is none."""
         return self._owner(name).changed_at(name)
-
-
-def folder_of_servers(addresses: Sequence[str]) -> LogFolder:
-    """Return the files of a job on the servers (`unisono serve`) that train for it.
-
-    Raises:
-        ClusterError: one does not answer, or has another key.
-        MissingPackageError: without the extra `cluster`.
-    """
-    from unisono._system._environ import process_environ
-    from unisono.rpc._transport._client import RpcClient
-    from unisono.standalone._protocol import CLIENT, LIMIT, SERVER, read_standalone_keys
-
-    keys = read_standalone_keys(process_environ(), CLIENT)
-    return JoinedFolder([ServerFolder(a, RpcClient(SERVER, a, keys, LIMIT)) for a in addresses])

@@ -412,7 +412,8 @@ class _Link:
         self._pending.fail_all(
             lambda: PeerRejectedError(
                 "All tasks of a cluster must have one key. "
-                f"Received: {task} at {address} rejects this task: {reason}. {HOW_TO_GIVE_A_KEY}"
+                f"Received: {task} at {address} rejects this task: {reason}. {HOW_TO_GIVE_A_KEY}",
+                reason,
             )
         )
         with self._sending:

@@ -23,12 +23,20 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task
 VARIABLE = "UNISONO_CLUSTER_KEY"
 FILE_VARIABLE = "UNISONO_CLUSTER_KEY_FILE"
 
-HOW_TO_GIVE_A_KEY = (
-    f"Set {VARIABLE} to the same 64 hexadecimal digits in all tasks, for example those of "
-    "`python -c 'import secrets; print(secrets.token_hex(32))'`, or "
-    f"{FILE_VARIABLE} to a file of mode 0600 that holds them."
-)
+
+def how_to_give_a_key(variable: str, file_variable: str) -> str:
+    """Return the advice for a missing or unusable key."""
+    return (
+        f"Set {variable} to the same 64 hexadecimal digits in all tasks, for example those of "
+        "`python -c 'import secrets; print(secrets.token_hex(32))'`, or "
+        f"{file_variable} to a file of mode 0600 that holds them."
+    )
+
+
+HOW_TO_GIVE_A_KEY = how_to_give_a_key(VARIABLE, FILE_VARIABLE)
 _PURPOSE = "unisono parameter servers, version 1"
+#: The variables with the key for watching: it shows the progress of workers, and changes nothing.
+WATCH_VARIABLES = ("UNISONO_WATCH_KEY", "UNISONO_WATCH_KEY_FILE")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -64,7 +72,7 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
+def keys_of(secret: str, own: Task, spec: ClusterSpec, how: str = HOW_TO_GIVE_A_KEY) -> ClusterKeys:
     """Return the keys of a cluster from its secret as text.
 
     >>> keys_of("0f" * 32, Task("ps", 0), ClusterSpec({"ps": ["a:1"], "chief": ["b:1"]}))
@@ -74,7 +82,7 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
         # Not the text itself: it may be nearly right, and errors end up in logs.
         raise ClusterError(
             "The key of a cluster must be 64 hexadecimal digits. "
-            f"Received: a text of {len(secret)} characters. {HOW_TO_GIVE_A_KEY}"
+            f"Received: a text of {len(secret)} characters. {how}"
         )
     tasks = [Task(job, index) for job in spec.jobs for index in spec.task_indices(job)]
     if "chief" not in spec:
@@ -83,16 +91,24 @@ def keys_of(secret: str, own: Task, spec: ClusterSpec) -> ClusterKeys:
     return ClusterKeys(bytes.fromhex(secret), own, tuple(tasks))
 
 
-def read_keys(environ: Mapping[str, str], own: Task, spec: ClusterSpec) -> ClusterKeys | None:
-    """Return the keys of the cluster that the environment gives, None where it gives none."""
-    if environ.get(VARIABLE):
-        return keys_of(environ[VARIABLE].strip(), own, spec)
-    if environ.get(FILE_VARIABLE):
-        return keys_of(_read_secret(environ[FILE_VARIABLE]), own, spec)
+def read_keys(
+    environ: Mapping[str, str], own: Task, spec: ClusterSpec, variables: tuple[str, str] | None = None
+) -> ClusterKeys | None:
+    """Return the keys of the cluster that the environment gives, None where it gives none.
+
+    Args:
+        variables: with the secret, and with the name of its file; a cluster's by default.
+    """
+    variable, file_variable = variables or (VARIABLE, FILE_VARIABLE)
+    how = how_to_give_a_key(variable, file_variable)
+    if environ.get(variable):
+        return keys_of(environ[variable].strip(), own, spec, how)
+    if environ.get(file_variable):
+        return keys_of(_read_secret(environ[file_variable], file_variable), own, spec, how)
     return None
 
 
-def _read_secret(path: str) -> str:
+def _read_secret(path: str, variable: str) -> str:
     try:
         with open(path, "rb") as file:
             # Of the open file, not of its name: that may have been replaced meanwhile.
@@ -104,7 +120,7 @@ def _read_secret(path: str) -> str:
     if problem:
         raise ClusterError(
             "The key file of a cluster must be readable for its owner alone (mode 0600). "
-            f"Received: {FILE_VARIABLE}={path!r}: {problem}. Write `chmod 600 {path}`."
+            f"Received: {variable}={path!r}: {problem}. Write `chmod 600 {path}`."
         )
     return text
 
