@@ -1,10 +1,14 @@
 """A job that is found on Ray by its name; Ray itself is in tests/cluster/test_ray_cluster.py."""
 
+import json
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from tests.unit.standalone.test_agent import ME, Server
+from tests.unit.watch.test_page import data_in
 from tests.unit.watch.test_server_folder import NOW, line
 
 from unisono._errors import ClusterError
@@ -14,7 +18,10 @@ from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.watch import _ray_folder, _server_folder
 from unisono.watch._job_reader import JobReader
+from unisono.watch._places import find_job
 from unisono.watch._server_folder import JoinedFolder
+from unisono.watch.web import _job_page
+from unisono.watch.web._job_page import watch_on_page
 
 
 class RayError(Exception):
@@ -102,3 +109,69 @@ def test_a_cluster_that_is_gone(actors, monkeypatch):
 @pytest.mark.parametrize("places", [{}, {"launch": 3, "address": "auto"}, {"launch": "train.py/02"}])
 def test_other_records_of_a_launch_name_no_actors(actors, places):
     assert _ray_folder.folders_of_places(places) == []
+
+
+def page_until_the_end(job, end, tuned):
+    """Serve the page of a job, and end the job once it is served; return what was said."""
+    tuned(_job_page, _LOOK=0.02)
+    lines = []
+    watcher = threading.Thread(target=watch_on_page, args=(job, "127.0.0.1:0", lines.append))
+    watcher.start()
+    deadline = time.monotonic() + 60
+    while len(lines) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # After the first look, at which a job that has ended is another case.
+    time.sleep(0.2)
+    end()
+    watcher.join(60)
+    assert not watcher.is_alive()
+    return lines
+
+
+def test_the_page_of_actors_alone_is_kept_where_the_watcher_runs(actors, tmp_path, monkeypatch, tuned):
+    """Their steps are gone with them."""
+    monkeypatch.chdir(tmp_path)
+    now = [NOW + 4]
+    for actor, step in zip(actors.values(), (1, 3), strict=True):
+        actor.file.write_text(line(step) + "\n")
+    job = JobReader(JoinedFolder(_ray_folder.folders_of_job("train.py")), lambda: now[0])
+
+    def end():
+        for actor in actors.values():
+            actor.is_there = False
+        now[0] += 100
+
+    lines = page_until_the_end(job, end, tuned)
+    copy = tmp_path / "timeline-train.py-on-Ray.html"
+    assert lines[2:] == [f"unisono: the page is kept in {copy}"]
+    facts = data_in(copy.read_text())["job"]
+    assert (facts["state"], [task["step"] for task in facts["tasks"]]) == ("ended", [1, 3])
+    assert facts["timeline"]["worker:1"]
+
+
+def test_the_page_of_a_launch_on_ray_is_kept_in_its_log_folder(actors, tmp_path, monkeypatch, tuned):
+    monkeypatch.chdir(tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    places = {"kind": "ray", "launch": "train.py/02", "address": "auto"}
+    (logs / "launch.json").write_text(json.dumps({"title": "train.py --lr 1", "servers": places}))
+    (logs / "worker-0.log").write_text("the log\n")
+    event = {"event": "launched", "time": NOW, "generation": 0, "task": None, "detail": ""}
+    started = [{**event, "event": "started", "task": f"worker:{i}", "pid": i + 1} for i in range(2)]
+    history = logs / "history.jsonl"
+    history.write_text("".join(json.dumps(each) + "\n" for each in (event, *started)))
+    for actor, step in zip(actors.values(), (1, 3), strict=True):
+        actor.file.write_text(line(step) + "\n")
+
+    def end():
+        for actor in actors.values():
+            actor.is_there = False
+        with history.open("a") as file:
+            file.write(json.dumps({**event, "event": "quit", "time": NOW + 5, "exit_code": 0}) + "\n")
+
+    lines = page_until_the_end(find_job(str(logs)), end, tuned)
+    assert lines[2:] == [f"unisono: the page is kept in {logs}/timeline.html"]
+    facts = data_in((logs / "timeline.html").read_text())
+    assert (facts["job"]["state"], [task["step"] for task in facts["job"]["tasks"]]) == ("ended", [1, 3])
+    assert facts["logs"]["worker:0"] == "the log\n"
+    assert [path.name for path in tmp_path.glob("*.html")] == []

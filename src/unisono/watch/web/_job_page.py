@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,10 @@ from unisono.cli import _timeline_page
 from unisono.launcher import _launch
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.watch._job_reader import JobReader
-from unisono.watch._log_folder import LocalFolder
+from unisono.watch._log_folder import LocalFolder, LogFolder
+from unisono.watch._server_folder import JoinedFolder
 from unisono.watch.web._job_feed import JobFeed
+from unisono.watch.web._page import make_page
 from unisono.watch.web._page_reader import PageReader
 from unisono.watch.web._page_server import PageServer
 
@@ -77,6 +80,22 @@ def _write_copy(log_dir: Path, say: Callable[[str], None]) -> None:
     say(f"unisono: the page is kept in {path}")
 
 
+def _write_page(reader: PageReader, folder: LogFolder, say: Callable[[str], None]) -> None:
+    """Write the page of a job whose files are elsewhere, as they were read: in its log folder, or here."""
+    facts = reader.last()
+    job = facts["job"]
+    title = str(job["title"]) if isinstance(job, dict) else ""
+    root = folder.local_root if isinstance(folder, JoinedFolder) else None
+    name = "timeline.html" if root else f"timeline-{re.sub('[^A-Za-z0-9._]+', '-', title)[:80]}.html"
+    path = (root or Path.cwd()) / name
+    try:
+        path.write_text(make_page(title, facts), encoding="utf-8", errors="replace")
+    except OSError as error:
+        say(f"unisono: the page is not kept: {path} cannot be written ({error.strerror})")
+        return
+    say(f"unisono: the page is kept in {path}")
+
+
 def launch_with_page(
     options: LaunchOptions,
     program: UserProgram,
@@ -116,3 +135,5 @@ def watch_on_page(job: JobReader, address: str, say: Callable[[str], None]) -> N
         return
     if isinstance(job.folder, LocalFolder):
         _write_copy(job.folder.root, say)
+    else:
+        _write_page(reader, job.folder, say)
