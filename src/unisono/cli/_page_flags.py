@@ -20,7 +20,13 @@ WebAddress = Annotated[
 
 WatchKey = Annotated[
     Path | None,
-    typer.Option("--key", metavar="FILE", help="The key of the workers or servers at HOST:PORT."),
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="The key of the workers or servers at HOST:PORT.",
+    ),
 ]
 
 

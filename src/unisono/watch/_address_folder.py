@@ -13,10 +13,10 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unisono._errors import ClusterError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._environ import process_environ
 from unisono.cluster import _watch_port as watch_port
-from unisono.cluster_resolver._spec import Task, split_address
+from unisono.cluster_resolver._spec import Task, address_problem, split_address
 from unisono.rpc._calls import PeerLostError, PeerRejectedError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
@@ -40,9 +40,15 @@ def folder_at(addresses: Sequence[str], key: Path | None = None) -> LogFolder:
         key: the file of the key; None for the key in the environment.
 
     Raises:
+        InvalidArgumentError: an address cannot be one.
         ClusterError: nothing of Unisono answers at an address, or it has another key, or there is none.
         MissingPackageError: without the extra `cluster`.
     """
+    for address in addresses:
+        if problem := address_problem(address):
+            raise InvalidArgumentError(
+                f"The address of a worker or a server must be HOST:PORT. Received: {address!r}: {problem}."
+            )
     environ = dict(process_environ())
     if key is not None:
         for name in (VARIABLE, WATCH_VARIABLES[0]):

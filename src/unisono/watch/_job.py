@@ -28,8 +28,8 @@ class WatchedTask:
     """A task of the job.
 
     Args:
-        state: `"starts"` until its first step, `"runs"`, `"serves"`, `"stopped"`, `"restarts"`, `"failed"`,
-            `"ended"`, or `"ended (3)"` with an exit code.
+        state: `"starts"` until `fit`, `"compiles"` until its first step, `"runs"`, `"serves"`, `"stopped"`,
+            `"restarts"`, `"failed"`, `"no answer"`, `"ended"`, or `"ended (3)"` with an exit code.
         step: of the run, as it was written last.
         rows_per_s: of all replicas, as are the tokens.
         data: the share of the last second in which it waited for data, from 0 to 1; `compute` and `exchange`

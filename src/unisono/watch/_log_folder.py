@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,8 @@ from typing import Protocol
 _CHUNK = 1 << 18
 #: A line that is longer is none of ours, and passed over.
 _LONGEST = 1 << 16
+#: Received bytes of a file that are kept in memory.
+_IN_MEMORY = 1 << 20
 
 
 class LogFolder(Protocol):
@@ -72,6 +75,37 @@ class LocalFolder:
         with contextlib.suppress(OSError):
             return (self.root / name).stat().st_mtime
         return None
+
+
+class ReceivedBytes:
+    """Bytes that were received once, and are read at any position: in memory, or in a file if they are many.
+
+    >>> received = ReceivedBytes()
+    >>> received.append(b"abc"); received.append(b"de")
+    >>> received.read(1, 3), received.size
+    (b'bcd', 5)
+    >>> received.close()
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 (`close` ends it)
+        self.size = 0
+
+    def append(self, data: bytes) -> None:
+        """Add bytes at the end."""
+        self._file.seek(self.size)
+        self._file.write(data)
+        self.size += len(data)
+
+    def read(self, start: int, most: int) -> bytes:
+        """Return bytes from a position on."""
+        self._file.seek(start)
+        return self._file.read(most)
+
+    def close(self) -> None:
+        """Forget them."""
+        self._file.close()
+        self.size = 0
 
 
 class NewLines:

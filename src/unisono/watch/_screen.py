@@ -19,7 +19,10 @@ from unisono.launcher.terminal._task_row import short_number
 from unisono.watch._job import WatchedJob, WatchedTask
 from unisono.watch._plot import braille
 
-_STYLES = {"runs": "green", "serves": "green", "starts": "yellow", "restarts": "yellow", "stopped": "magenta"}
+_STYLES = {
+    "runs": "green", "serves": "green", "starts": "yellow", "compiles": "yellow", "restarts": "yellow",
+    "no answer": "magenta", "stopped": "magenta",
+}  # fmt: skip
 _KINDS = {"failure": "red", "stall": "red", "restart": "yellow", "preemption": "yellow", "recovery": "green"}
 #: Curves that people want first, and how they are called.
 _CURVES = {"loss": "loss", "val_loss": "val_loss", "rows_per_s": "rows/s", "tokens_per_s": "tokens/s"}
@@ -127,8 +130,10 @@ def head_of(job: WatchedJob, width: int) -> list[RenderableType]:
     if job.left_s is not None:
         parts.append((f"{duration(job.left_s)} left", "bold"))
     if job.started:
-        since = f"{'took' if job.is_over else 'since'} {duration(max(0.0, job.now - job.started))}"
-        parts.append((since, "dim"))
+        took = duration(max(0.0, job.now - job.started))
+        # The newest log folder may be of last week.
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.now))
+        parts.append((f"took {took} until {until}" if job.is_over else f"since {took}", "dim"))
     if job.generation or job.restarts:
         parts.append((f"restarts: {job.restarts}", "yellow"))
     if job.restarts_left is not None and not job.is_over:

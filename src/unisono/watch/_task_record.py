@@ -57,7 +57,7 @@ class TaskRecord:
         #: Of its process.
         self.generation = 0
         self.row = TaskRow(name, generation=-1)
-        self.fit = FitFacts()
+        self.fit, self._fit_at = FitFacts(), float("-inf")
         #: The step of the last backup, and when it was complete; and whether it is one of `fit`.
         self.backup: tuple[int, float] | None = None
         self._has_backups = False
@@ -81,6 +81,7 @@ class TaskRecord:
             return self._take_steps(event)
         if name == "fit":
             self.fit.begin(event)
+            self._fit_at = event["until"]
             host = event.get("host")
             self.host = host[:MOST_TEXT] if isinstance(host, str) else self.host
         elif name in ("epoch", "logs"):
@@ -169,7 +170,8 @@ class TaskRecord:
         }  # fmt: skip
         state = self.state
         if state == "runs" and not self.is_current:
-            state = "serves" if self.name.startswith("ps:") else "starts"
+            begun = "compiles" if self._fit_at >= self.state_since else "starts"
+            state = "serves" if self.name.startswith("ps:") else begun
         task = WatchedTask(self.name, state=state, **facts)
         if task.has_ended or not self.is_current:
             return task

@@ -9,6 +9,7 @@ Tests: tests/unit/watch/test_worker_folder.py, tests/cluster/test_watch_workers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -21,6 +22,7 @@ from unisono._checks import is_number, whole_number
 from unisono._errors import ClusterError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
+from unisono.watch._log_folder import ReceivedBytes
 
 #: Seconds between two questions to a worker, and for an answer.
 _PERIOD, _ANSWER_SECONDS = 0.5, 5.0
@@ -31,7 +33,7 @@ _OTHERS_SECONDS = 3.0
 _LOST, _GONE = 5.0, 60.0
 _TASK = re.compile("(chief|worker):[0-9]{1,6}")
 _HISTORY, _LAUNCH = "history.jsonl", "launch.json"
-_TEXT = 300
+_TEXT, _MOST_TASKS = 300, 4096
 
 
 class WatchClient(Protocol):
@@ -61,8 +63,7 @@ class WatchedWorker:
         self.since: float | None = None
         self.trouble = ""
         self.error: BaseException | None = None
-        #: Of its file: bytes that were read and are not kept, and those that are kept.
-        self.base, self.kept = 0, bytearray()
+        self.events = ReceivedBytes()
         self._file, self._offset = "", 0
         #: When the last event was written, by the clock here.
         self.written: float | None = None
@@ -137,22 +138,24 @@ class WatchedWorker:
                 return
             # Of another process. The last line of the one before may be incomplete.
             self._file, self._offset = file, 0
-            self.kept += b"\n"
+            self.events.append(b"\n")
         # The question may be older than the last answer.
         data = data[self._offset - offset :]
-        self.kept += data
+        self.events.append(data)
         self._offset += len(data)
         if data:
             self.written = time.time()
 
     def forget(self) -> None:
         """Read all of its events again."""
-        self.base, self.kept, self._file, self._offset = 0, bytearray(), "", 0
+        self.events.close()
+        self.events, self._file, self._offset = ReceivedBytes(), "", 0
         self._next = float("-inf")
 
     def close(self) -> None:
         """End the connection."""
         self._rpc_client.close()
+        self.events.close()
 
 
 class WorkerFolder:
@@ -211,20 +214,16 @@ class WorkerFolder:
             self._refresh()
             return len(self._history)
         worker = self._of(name)
-        return 0 if worker is None else worker.base + len(worker.kept)
+        return 0 if worker is None else worker.events.size
 
     def read(self, name: str, start: int, most: int) -> bytes:
-        """Return bytes of a file from a position on, of events each byte once; none where there are none."""
+        """Return bytes of a file from a position on; none where there are none."""
         if name == _HISTORY:
             return bytes(self._history[start : start + most])
         if name == _LAUNCH:
             return json.dumps(self._launch()).encode()
         worker = self._of(name)
-        if worker is None or start < worker.base:
-            return b""
-        del worker.kept[: start - worker.base]
-        worker.base = start
-        return bytes(worker.kept[:most])
+        return b"" if worker is None else worker.events.read(start, most)
 
     def changed_at(self, name: str) -> float | None:
         """Return when a task's last event was received: clocks of other machines may be wrong."""
@@ -260,11 +259,13 @@ class WorkerFolder:
         known = {str(worker.facts.get("watch")) for worker in self._workers.values()}
         for worker in list(self._workers.values()):
             tasks = worker.facts.get("tasks")
-            for task, address in tasks.items() if isinstance(tasks, dict) else ():
+            for task, address in list(tasks.items())[:_MOST_TASKS] if isinstance(tasks, dict) else ():
                 if task not in known and _TASK.fullmatch(task) and isinstance(address, str):
                     known.add(task)
-                    self._open([address])
-                    self._by_task[task] = self._workers[address]
+                    # Without a key, an address of this machine alone.
+                    with contextlib.suppress(ClusterError):
+                        self._open([address])
+                        self._by_task.setdefault(task, self._workers[address])
 
     def _wait(self, workers: Sequence[WatchedWorker], seconds: float) -> None:
         """Wait until workers have answered all, or cannot; for these seconds at most."""
@@ -280,6 +281,8 @@ class WorkerFolder:
         now = self._clock()
         for worker in self._workers.values():
             worker.ask(now)
+        # A supervisor may start more of them.
+        self._find_others()
         self._note_changes()
 
     # --- the history ----------------------------------------------------------------------------

@@ -142,6 +142,12 @@ def test_the_status_server_of_a_worker_is_no_port_for_watchers(files, tuned):
     assert not status.abort_reason
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "h0:22,127.0.0.1:0"])
+def test_what_is_no_address_is_said_at_once(files, address):
+    with pytest.raises(InvalidArgumentError, match="must be HOST:PORT"):
+        find_job(address, None)
+
+
 @pytest.mark.parametrize("where", [None, "logs", "train.py", "k8s:train"])
 def test_a_key_belongs_to_an_address(files, where):
     with pytest.raises(InvalidArgumentError, match="`--key` belongs to the address"):

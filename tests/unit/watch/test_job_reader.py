@@ -62,6 +62,21 @@ def reader_of(writer, at):
     return reader
 
 
+def test_a_task_that_has_begun_fit_compiles_until_its_first_step(writer):
+    writer.begin()
+    reader = reader_of(writer, 10)
+    assert [task.state for task in reader.refresh().tasks] == ["starts", "starts"]
+    writer.event(4, "fit", epochs=2, batches=100, epoch=0, step=0, config=[], host="a")
+    job = reader.refresh()
+    assert (job.state, [task.state for task in job.tasks]) == ("starts", ["compiles", "starts"])
+    writer.steps(6, 10, count=10)
+    assert reader.refresh().tasks[0].state == "runs"
+    # The fit of an earlier process does not count.
+    writer.history(8, "restart", generation=1, detail="2 workers in 0 s")
+    writer.history(8, "started", "worker:0", generation=1, pid=200)
+    assert reader.refresh().tasks[0].state == "starts"
+
+
 def test_a_training_is_shown_with_speed_epoch_loss_and_time_left(writer):
     writer.begin()
     config = [["optimizer", "SGD"]]

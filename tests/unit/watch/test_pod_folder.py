@@ -21,6 +21,7 @@ from unisono._errors import InvalidArgumentError
 from unisono.launcher.engines._kubernetes_manifests import events_file, manifests
 from unisono.watch import _pod_folder
 from unisono.watch._places import find_job
+from unisono.watch.web._page_reader import PageReader
 
 pytest.importorskip("kubernetes")
 FILES = [events_file(NAME, "worker", index) for index in range(2)]
@@ -108,3 +109,11 @@ def test_what_cannot_be_watched_is_named(watched):
     _, reader = watched(BOTH, denied=[("get", "pods/exec")])
     with pytest.raises(InvalidArgumentError, match=f"read the events in the pod {FIRST}.*403"):
         reader.refresh()
+
+
+def test_a_page_shows_steps_that_were_read_in_several_pieces(watched):
+    api, reader = watched(BOTH)
+    api.files[FIRST, FILES[0]] = bytearray("".join(line(i + 1) + "\n" for i in range(3000)).encode())
+    until(reader.refresh, lambda job: job.step == 3000)
+    row = PageReader(reader).read()["timeline"]["worker:0"]
+    assert row["steps"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import time
 
 import pytest
 from rich.console import Console
@@ -111,3 +112,13 @@ def test_a_terminal_gets_colours_but_where_they_are_not_wanted_and_no_control_ch
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[32m" in coloured
     assert "\x1b[32m" not in "\n".join(rows_of(hostile, 80, force_terminal=True, color_system="standard"))
+
+
+def test_when_a_job_has_ended_is_said(monkeypatch):
+    """The newest log folder may be of last week."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    text = "\n".join(rows_of(dataclasses.replace(JOB, state="ended"), 100, 24))
+    monkeypatch.undo()
+    time.tzset()
+    assert "took 2 min until 2030-03-17 17:48" in text

@@ -13,6 +13,7 @@ from unisono.rpc._ops import Op
 from unisono.watch import _worker_folder
 from unisono.watch._job_reader import JobReader
 from unisono.watch._worker_folder import WorkerFolder
+from unisono.watch.web._page_reader import PageReader
 
 NOW = 1_900_000_000.0
 ADDRESSES = {"worker:0": "h0:2222", "worker:1": "h1:2222"}
@@ -24,7 +25,7 @@ class Worker:
     def __init__(self, index):
         self.task, self.index, self.pid = f"worker:{index}", index, 100 + index
         self.file, self.data, self.bytes_sent = "1", b"", 0
-        self.began = self.clock = NOW
+        self.began, self.clock, self.most = NOW, NOW, 1000
         self.is_there, self.trouble, self.waiting = True, "connection refused", None
 
     def send(self, frame, timeout=None):
@@ -43,7 +44,7 @@ class Worker:
 
     def answer(self, frame, **more):
         offset = frame.meta["offset"] if frame.meta["file"] == self.file else 0
-        data = self.data[offset : offset + 1000]
+        data = self.data[offset : offset + self.most]
         self.bytes_sent += len(data)
         facts = {"watch": self.task, "tasks": ADDRESSES, "title": "train.py", "command": "train.py --lr 1"}
         facts |= {
@@ -90,7 +91,7 @@ class Watched:
     """Two workers that are watched by the address of the second; `see` looks at them after some seconds."""
 
     def __init__(self):
-        self.workers, self.now = [Worker(0), Worker(1)], 0.0
+        self.workers, self.now, self.reader = [Worker(0), Worker(1)], 0.0, None
         self.connect = {f"h{i}:2222": worker for i, worker in enumerate(self.workers)}.__getitem__
 
     def watch(self):
@@ -110,7 +111,9 @@ def watched(tuned, monkeypatch):
     clocks = SimpleNamespace(time=lambda: NOW + found.now, monotonic=time.monotonic, sleep=time.sleep)
     tuned(_worker_folder, _OTHERS_SECONDS=1.0, _ANSWER_SECONDS=0.05)
     monkeypatch.setattr(_worker_folder, "time", clocks)
-    return found
+    yield found
+    if found.reader is not None:
+        found.reader.folder.close()
 
 
 def states(job):
@@ -242,3 +245,14 @@ def test_what_no_worker_tells_does_no_harm(watched, facts):
         assert "watch" in facts
     else:
         assert [task.name for task in job.tasks][-1] == "worker:1"
+
+
+def test_a_page_shows_every_step_of_a_long_job(watched):
+    """The job and its timeline are read one after the other, in pieces."""
+    worker = watched.workers[0]
+    for step in range(3000):
+        worker.step(step + 1)
+    worker.most = 1 << 20
+    watched.watch()
+    row = PageReader(watched.reader).read()["timeline"]["worker:0"]
+    assert "step 3000" in row["steps"][-1][3]

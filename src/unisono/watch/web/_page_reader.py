@@ -41,8 +41,12 @@ class PageReader:
         """
         with self._lock:
             job = self._job.refresh()
-            # Servers show the events of their tasks, and no launcher's history.
-            rows = self._timeline.read() or rows_of(job.timeline, job.started)
+            rows = self._timeline.read()
+            # Servers show the events of their tasks, and no launcher's history; pods give each byte once.
+            for task, row in rows_of(job.timeline, job.started).items():
+                own = rows.setdefault(task, {})
+                if not own.keys() & row.keys():
+                    own |= row
             facts = job.to_json()
             self._names = frozenset(task.name for task in job.tasks) | (rows.keys() - {"launcher"})
             self.is_over = job.is_over

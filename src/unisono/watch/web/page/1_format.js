@@ -62,8 +62,8 @@ function date(time) {
 }
 
 // The states of a job and of a task: a sign, beside the word and the colour.
-const SIGNS = { starts: "◌", runs: "▶", restarts: "↻", ended: "✓", failed: "✕", stopped: "‖", serves: "▶" };
-const COLOURS = { starts: "waits", restarts: "waits", stopped: "waits", stalled: "waits", serves: "runs" };
+const SIGNS = { starts: "◌", compiles: "◌", runs: "▶", restarts: "↻", ended: "✓", failed: "✕", stopped: "‖", serves: "▶", no: "?" };
+const COLOURS = { starts: "waits", compiles: "waits", restarts: "waits", stopped: "waits", stalled: "waits", serves: "runs", no: "waits" };
 
 function stateOf(word) {
   const first = /^[a-z]+/.exec(word || "")?.[0] || "";
