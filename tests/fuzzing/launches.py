@@ -10,6 +10,7 @@ from unisono._backend import devices_asked_for
 from unisono.cli import _timeline_page
 from unisono.cluster._lone_task import find_siblings, find_tasks
 from unisono.cluster._own_address import own_address
+from unisono.cluster._watch_port import WATCHER, read_watch_keys
 from unisono.cluster.liveness import _health
 from unisono.cluster.liveness._heartbeat_file import _is_later
 from unisono.cluster_resolver import _base, resolve
@@ -261,6 +262,8 @@ class Variables:
             lambda: read_keys({"UNISONO_CLUSTER_KEY": text}, own, spec),
             lambda: read_keys({"UNISONO_CLUSTER_KEY_FILE": str(self.key_file)}, own, spec),
             lambda: read_keys({"UNISONO_CLUSTER_KEY_FILE": text}, own, spec),
+            lambda: read_watch_keys({"UNISONO_WATCH_KEY": text}, WATCHER),
+            lambda: read_watch_keys({"UNISONO_WATCH_KEY_FILE": text}, WATCHER),
             lambda: _with(environ, lambda: _base.seconds_of("UNISONO_X", 3.0)),
             lambda: _with(environ, _health.process_health.__wrapped__),
         ]

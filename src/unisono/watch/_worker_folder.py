@@ -294,7 +294,9 @@ class WorkerFolder:
                 self._by_task[str(worker.facts["watch"])] = worker
         if not self._has_launched:
             self._note_launch()
-        for task, worker in self._by_task.items():
+        for task, worker in list(self._by_task.items()):
+            if task not in self._by_task:
+                continue
             if worker.facts and self._pids.get(task) != worker.facts.get("pid"):
                 self._note_start(task, worker)
             if task in self._pids:
@@ -330,6 +332,7 @@ class WorkerFolder:
         if self._has_quit:
             # It counted as ended, and was started again: another launch.
             self._has_quit, self._ended, self._pids = False, {}, {task: worker.facts.get("pid")}
+            self._generation = 0
             for each in self._workers.values():
                 each.forget()
             self._note_launch()
@@ -344,7 +347,16 @@ class WorkerFolder:
         # All processes of a cluster start again together.
         at = min(_time_of(worker), time.time())
         self._note("restart", at, None, detail="other processes answer", generation=generation)
+        self._drop_others(worker.facts.get("tasks"))
         self._replaced, self._ended = set(self._pids), {}
+
+    def _drop_others(self, tasks: object) -> None:
+        """Forget the tasks that a cluster of another size lacks."""
+        for task in set(self._by_task) - set(tasks if isinstance(tasks, dict) else self._by_task):
+            worker = self._by_task.pop(task)
+            self._workers = {a: each for a, each in self._workers.items() if each is not worker}
+            self._pids.pop(task, None)
+            worker.close()
 
     def _note_process(self, task: str, worker: WatchedWorker) -> None:
         generation = whole_number(worker.facts.get("generation"), 0) or 0

@@ -26,6 +26,7 @@ class Worker:
         self.task, self.index, self.pid = f"worker:{index}", index, 100 + index
         self.file, self.data, self.bytes_sent = "1", b"", 0
         self.began, self.clock, self.most = NOW, NOW, 1000
+        self.more = {}
         self.is_there, self.trouble, self.waiting = True, "connection refused", None
 
     def send(self, frame, timeout=None):
@@ -55,7 +56,7 @@ class Worker:
             "started": NOW,
         }
         facts |= {"file": self.file, "offset": offset, "size": len(self.data)}
-        return frame.answer(Op.OK, facts | more, [blob(data)])
+        return frame.answer(Op.OK, facts | self.more | more, [blob(data)])
 
     def end(self, code, text=""):
         (frame, future), self.waiting = self.waiting, None
@@ -256,3 +257,47 @@ def test_a_page_shows_every_step_of_a_long_job(watched):
     watched.watch()
     row = PageReader(watched.reader).read()["timeline"]["worker:0"]
     assert "step 3000" in row["steps"][-1][3]
+
+
+def test_a_worker_that_was_cut_off_answers_again(watched):
+    watched.watch()
+    worker = watched.workers[1]
+    worker.lose()
+    watched.see()
+    assert states(watched.see(6.0)) == ["restarts", "starts", "failed"]
+    worker.is_there = True
+    worker.step(1)
+    watched.see()
+    job = watched.see()
+    assert (states(job), [f.text for f in job.faults][1:]) == (
+        ["runs", "starts", "runs"],
+        ["worker:1 answers again"],
+    )
+
+
+def test_a_job_of_a_later_generation_may_begin_again_with_the_first(watched):
+    watched.workers[0].more = watched.workers[1].more = {"generation": 3}
+    watched.watch()
+    for worker in watched.workers:
+        worker.end(0)
+    assert watched.see().state == "ended"
+    for worker in watched.workers:
+        worker.start()
+        worker.more = {}
+    watched.see()
+    assert states(watched.see()) == ["starts"] * 3
+
+
+def test_a_worker_that_the_next_generation_lacks_is_no_failure(watched):
+    watched.watch()
+    for worker in watched.workers:
+        worker.lose()
+    watched.see(1.0)
+    watched.see(6.0)
+    one = watched.workers[1]
+    one.start()
+    one.more = {"generation": 1, "tasks": {"worker:1": "h1:2222"}}
+    watched.see()
+    job = watched.see(100.0)
+    assert [task.name for task in job.tasks] == ["worker:1"]
+    assert [fault.kind for fault in job.faults] == ["failure", "restart"]
