@@ -31,7 +31,8 @@ def key(tmp_path):
 
 def lines(path):
     """What a watcher has printed."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    complete = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+    return [json.loads(line) for line in complete]
 
 
 def test_a_kill_a_restart_and_the_end_are_seen(tmp_path, key):
@@ -40,6 +41,7 @@ def test_a_kill_a_restart_and_the_end_are_seen(tmp_path, key):
     (tmp_path / "tmp").mkdir()
     workers = Workers(tmp_path, [str(PROGRAM), str(tmp_path)], env=env)
     seen = tmp_path / "seen"
+    seen.touch()
     watcher = None
     try:
         until(lambda: list((tmp_path / "tmp").rglob("*.jsonl")) or dead(workers))
