@@ -100,6 +100,14 @@ class TaskRecord:
         is_first = self.row.update({**event, **facts})
         at, step = event["until"], event["step"]
         if is_first:
+            if (
+                self._has_backups
+                and self.backup is not None
+                and self.row.base > self.backup[0]
+                and self._times
+            ):
+                # Its process has ended before it could write that the last backup is complete.
+                self.backup = self.row.base, self._times[-1]
             for curve in self.curves.values():
                 curve.rewind(self.row.base)
         self._times.append(at)

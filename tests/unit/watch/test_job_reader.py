@@ -77,6 +77,23 @@ def test_a_task_that_has_begun_fit_compiles_until_its_first_step(writer):
     assert reader.refresh().tasks[0].state == "starts"
 
 
+def test_a_backup_that_a_dying_process_has_not_told_is_known_by_its_restoration(writer):
+    """A process that saves because another one was killed may end before it can write so."""
+    writer.begin()
+    writer.event(2, "fit", epochs=2, batches=100, epoch=0, step=0, config=[], host="a")
+    writer.steps(3, 40, count=40)
+    writer.event(4, "backup", step=40)
+    writer.steps(5, 62, count=22)
+    reader = reader_of(writer, 6)
+    assert (reader.refresh().backup.step, reader.refresh().backup.age_s) == (40, 2.0)
+    writer.history(6, "restart", generation=1, detail="2 workers in 0 s")
+    writer.history(6, "started", "worker:0", generation=1, pid=200)
+    writer.steps(9, 70, count=10, generation=1)
+    reader.clock[0] = BEGAN + 10
+    # It was made after the last step that is known.
+    assert (reader.refresh().backup.step, reader.refresh().backup.age_s) == (60, 5.0)
+
+
 def test_a_training_is_shown_with_speed_epoch_loss_and_time_left(writer):
     writer.begin()
     config = [["optimizer", "SGD"]]
