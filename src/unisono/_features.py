@@ -47,7 +47,6 @@ FEATURES = {
     "work of steps": "unisono.training.groups._step_work:StepWork",
     "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
     "report of a fit": "unisono.training._fit_report:FitReport",
-    "port for watchers": "unisono.cluster._watch_port:WatchPort",
     "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",
     "strategy of several workers": "unisono.cluster.strategy._multi_worker:MultiWorkerMirroredStrategy",
 }

@@ -81,12 +81,7 @@ def program_has_failed() -> bool:
 
     At a prompt, where the hook is called for each line that fails, it is the user who ends the program.
     """
-    return not is_at_prompt() and program_error() is not None
-
-
-def program_error() -> BaseException | None:
-    """Return the last error of the program that was not caught; None without any."""
-    return next((hook.error for hook in reversed(_HOOKS) if hook.error is not None), None)
+    return not is_at_prompt() and any(hook.error is not None for hook in _HOOKS)
 
 
 def is_at_prompt() -> bool:

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 
 from unisono._errors import BackendError, ClusterError
-from unisono._features import load
 from unisono._lowering._xla_flags import limit_collectives
 from unisono._mesh import jax_runs, make_cpu_devices
 from unisono._system._environ import process_environ
@@ -205,7 +204,10 @@ def _watch_port(resolver: ClusterResolver, process: int) -> Any:
             "Describe the cluster with the addresses of all tasks, as TF_CONFIG does."
         )
         return None
-    return load("port for watchers")(list(tasks)[process], tasks)
+    # Few jobs have one.
+    from unisono.cluster._watch_port import WatchPort
+
+    return WatchPort(list(tasks)[process], tasks)
 
 
 def _configuration(resolver: ClusterResolver, devices: int, generation: int) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from typing import Any
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._environ import process_environ
 from unisono._system._files import own_folder_problem
-from unisono._system._program_end import program_error
 from unisono._system._task_reports import process_events
 from unisono.cluster_resolver._base import whole_of
 from unisono.cluster_resolver._spec import ClusterSpec, Task, split_address, with_port
@@ -113,7 +112,9 @@ class WatchPort:
         Args:
             text: why; by default the error that ends the program, if one does.
         """
-        if not text and (error := program_error()) is not None:
+        # The hook of `_system/_program_end`, if no other tool has taken its place.
+        error: BaseException | None = getattr(sys.excepthook, "error", None)
+        if not text and error is not None:
             text = f"{type(error).__name__}: {error}"
         server, self._server = self._server, None
         if server is None:
