@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unisono._errors import CheckpointError
-from unisono._system._files import flush, flush_tree, swap_folder
+from unisono._system._files import flush, flush_tree, make_folder, swap_folder
 from unisono._system._object_store import ObjectStat, Place, StorePath
 from unisono._system._task_reports import process_events
 from unisono.checkpoint.commits import _uploads
@@ -79,7 +79,7 @@ def _rename_commit(
     aside = _aside(target)
     try:
         with _placed(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
         if target.exists() and not (replaces and (target / MANIFEST).is_file()):
             raise CheckpointError(
                 f"A checkpoint must have a new name. Received: {target}, which exists. Use the next number."
@@ -95,6 +95,8 @@ def _rename_commit(
         if replaces and target.exists():
             # `sweep` puts the other one back if this process dies in between.
             swap_folder(aside, target, aside.with_suffix(".replaced"))
+            # Before the old one is deleted: a power loss must not undo the names and keep the deletions.
+            flush(directory)
             _remove(aside.with_suffix(".replaced"))
         else:
             os.rename(aside, target)
@@ -207,7 +209,7 @@ def check_place(directory: Place, *, writes: bool) -> None:
             _uploads.check_directory(directory, writes=writes)
             return
         if writes:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
         # `mkdir` succeeds for a directory that exists and cannot be read.
         with os.scandir(directory):
             pass
@@ -334,6 +336,8 @@ def delete_commit(path: Place) -> None:
         os.rename(path, aside)
     except FileNotFoundError:
         return
+    # Otherwise a power loss may undo the name, and keep what is deleted below it.
+    flush(path.parent)
     _remove(aside)
 
 

@@ -140,7 +140,22 @@ def upload_commit(
                 _delete(target, manifest["files"])
             raise
     _write_manifest(target / MANIFEST, text.encode(), is_new=not replaces)
+    if not replaces:
+        _withdraw_if_replaced(target, manifest["files"])
     _delete(target, filter(_DATA.match, before))
+
+
+def _withdraw_if_replaced(target: StorePath, names: Iterable[str]) -> None:
+    """Take a new commit back if a successor has begun just before it, and deleted what had no manifest yet.
+
+    Raises:
+        CheckpointError: there is a successor.
+    """
+    if other_writer(target.parent) is None:
+        return
+    if not set(names) <= target.find().keys():
+        _delete(target, [MANIFEST, *names])
+    _require_claim(target.parent)
 
 
 def _write_manifest(path: StorePath, text: bytes, *, is_new: bool) -> None:
