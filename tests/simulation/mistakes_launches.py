@@ -1,0 +1,63 @@
+"""Mistakes in how a launch is watched, ended and started again."""
+
+from tests.simulation._planted import Mistake
+
+_POLICY = "unisono.launcher._restart_policy"
+_SUPERVISOR = "unisono.launcher._supervisor"
+_GENERATION = "unisono.launcher._generation"
+_HEART = "unisono.cluster.liveness._heartbeat_file"
+_WRITER = "unisono.checkpoint._writer"
+_CONSENSUS = "unisono.checkpoint.preemption._save_consensus"
+_STALLS = "unisono.launcher._stall_detector"
+_LEASE = "unisono._system._lease"
+_BOOK = "unisono.standalone._lease_book"
+_AGENT = "unisono.standalone._agent"
+
+
+def _mistake(name, place, old, new, protocol="generations"):
+    return Mistake(name, place, old, new, protocol)
+
+
+MISTAKES = (
+    _mistake("the fence is not read", f"{_HEART}:HeartbeatFile.beat", "self._exit_if_replaced()", "pass"),
+    _mistake("the fence is not raised", f"{_SUPERVISOR}:Supervisor._plan", "self._raise_fence(plan)", "pass"),
+    _mistake("generations are compared for equality with an earlier one", f"{_HEART}:_is_later", "int(current) > int(own)", "int(current) < int(own)"),
+    _mistake("heartbeats are due by the wall clock", f"{_HEART}:HeartbeatFile.beat", "now = time.monotonic()", "now = time.time()"),
+    _mistake("a restart is counted by the wall clock", f"{_SUPERVISOR}:Supervisor._sleep", "time.monotonic() + seconds", "time.time() + seconds"),
+    _mistake("SIGKILL is due by the wall clock", f"{_SUPERVISOR}:Supervisor._watch", "now = time.monotonic()", "now = time.time()"),
+    _mistake("the last failure counts", f"{_POLICY}:root_cause", "return min(", "return max("),
+    _mistake("a consequence counts as the cause", f"{_POLICY}:_rank", "return 2 if _LOST_PEER.search(failure.detail) else 0", "return 0"),
+    _mistake("a stopped task is not killed", f"{_POLICY}:next_action", "now >= _kill_time(state, state.ending)", "False"),
+    _mistake("a failure ends the launch", f"{_POLICY}:next_generation", "if len(recent) > options.restarts:", "if len(recent) >= options.restarts:"),
+    _mistake("restarts have no limit", f"{_POLICY}:next_generation", "if len(recent) > options.restarts:", "if False:"),
+    _mistake("a stall is not noticed", f"{_STALLS}:find_stall", "if not timeout or not any", "if True or not any"),
+    _mistake("who is ahead stalls the others", f"{_STALLS}:find_stall", "behind = min(", "behind = max("),
+    _mistake("a task that saved has failed", f"{_GENERATION}:TaskGroup._note_end", "code not in (0, RESTART_WANTED)", "code != 0"),
+    _mistake("failures after SIGTERM count", f"{_GENERATION}:TaskGroup.terminate", "self._ending, self._until = ending, time.time()", "self._ending = ending"),
+    _mistake("the tasks are not asked to save", f"{_GENERATION}:TaskGroup._ask_to_end", "process.send(signal.SIGTERM)", "process.kill()"),
+    _mistake("a resize waits for nothing", f"{_POLICY}:worker_target", "return min(most - dropped, room)", "return room"),
+    _mistake("a resize is forgotten", f"{_POLICY}:wants_resize", "target != workers", "target > workers"),
+    _mistake("a task that ended is waited for", f"{_POLICY}:_all_ended", "t.code is not None", "t.code == 0"),
+    _mistake("a launch that was stopped goes on", f"{_POLICY}:_ending_now", "if state.signals:", "if False:"),
+    _mistake("a stopped launch always asks for another", f"{_POLICY}:stopped_code", "RESTART_WANTED in codes and set(codes) <= {0, RESTART_WANTED}", "True"),
+    _mistake("one thread's error ends the writer", f"{_WRITER}:BackgroundWriter._work", "error = caught", "raise"),
+    _mistake("a writer is not waited for", f"{_WRITER}:BackgroundWriter.close", "self._thread.join()", "pass"),
+    _mistake("the end is not signalled", f"{_WRITER}:BackgroundWriter._work", "self._idle.notify_all()", "pass"),
+    _mistake("unfinished work is counted late", f"{_WRITER}:BackgroundWriter.submit", "self._unfinished += 1", "pass"),
+    _mistake("each worker saves after its own step", f"{_CONSENSUS}:PeriodicConsensus.agree", "any(wants for wants, _ in answers)", "wanted"),
+    _mistake("each worker plans by its own pace", f"{_CONSENSUS}:PeriodicConsensus.agree", "max(seconds for _, seconds in answers)", "taken / steps"),
+    _mistake("a worker ends while another saves", f"{_CONSENSUS}:PeriodicConsensus.finish", 'self._gather(b"")', "pass"),
+    _mistake("the steps are not compared", f"{_CONSENSUS}:PeriodicConsensus.begin", "len(set(every)) > 1", "False"),
+    _mistake("a lease does not end", f"{_LEASE}:Lease.is_over", "self.silence > self.seconds", "False", "leases"),
+    _mistake("a lease is not renewed by requests", f"{_BOOK}:LeaseBook.check", "held.lease.renew()", "pass", "leases"),
+    _mistake("time in which a server is stopped counts", f"{_LEASE}:ActiveClock.now", "min(now - self._last, self._gap)", "now - self._last", "leases"),
+    _mistake("the clock of leases stands still", f"{_LEASE}:ActiveClock.now", "self._last = now", "pass", "leases"),
+    _mistake("a second client takes the server", f"{_BOOK}:LeaseBook.claim", "if held is None:", "if True:", "leases"),
+    _mistake("a job begins again after its END", f"{_BOOK}:LeaseBook.end", "self._ended.append(self.held.job)", "pass", "leases"),
+    _mistake("any job may ask", f"{_BOOK}:LeaseBook.check", "held is None or held.job != job or held.ends", "held is None", "leases"),
+    _mistake("requests are answered while a job is being ended", f"{_BOOK}:LeaseBook.check", " or held.ends", "", "leases"),
+    _mistake("the server is free before its processes have ended", f"{_AGENT}:Agent._end_in_thread", "self._kill(job)", "pass", "leases"),
+    _mistake("a silent client's processes are only asked to end", f"{_AGENT}:Agent._end_silent", "self._kill(job)", "pass", "leases"),
+    _mistake("processes of a silent client run on", f"{_AGENT}:Agent._end_silent", "if held.is_over:", "if False:", "leases"),
+    _mistake("an END is not answered", f"{_AGENT}:Agent._end_in_thread", "threading.Thread(target=run", "threading.Thread(target=lambda: None", "leases"),
+)  # fmt: skip

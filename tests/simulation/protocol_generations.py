@@ -1,0 +1,469 @@
+"""A launch with restarts: the launcher's supervisor, its policy, the fence, heartbeats, backups and consensus.
+
+The supervisor, `HeartbeatFile`, `BackgroundWriter`, the commits and `PeriodicConsensus` are the project's; a task
+is a process that trains nothing, its collectives fail as Gloo's do, and spares are those of a table. Tasks are
+killed and stopped, machines are lost while their tasks run on, clocks jump, launchers are stopped and killed.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.simulation._disk import Disk
+from tests.simulation._file_doors import ROOT, FileDoors, Machine
+from tests.simulation._stub_training import batches_in, snapshot_after
+from tests.simulation._world import SETTING
+from unisono._errors import CheckpointError
+from unisono._system._object_store import place_of
+from unisono._system._signals import RESTART_WANTED
+from unisono.checkpoint import _writer
+from unisono.checkpoint._series import CommitSeries
+from unisono.checkpoint._writer import BackgroundWriter
+from unisono.checkpoint.commits import _commits
+from unisono.checkpoint.preemption import _save_consensus
+from unisono.cluster.liveness._heartbeat_file import HeartbeatFile
+from unisono.launcher import _restart_policy as decide
+from unisono.launcher import _stall_detector, _supervisor
+from unisono.launcher._generation import ProcessSource
+from unisono.launcher._options import LaunchOptions
+from unisono.launcher._plan import RunPaths, make_plan, tasks_of
+
+_KILLED = 128 + signal.SIGKILL
+#: Seconds of a step, and after how many there is a backup.
+_STEP, _EVERY = 0.3, 3
+_STALL, _GRACE = 15.0, 6.0
+#: Seconds from the loss of a task to the next generation's first step, at most: the stall, SIGTERM's grace and
+#: the delays before restarts.
+_BOUND = 120.0
+
+
+class _Collectives:
+    """The messages of one generation: each waits for all processes, and fails where one has ended."""
+
+    def __init__(self, world, size):
+        self.world, self.size = world, size
+        self.members, self.waiters, self.parts, self.answers = {}, [], {}, {}
+        self.round = 0
+
+    def join(self, rank, process):
+        self.members[rank] = process
+        process.at_end(self.wake)
+
+    def wake(self):
+        while self.world.wake(self.waiters):
+            pass
+
+    def is_broken(self):
+        return any(process.is_dead or process.own.get("lost") for process in self.members.values())
+
+    def gather(self, rank, data):
+        """Return what all have sent."""
+        number = self.round
+        self.parts[rank] = data
+        if len(self.parts) == self.size:
+            self.answers[number] = [self.parts[i] for i in range(self.size)]
+            self.parts, self.round = {}, number + 1
+            self.wake()
+        while number not in self.answers:
+            if self.is_broken():
+                raise RuntimeError("Gloo all-reduce failed: Connection closed by peer")
+            self.world.block(self.waiters, 600.0, "a collective")
+        return self.answers[number]
+
+
+class _TaskProcess:
+    """A process of the table: what the launcher has of a task."""
+
+    kept = None
+
+    def __init__(self, launch, task, warm):
+        self.launch, self.task, self.warm = launch, task, warm
+        self.loss, self.process, self.pid = "", None, 0
+        self.ended_at = None
+        self.wants_end = False
+
+    def assign(self, job):
+        self.process = self.launch.machine.process(
+            f"{self.task}.{job['generation']}", lambda: self.launch.train(self, job)
+        )
+        self.pid = self.process.pid
+        self.process.at_end(self._end)
+        self.launch.tasks.append(self)
+        return True
+
+    def _end(self):
+        self.ended_at = self.launch.world.wall
+        self.launch.wake()
+
+    def poll(self):
+        if self.loss:
+            return _KILLED
+        if not self.process.is_dead:
+            return None
+        if self.process.is_killed:
+            return self.process.own.get("code", _KILLED)
+        return 1 if self.process.error is not None else self.process.result
+
+    def send(self, number):
+        if number == signal.SIGTERM and not self.loss:
+            self.wants_end = True
+
+    def kill(self):
+        if not self.loss and self.process is not None:
+            self.process.kill()
+
+    def lose(self):
+        """Lose the machine: the launcher cannot reach the process, which may run on."""
+        self.loss, self.ended_at = "its machine was lost", self.launch.world.wall
+        self.process.own["lost"] = True
+        self.launch.collectives[self.process.own["generation"]].wake()
+        self.launch.wake()
+
+
+class _Machines:
+    """The table of processes."""
+
+    def __init__(self, launch):
+        self.launch = launch
+
+    @contextlib.contextmanager
+    def running(self, wake, files):
+        self.launch.wake = wake
+        yield
+
+    def plan(self, generation, workers):
+        options, paths = self.launch.options, self.launch.paths
+        count = len(tasks_of(options, workers))
+        number = self.launch.first_generation + generation
+        return (
+            make_plan(options, generation, workers, range(5000, 5000 + count), paths) if number >= 0 else None
+        )
+
+    def source(self, plan):
+        launch = self.launch
+        launch.begin(plan)
+
+        def job(plan, task):
+            return {"generation": plan.generation, "task": task, "plan": plan}
+
+        def claim():
+            return None
+
+        return ProcessSource(claim, lambda task: _TaskProcess(launch, task, warm=False), job)
+
+    def shown(self, plan):
+        return ()
+
+    def finish_evaluator(self, plan):
+        pass
+
+    def sweep(self):
+        return set()
+
+    def fill_spares(self, now):
+        return None
+
+    def capacity(self, paths):
+        return self.launch.capacity
+
+    def options_after(self, failure):
+        return self.launch.options
+
+    def wait_until_ready(self, workers, stop_requests):
+        pass
+
+
+class _Screen:
+    def say(self, text):
+        pass
+
+    def follow(self, task, tail):
+        pass
+
+    def finish(self):
+        pass
+
+    def flush(self):
+        pass
+
+
+class _LaunchOfWorld:
+    """A launch, and what the checker knows of it."""
+
+    first_generation = 0
+
+    def __init__(self, world, machine, options, total):
+        self.world, self.machine, self.options, self.total = world, machine, options, total
+        self.paths = RunPaths(place_of(f"{ROOT}/disk/launch"))
+        self.place = place_of(f"{ROOT}/disk/backups")
+        self.tasks, self.collectives, self.signals = [], {}, []
+        self.capacity = None
+        self.wake = lambda: None
+        #: The newest backup whose writing was acknowledged, and the most batches that were trained.
+        self.acknowledged = self.trained = 0
+        #: When each generation of each launcher began, and the tasks that faults have hit.
+        self.fenced_at, self.hit = {}, []
+        self.finished = False
+        self.launches = 0
+
+    def begin(self, plan):
+        key = self.launches, plan.generation
+        self.fenced_at[key] = self.world.now
+        self.collectives[key] = _Collectives(self.world, sum(t.type == "worker" for t in plan.tasks))
+
+    def run(self):
+        """Be the launcher; return how it ended."""
+        self.launches += 1
+        launch = _supervisor.Launch(
+            self.options,
+            self.paths,
+            {},
+            lambda plan, task: {},
+            _Screen(),
+            lambda: tuple(self.signals),
+            machines=_Machines(self),
+        )
+        self.paths.root.mkdir(parents=True, exist_ok=True)
+        return _supervisor.Supervisor(launch).run()
+
+    def train(self, task, job):
+        """Be a task; return its exit code."""
+        plan, rank = job["plan"], job["task"].index
+        process = self.world.current.process
+        key = self.launches, plan.generation
+        process.own["generation"] = key
+        group = self.collectives[key]
+        group.join(rank, process)
+        heart = HeartbeatFile(
+            plan.paths.progress(job["task"], plan.generation), plan.paths.fence, str(plan.generation)
+        )
+        try:
+            # Imports.
+            self.world.sleep(self.world.uniform(0.5, 1.5))
+            return self._steps(task, rank, key, heart, lambda data: group.gather(rank, data))
+        except RuntimeError as error:
+            self._report(plan, job["task"], error)
+            # What Python does at its end may take a while, or for ever.
+            self.world.sleep(self.world.uniform(0.0, 2.0))
+            return 1
+
+    def _report(self, plan, task, error):
+        record = {"at": self.world.wall, "code": 1, "summary": f"failed: {error}", "traceback": str(error)}
+        with contextlib.suppress(OSError):
+            plan.paths.error(task, plan.generation).write_text(json.dumps(record))
+
+    def _steps(self, task, rank, key, heart, gather):
+        world = self.world
+        series = writer = None
+        batches = 0
+        if rank == 0:
+            batches, series = self._restored()
+            writer = BackgroundWriter(self.place)
+        batches = int(gather(str(batches).encode())[0])
+        several = self.collectives[key].size > 1
+        consensus = _save_consensus.PeriodicConsensus(gather) if several else _save_consensus.SaveConsensus()
+        consensus.begin(batches)
+        while batches < self.total:
+            world.sleep(_STEP)
+            every = gather(str(batches).encode())
+            world.check(len(set(every)) == 1, lambda: f"Workers are at different batches: {every}")
+            batches += 1
+            self.trained = max(self.trained, batches)
+            heart.beat()
+            beat_at = world.now
+            agreed = consensus.agree(batches, task.wants_end)
+            ends = agreed is not None and batches >= agreed
+            if writer is not None and (ends or batches % _EVERY == 0 or batches == self.total):
+                writer.wait()
+                writer.submit(lambda n=batches: self._write(series, n, key, beat_at))
+            if ends:
+                self._close(writer)
+                consensus.finish()
+                return RESTART_WANTED
+        self._close(writer)
+        gather(b"end")
+        if rank == 0:
+            self.finished = True
+        return 0
+
+    @staticmethod
+    def _close(writer):
+        if writer is not None:
+            writer.close()
+            writer.wait()
+
+    def _restored(self):
+        _commits.check_place(self.place, writes=True)
+        _commits.sweep(self.place)
+        series = CommitSeries(self.place, "backup", 2, in_one_file=True)
+        found = series.newest()
+        batches = 0 if found is None else batches_in(self.world, found[1])
+        self.world.check(
+            self.acknowledged <= batches <= self.trained,
+            lambda: (
+                f"A generation must go on after batch {self.acknowledged} to {self.trained}, not {batches}."
+            ),
+        )
+        return batches, series
+
+    def _write(self, series, batches, key, beat_at):
+        world = self.world
+        later = [at for other, at in self.fenced_at.items() if other > key]
+        # Between two looks at the fence, a second passes.
+        world.check(
+            not later or beat_at <= min(later) + 1.5,
+            lambda: (
+                f"Generation {key} writes at {world.now:.1f} s, after another one began at {min(later):.1f} s."
+            ),
+        )
+        try:
+            series.write(_commits.newest_number(self.place, "backup") + 1, snapshot_after(batches))
+            series.trim()
+        except (CheckpointError, OSError):
+            world.check(bool(world.faults), "A backup must be written when nothing has failed.")
+            return
+        self.acknowledged = max(self.acknowledged, batches)
+
+
+def _exit_at_once(world, code):
+    process = world.current.process
+    process.own["code"] = code
+    process.kill()
+
+
+@contextlib.contextmanager
+def _doors(world, machine):
+    """Put what a launch touches besides files into the world."""
+    with FileDoors(world, Machine(world, "checker", machine.disks)), pytest.MonkeyPatch.context() as patches:
+        patches.setattr(os, "_exit", lambda code: _exit_at_once(world, code))
+        patches.setattr(_supervisor, "locked", lambda root, files: contextlib.nullcontext())
+        patches.setattr(_supervisor, "has_room", lambda root: True)
+        patches.setattr(
+            _stall_detector,
+            "is_stopped",
+            lambda pid: any(p.pid == pid and p.is_paused for p in machine.processes),
+        )
+        patches.setattr(_writer, "_WORKING", set())
+        patches.setattr(sys, "stderr", io.StringIO())
+        yield
+
+
+def _disturb(world, launch, launcher):
+    """Let one thing go wrong."""
+    running = [task for task in launch.tasks if task.process is not None and not task.process.is_dead]
+    kinds = ("kill", "pause", "stall", "lost", "wall", "stop", "capacity", "launcher")
+    kind = world.pick(kinds, "fault kind")
+    if not world.fault(0.9, kind):
+        return
+    task = world.pick(running) if running else None
+    world.note("fault", "test", str(task and task.task), kind)
+    if kind == "wall":
+        world.wall_offset += world.pick((3600.0, -3600.0, 86_400.0))
+    elif kind == "stop":
+        launch.signals.append(signal.SIGTERM)
+    elif kind == "capacity":
+        launch.capacity = world.pick((1, 2, 3))
+    elif kind == "launcher":
+        for each in running:
+            each.process.kill()
+        launcher.kill()
+    elif task is not None:
+        launch.hit.append(task.task)
+        if kind == "kill":
+            task.process.kill()
+        elif kind == "pause":
+            task.process.pause(world.uniform(0.0, 5.0))
+        elif kind == "stall":
+            task.process.pause(_STALL * 3)
+        else:
+            task.process.pause(world.uniform(0.0, 5.0))
+            task.lose()
+
+
+def generations(world):
+    """A launch whose tasks, machines, clocks and launchers fail, until all batches are trained."""
+    world.settle()
+    world.limit = 1200.0
+    elastic = world.choose(3, SETTING) == 2
+    workers = 1 + world.choose(3, SETTING)
+    restarts = world.pick((10, 10, 1, 0), SETTING)
+    options = LaunchOptions(
+        workers=workers,
+        max_restarts=restarts,
+        elastic=(1, workers) if elastic else None,
+        grace=_GRACE,
+        stall_timeout=_STALL,
+        cool_down=1.0,
+    )
+    disk = Disk(world)
+    machine = Machine(world, "host-a", {"disk": disk, "tmp": Disk(world)}, own=("disk", "tmp"))
+    launch = _LaunchOfWorld(world, machine, options, total=12 + world.choose(12, SETTING))
+    with _doors(world, machine):
+        world.faults_left = world.choose(4, SETTING)
+        outcome = None
+        for _ in range(6):
+            launch.signals.clear()
+            launcher = machine.process("launcher", launch.run)
+            began = world.now
+            while not launcher.wait(world.uniform(1.0, 6.0)):
+                if world.faults_left:
+                    _disturb(world, launch, launcher)
+                world.check(
+                    world.now - began < _BOUND * (1 + sum(world.faults.values())),
+                    lambda: f"A launch must end or go on within its bound.\n{world.stacks()}",
+                )
+            if launcher.error is not None:
+                raise launcher.error
+            outcome = launcher.result if not launcher.is_killed else None
+            if outcome is not None and not _goes_on(world, launch, outcome, restarts):
+                break
+            # The kernel ends the tasks of a launcher that has ended; others start it again.
+            for task in launch.tasks:
+                task.process.kill()
+            world.sleep(1.0)
+        if outcome is not None and outcome.code == 0:
+            world.check(
+                launch.finished and launch.trained == launch.total,
+                lambda: (
+                    f"{launch.trained} of {launch.total} batches are trained, and the launch ends with 0."
+                ),
+            )
+            world.check(
+                launch.acknowledged == launch.total or bool(world.faults),
+                lambda: f"The last backup is after {launch.acknowledged} batches of {launch.total}.",
+            )
+
+
+def _goes_on(world, launch, outcome, restarts):
+    """Check the code of a launch; return whether a scheduler starts it again."""
+    code = outcome.code
+    if launch.signals:
+        world.check(
+            code in (0, RESTART_WANTED, 128 + signal.SIGTERM),
+            lambda: f"A launch that was asked to stop must end with 42 or 143, not {code}.",
+        )
+        return code != 0
+    if code == 0:
+        return False
+    fatal = [kind for kind in world.faults.elements() if kind in ("kill", "stall", "lost", "pause")]
+    world.check(
+        len(fatal) > restarts or "capacity" in world.faults,
+        lambda: (
+            f"{len(fatal)} failures with {restarts} restarts must not end a launch, with {code}: {outcome}"
+        ),
+    )
+    if outcome.failure is not None and "wall" not in world.faults:
+        world.check(
+            outcome.failure.task in launch.hit,
+            lambda: f"The error must name one of {launch.hit}, not {outcome.failure}",
+        )
+        world.check(
+            code in (_KILLED, decide.STALLED),
+            lambda: f"The code must be that of the first failure: {outcome}",
+        )
+    return False
