@@ -1,4 +1,7 @@
-"""Mistakes that are planted in the project's functions: the text of one is changed, and it is compiled again."""
+"""Mistakes in functions that several modules have imported by their names: their code itself is replaced.
+
+Tests: tests/unit/test_simulated_files.py.
+"""
 
 import contextlib
 import dataclasses
@@ -24,6 +27,11 @@ class Mistake:
     old: str
     new: str
     protocol: str
+
+    @property
+    def protocols(self):
+        """The protocols that can show it."""
+        return (self.protocol,)
 
     @contextlib.contextmanager
     def planted(self):

@@ -399,3 +399,13 @@ def _replaced(world, job, machine, has_begun):
         except CheckpointError:
             world.note("data", machine.name, machine.name, "was replaced")
             return
+
+
+PROTOCOLS = {
+    "disk": disk,
+    "nfs": nfs,
+    "object_store": object_store,
+    "damage": damage,
+    "rivals": rivals,
+    "rivals_in_store": rivals_in_store,
+}

@@ -17,7 +17,7 @@ import pytest
 from tests.simulation._disk import Disk
 from tests.simulation._file_doors import ROOT, FileDoors, Machine
 from tests.simulation._stub_training import batches_in, snapshot_after
-from tests.simulation._world import SETTING
+from tests.simulation._world import SETTING, Violation
 from unisono._errors import CheckpointError
 from unisono._system._object_store import place_of
 from unisono._system._signals import RESTART_WANTED
@@ -139,10 +139,7 @@ class _Machines:
     def plan(self, generation, workers):
         options, paths = self.launch.options, self.launch.paths
         count = len(tasks_of(options, workers))
-        number = self.launch.first_generation + generation
-        return (
-            make_plan(options, generation, workers, range(5000, 5000 + count), paths) if number >= 0 else None
-        )
+        return make_plan(options, generation, workers, range(5000, 5000 + count), paths)
 
     def source(self, plan):
         launch = self.launch
@@ -194,8 +191,6 @@ class _Screen:
 
 class _LaunchOfWorld:
     """A launch, and what the checker knows of it."""
-
-    first_generation = 0
 
     def __init__(self, world, machine, options, total):
         self.world, self.machine, self.options, self.total = world, machine, options, total
@@ -251,6 +246,10 @@ class _LaunchOfWorld:
             # What Python does at its end may take a while, or for ever.
             self.world.sleep(self.world.uniform(0.0, 2.0))
             return 1
+        except Violation as error:
+            # Otherwise it would be the failure of a task, which the launcher starts again.
+            self.world.fail(error)
+            raise
 
     def _report(self, plan, task, error):
         record = {"at": self.world.wall, "code": 1, "summary": f"failed: {error}", "traceback": str(error)}
@@ -271,7 +270,7 @@ class _LaunchOfWorld:
         while batches < self.total:
             world.sleep(_STEP)
             every = gather(str(batches).encode())
-            world.check(len(set(every)) == 1, lambda: f"Workers are at different batches: {every}")
+            world.check(len(set(every)) == 1, f"Workers are at different batches: {every}")
             batches += 1
             self.trained = max(self.trained, batches)
             heart.beat()
@@ -280,7 +279,7 @@ class _LaunchOfWorld:
             ends = agreed is not None and batches >= agreed
             if writer is not None and (ends or batches % _EVERY == 0 or batches == self.total):
                 writer.wait()
-                writer.submit(lambda n=batches: self._write(series, n, key, beat_at))
+                writer.submit(lambda n=batches, at=beat_at: self._write(series, n, key, at))
             if ends:
                 self._close(writer)
                 consensus.finish()
@@ -311,11 +310,16 @@ class _LaunchOfWorld:
         )
         return batches, series
 
+    def _check(self, is_right, text):
+        """Let the world fail: an error of the writer's thread would only be kept."""
+        if not is_right:
+            self.world.fail(Violation(text() if callable(text) else text))
+
     def _write(self, series, batches, key, beat_at):
         world = self.world
         later = [at for other, at in self.fenced_at.items() if other > key]
         # Between two looks at the fence, a second passes.
-        world.check(
+        self._check(
             not later or beat_at <= min(later) + 1.5,
             lambda: (
                 f"Generation {key} writes at {world.now:.1f} s, after another one began at {min(later):.1f} s."
@@ -325,7 +329,7 @@ class _LaunchOfWorld:
             series.write(_commits.newest_number(self.place, "backup") + 1, snapshot_after(batches))
             series.trim()
         except (CheckpointError, OSError):
-            world.check(bool(world.faults), "A backup must be written when nothing has failed.")
+            self._check(bool(world.faults), "A backup must be written when nothing has failed.")
             return
         self.acknowledged = max(self.acknowledged, batches)
 
@@ -379,7 +383,7 @@ def _disturb(world, launch, launcher):
         elif kind == "pause":
             task.process.pause(world.uniform(0.0, 5.0))
         elif kind == "stall":
-            task.process.pause(_STALL * 3)
+            task.process.pause(10 * _BOUND)
         else:
             task.process.pause(world.uniform(0.0, 5.0))
             task.lose()
@@ -467,3 +471,6 @@ def _goes_on(world, launch, outcome, restarts):
             lambda: f"The code must be that of the first failure: {outcome}",
         )
     return False
+
+
+PROTOCOLS = {"generations": generations}

@@ -279,3 +279,6 @@ def _check_kept(world, server, clients):
             client.outcome != "lost",
             lambda client=client: f"{client.name} has lost a server that it has polled.",
         )
+
+
+PROTOCOLS = {"leases": leases}

@@ -1,0 +1,178 @@
+"""Disks and object stores that crash, and the protocols on them: launches, leases and checkpoints."""
+
+import dataclasses
+import io
+import os
+import tempfile
+
+import pytest
+from tests.simulation._disk import Disk
+from tests.simulation._file_doors import ROOT, FileDoors, Machine
+from tests.simulation._object_store import ObjectStore
+from tests.simulation._primitives import simulated
+from tests.simulation._runner import run_many, run_one
+from tests.simulation._world import World
+from tests.simulation.mistakes_files import MISTAKES as OF_FILES
+from tests.simulation.mistakes_launches import MISTAKES as OF_LAUNCHES
+from tests.simulation.protocols import protocols
+
+from unisono._system._files import make_folder, replace_file
+from unisono._system._object_store import place_of
+
+PROTOCOLS = (
+    "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "leases",
+)  # fmt: skip
+#: Mistakes that few schedules show, and the defects that the simulation has found in the project itself.
+PLANTED = {
+    "fsync is left out": 40,
+    "the rename is before the manifest": 40,
+    "the folder of checkpoints is not flushed in the one above": 60,
+    "the newest one is deleted, too": 20,
+    "a commit is not taken back": 60,
+    "remains of living processes are swept": 20,
+    "a lease does not end": 60,
+    "a second client takes the server": 20,
+    "a task that ended is waited for": 20,
+}
+
+
+def on_disk(body, lag=0.0):
+    """Run `body(disk, machine)` as a process of a machine with a local disk; return the disk."""
+    # Each choice is the worst: what was not flushed is lost.
+    world = World(0)
+    disk = Disk(world, lag)
+    machine = Machine(world, "host", {"disk": disk}, own=("disk",))
+
+    def main():
+        with FileDoors(world, Machine(world, "checker", {"disk": disk})):
+            process = machine.process("writer", lambda: body(disk, machine))
+            process.wait()
+            if process.error is not None:
+                raise process.error
+        return disk
+
+    return world.run(main)
+
+
+def lose_all(disk):
+    """Lose what was not flushed, of files and of folders."""
+    disk.world.choose = lambda n, kind="data": n - 1
+    disk.lose_power()
+
+
+def test_a_power_loss_keeps_what_was_flushed():
+    place = place_of(f"{ROOT}/disk")
+
+    def body(disk, machine):
+        replace_file(place / "kept", "as it was written", durable=True)
+        (place / "lost").write_text("never flushed")
+        assert sorted(os.listdir(place)) == ["kept", "lost"]
+        lose_all(disk)
+        assert os.listdir(place) == ["kept"]
+        assert (place / "kept").read_text() == "as it was written"
+
+    on_disk(body)
+
+
+def test_a_folder_outlives_a_power_loss_with_those_above_it():
+    place = place_of(f"{ROOT}/disk/a/b/c")
+
+    def body(disk, machine):
+        make_folder(place)
+        lose_all(disk)
+        assert place.is_dir()
+
+    on_disk(body)
+
+
+def test_a_file_that_was_not_flushed_is_torn():
+    seen = set()
+
+    def body(disk, machine):
+        path = place_of(f"{ROOT}/disk/file")
+        path.write_text("")
+        node = disk.find("file", "host")
+        node.flush()
+        disk.root.flush()
+        for _ in range(60):
+            node.write(0, b"abc")
+            disk.lose_power()
+            seen.add(bytes(node.data))
+            node.data, node.saved = bytearray(), b""
+
+    on_disk(body)
+    assert {b"", b"abc", b"ab"} < seen
+    assert any(0 in data for data in seen)
+
+
+def test_another_host_sees_names_late_on_nfs():
+    def body(disk, machine):
+        assert disk.names(disk.root, "other") == {}
+        disk.create("file", "host")
+        assert disk.find("file", "host").links
+        with pytest.raises(FileNotFoundError):
+            disk.find("file", "other")
+        machine.world.sleep(60.0)
+        assert disk.find("file", "other").links
+
+    on_disk(body, lag=60.0)
+
+
+def test_files_of_the_machine_stay_as_they_are(tmp_path):
+    real = os.open, io.open, os.stat, tempfile.gettempdir()
+
+    def body(disk, machine):
+        (tmp_path / "real").write_text("real")
+        assert (tmp_path / "real").read_text() == "real"
+        assert not disk.listing()
+
+    on_disk(body)
+    assert (os.open, io.open, os.stat, tempfile.gettempdir()) == real
+
+
+def test_an_object_is_created_once():
+    store = ObjectStore(World(0))
+    store.put("a", b"1", is_new=True)
+    with pytest.raises(FileExistsError):
+        store.put("a", b"2", is_new=True)
+    assert store.get("a")[0] == b"1"
+
+
+def holds(name, schedules):
+    """Run schedules of a protocol; fail with the seed of one that does not hold."""
+    with simulated() as look:
+        tally, failures = run_many(protocols()[name], range(schedules), look)
+    for failure in failures:
+        pytest.fail(f"{name}, seed {failure.seed}: {failure.text()}")
+    assert tally.schedules == schedules
+    return tally
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocols_hold(name):
+    holds(name, 25)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocols_hold_with_many_faults(name):
+    tally = holds(name, 400)
+    if name not in ("damage", "rivals", "rivals_in_store"):
+        assert sum(tally.faults.values()) > 100
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_mistakes_are_found(name):
+    (mistake,) = [m for m in (*OF_FILES, *OF_LAUNCHES) if m.name == name]
+    with simulated() as look, mistake.planted():
+        _, failures = run_many(protocols()[mistake.protocol], range(PLANTED[name]), look)
+    assert failures
+    # Without the mistake the same seed holds.
+    with simulated():
+        assert run_one(protocols()[mistake.protocol], failures[0].seed).error is None
+
+
+def test_a_mistake_must_change_the_code():
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        with dataclasses.replace(OF_FILES[0], old="no such text").planted():
+            pass
