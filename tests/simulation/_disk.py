@@ -4,6 +4,8 @@ What a live process sees is one state; what has reached the platters is another.
 with `fsync` of the file, the names in a folder with `fsync` of the folder; everything else may be there after
 a crash, or be torn, or be gone, whichever the seed draws. A process that is killed loses nothing that it has
 written. Names that another host has changed may be seen late where the disk is NFS.
+
+Tests: tests/unit/test_simulated_files.py.
 """
 
 import dataclasses

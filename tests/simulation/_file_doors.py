@@ -2,6 +2,8 @@
 
 Only paths below `ROOT` are simulated. Each call gives `gate` the chance to let others run, to fail, or to end
 the process that makes it; a process that has ended changes nothing any more, whatever its `finally` does.
+
+Tests: tests/unit/test_simulated_files.py.
 """
 
 import builtins
@@ -39,7 +41,8 @@ class Machine:
     """A machine: what its processes see below `ROOT`, and how often they die there.
 
     Args:
-        disks: by the first folder below `ROOT`. One that is in `own` loses what was not flushed with the power.
+        disks: by the first folder below `ROOT`.
+        own: those that lose what was not flushed when the machine loses its power.
         risk: the probability, for each call, that its process is killed.
         power: the same, that the machine loses its power.
         errors: the same, that a disk's call fails.

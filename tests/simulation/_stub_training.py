@@ -1,4 +1,7 @@
-"""Training without a model: its state is which batches were trained, and it goes on from what it restores."""
+"""Training without a model: its state is which batches were trained, and it goes on from what it restores.
+
+Tests: tests/unit/test_simulated_files.py.
+"""
 
 import hashlib
 

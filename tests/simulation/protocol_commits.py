@@ -1,8 +1,8 @@
-"""Checkpoints on a disk, on NFS and in an object store: complete or absent, and the newest complete one is found.
+"""Checkpoints on a disk, on NFS and in an object store: complete or absent, and the newest one is found.
 
 Processes follow each other. Each sweeps, restores the newest checkpoint, and writes further ones, of which a
-few are kept; it may be killed at any call, its machine may lose its power, and its disk may fail. `rivals` and
-`rivals_in_store` have two of them at a time, and in `damage` bytes change that nothing has written.
+few are kept; it may be killed at any call, its machine may lose its power, and its disk may fail. `rivals`
+and `rivals_in_store` have two of them at a time, and in `damage` bytes change that nothing has written.
 """
 
 from tests.simulation._disk import Disk
@@ -29,7 +29,7 @@ class _Job:
 
     def __init__(self, world, place, lag=0.0):
         self.world, self.place, self.lag = world, place, lag
-        #: After how many batches the newest checkpoint was made whose writing has returned; who did, and when.
+        #: After how many batches the newest checkpoint was made whose writing returned; by whom, and when.
         self.acknowledged, self.by, self.at = _NOTHING, None, None
         #: The same of the checkpoint that is replaced, and the most batches whose writing was begun.
         self.best = self.begun = _NOTHING

@@ -1,8 +1,8 @@
-"""A launch with restarts: the launcher's supervisor, its policy, the fence, heartbeats, backups and consensus.
+"""A launch with restarts: the launcher's supervisor and policy, the fence, heartbeats, backups, consensus.
 
-The supervisor, `HeartbeatFile`, `BackgroundWriter`, the commits and `PeriodicConsensus` are the project's; a task
-is a process that trains nothing, its collectives fail as Gloo's do, and spares are those of a table. Tasks are
-killed and stopped, machines are lost while their tasks run on, clocks jump, launchers are stopped and killed.
+The supervisor, `HeartbeatFile`, `BackgroundWriter`, the commits and `PeriodicConsensus` are the project's; a
+task is a process that trains nothing, and its collectives fail as Gloo's do. Tasks are killed and stopped,
+machines are lost while their tasks run on, clocks jump, launchers are stopped and killed.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ _KILLED = 128 + signal.SIGKILL
 #: Seconds of a step, and after how many there is a backup.
 _STEP, _EVERY = 0.3, 3
 _STALL, _GRACE = 15.0, 6.0
-#: Seconds from the loss of a task to the next generation's first step, at most: the stall, SIGTERM's grace and
-#: the delays before restarts.
+#: Seconds from the loss of a task to the next generation's first step, at most: the stall, SIGTERM's grace
+#: and the delays before restarts.
 _BOUND = 120.0
 
 

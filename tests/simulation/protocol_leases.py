@@ -1,7 +1,7 @@
 """Standalone servers: a server trains for one client at a time, and not for one that is silent.
 
-`Agent`, `LeaseBook`, `Lease` and `ActiveClock` are the project's. A client asks, repeats what is not answered,
-and polls; messages are lost, repeated and late, processes are killed and stopped, the wall clock jumps.
+`Agent`, `LeaseBook`, `Lease` and `ActiveClock` are the project's. A client asks, repeats what is not
+answered, and polls; messages are lost, repeated and late, processes are killed and stopped, clocks jump.
 """
 
 import types
