@@ -2,8 +2,8 @@
 
 An object is there whole or not at all, a listing shows each object whose writing has been acknowledged,
 nothing is renamed, and `mode="create"` writes only where there is none. A request can fail before it is
-carried out or after: then the client repeats it, as its library does. One that was sent by a process which has died
-meanwhile may still be carried out.
+carried out or after: then the client repeats it, as its library does. One that was sent by a process which
+has died meanwhile may still be carried out.
 
 Tests: tests/unit/test_simulated_files.py.
 """

@@ -22,28 +22,10 @@ MISTAKES = (
     _mistake("the fence is not read", f"{_HEART}:HeartbeatFile.beat", "self._exit_if_replaced()", "pass"),
     _mistake("the fence is not raised", f"{_SUPERVISOR}:Supervisor._plan", "self._raise_fence(plan)", "pass"),
     _mistake(
-        "generations are compared for equality with an earlier one",
-        f"{_HEART}:_is_later",
-        "int(current) > int(own)",
-        "int(current) < int(own)",
-    ),
-    _mistake(
-        "heartbeats are due by the wall clock",
-        f"{_HEART}:HeartbeatFile.beat",
-        "now = time.monotonic()",
-        "now = time.time()",
-    ),
-    _mistake(
         "a restart is counted by the wall clock",
         f"{_SUPERVISOR}:Supervisor._sleep",
         "time.monotonic() + seconds",
         "time.time() + seconds",
-    ),
-    _mistake(
-        "SIGKILL is due by the wall clock",
-        f"{_SUPERVISOR}:Supervisor._watch",
-        "now = time.monotonic()",
-        "now = time.time()",
     ),
     _mistake("the last failure counts", f"{_POLICY}:root_cause", "return min(", "return max("),
     _mistake(
@@ -65,54 +47,9 @@ MISTAKES = (
         "if len(recent) >= options.restarts:",
     ),
     _mistake(
-        "restarts have no limit",
-        f"{_POLICY}:next_generation",
-        "if len(recent) > options.restarts:",
-        "if False:",
-    ),
-    _mistake(
         "a stall is not noticed", f"{_STALLS}:find_stall", "if not timeout or not any", "if True or not any"
     ),
-    _mistake("who is ahead stalls the others", f"{_STALLS}:find_stall", "behind = min(", "behind = max("),
-    _mistake(
-        "a task that saved has failed",
-        f"{_GENERATION}:TaskGroup._note_end",
-        "code not in (0, RESTART_WANTED)",
-        "code != 0",
-    ),
-    _mistake(
-        "failures after SIGTERM count",
-        f"{_GENERATION}:TaskGroup.terminate",
-        "self._ending, self._until = ending, time.time()",
-        "self._ending = ending",
-    ),
-    _mistake(
-        "the tasks are not asked to save",
-        f"{_GENERATION}:TaskGroup._ask_to_end",
-        "process.send(signal.SIGTERM)",
-        "process.kill()",
-    ),
-    _mistake(
-        "a resize waits for nothing",
-        f"{_POLICY}:worker_target",
-        "return min(most - dropped, room)",
-        "return room",
-    ),
-    _mistake("a resize is forgotten", f"{_POLICY}:wants_resize", "target != workers", "target > workers"),
     _mistake("a task that ended is waited for", f"{_POLICY}:_all_ended", "t.code is not None", "t.code == 0"),
-    _mistake("a launch that was stopped goes on", f"{_POLICY}:_ending_now", "if state.signals:", "if False:"),
-    _mistake(
-        "a stopped launch always asks for another",
-        f"{_POLICY}:stopped_code",
-        "RESTART_WANTED in codes and set(codes) <= {0, RESTART_WANTED}",
-        "True",
-    ),
-    _mistake(
-        "one thread's error ends the writer", f"{_WRITER}:BackgroundWriter._work", "error = caught", "raise"
-    ),
-    _mistake(
-        "a writer is not waited for", f"{_WRITER}:BackgroundWriter.close", "self._thread.join()", "pass"
-    ),
     _mistake(
         "the end is not signalled", f"{_WRITER}:BackgroundWriter._work", "self._idle.notify_all()", "pass"
     ),
@@ -123,25 +60,10 @@ MISTAKES = (
         "pass",
     ),
     _mistake(
-        "each worker saves after its own step",
-        f"{_CONSENSUS}:PeriodicConsensus.agree",
-        "any(wants for wants, _ in answers)",
-        "wanted",
-    ),
-    _mistake(
         "each worker plans by its own pace",
         f"{_CONSENSUS}:PeriodicConsensus.agree",
         "max(seconds for _, seconds in answers)",
         "taken / steps",
-    ),
-    _mistake(
-        "a worker ends while another saves",
-        f"{_CONSENSUS}:PeriodicConsensus.finish",
-        'self._gather(b"")',
-        "pass",
-    ),
-    _mistake(
-        "the steps are not compared", f"{_CONSENSUS}:PeriodicConsensus.begin", "len(set(every)) > 1", "False"
     ),
     _mistake(
         "a lease does not end", f"{_LEASE}:Lease.is_over", "self.silence > self.seconds", "False", "leases"

@@ -321,9 +321,7 @@ class _LaunchOfWorld:
         # Between two looks at the fence, a second passes.
         self._check(
             not later or beat_at <= min(later) + 1.5,
-            lambda: (
-                f"Generation {key} writes at {world.now:.1f} s, after another one began at {min(later):.1f} s."
-            ),
+            lambda: f"Generation {key} writes at {world.now:.1f} s, a later one began at {min(later):.1f} s.",
         )
         try:
             series.write(_commits.newest_number(self.place, "backup") + 1, snapshot_after(batches))
