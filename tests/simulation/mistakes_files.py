@@ -71,13 +71,6 @@ MISTAKES = (
         "disk",
     ),
     Mistake(
-        "a replaced one is not put back",
-        f"{_COMMITS}:sweep",
-        'match["kind"] == "replaced" and not',
-        'match["kind"] == "never" and not',
-        "disk",
-    ),
-    Mistake(
         "a name is not flushed before what it named is deleted",
         f"{_COMMITS}:delete_commit",
         "flush(path.parent)",
@@ -186,13 +179,6 @@ MISTAKES = (
         "rivals_in_store",
     ),
     Mistake(
-        "the manifest is deleted last",
-        f"{_UPLOADS}:delete_upload",
-        "name != MANIFEST",
-        "name == MANIFEST",
-        "object_store",
-    ),
-    Mistake(
         "remains in the store are not swept",
         f"{_UPLOADS}:_sweep",
         "_delete(directory / commit, left[commit])",
@@ -212,13 +198,6 @@ MISTAKES = (
         "_delete(target, filter(_DATA.match, before))",
         "pass",
         "object_store",
-    ),
-    Mistake(
-        "deleting needs no claim",
-        f"{_UPLOADS}:delete_upload",
-        "_require_claim(path.parent)",
-        "pass",
-        "rivals_in_store",
     ),
     Mistake(
         "an unfinished upload is taken", f"{_UPLOADS}:commits_of", "if rest == MANIFEST", "", "object_store"
