@@ -14,6 +14,8 @@ CONTRACT = [
 ]
 #: Replicas of two devices.
 GRIDS = ["tests/virtual/strategies/test_replica_grid_workers.py"]
+#: The same, with state in parts on the replicas, too.
+SHARDED_GRIDS = ["tests/virtual/strategies/test_sharded_grid_workers.py"]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
 NAMES = "(never and (size or weights)) or (validation and data) or global or accumulation"
@@ -31,6 +33,7 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
         pytest.param(2, 1, [*CONTRACT, *FEATURES, "-k", ALL], id="2 x 1, with features of fit"),
         pytest.param(2, 4, [*GRIDS, "-k", "training"], id="2 x 4"),
         pytest.param(2, 4, [*GRIDS, "-k", "not training"], id="2 x 4, more", marks=pytest.mark.exhaustive),
+        pytest.param(2, 4, SHARDED_GRIDS, id="2 x 4, in parts", marks=pytest.mark.exhaustive),
         pytest.param(2, 1, [*FEATURES, "-k", MORE], id="2 x 1, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 2, [*CONTRACT, "-k", SOME], id="2 x 2", marks=pytest.mark.exhaustive),
         pytest.param(3, 1, [*CONTRACT, "-k", SOME], id="3 x 1", marks=pytest.mark.exhaustive),

@@ -117,3 +117,23 @@ def test_a_replica_of_several_devices_is_planned_as_it_trains(tmp_path):
     assert "layout map or function" in str(unknown)
     own = _replica_plan.examine(dataclasses.replace(planned, layout="layout"))
     assert [w.axis for w in own.weights] == [1, None, None, None]
+
+
+@pytest.mark.parametrize("state_layout", ["sharded", "fully_sharded"])
+def test_state_in_parts_of_replicas_of_several_devices_is_what_they_hold(state_layout, tmp_path):
+    """Compiled for two replicas, and scaled to four."""
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    planned = _replica_plan.ReplicaPlanOptions(str(file), 8, 2, 4, "auto", None, state_layout)
+    plan = _replica_plan.examine(planned)
+    names = [f"cpu:{i}" for i in range(8)]
+    strategy = unisono.MirroredStrategy(names, devices_per_replica=2, state_layout=state_layout)
+    with strategy.scope():
+        model = _plan_model(file)
+    model.fit(np.zeros((16, 64), "float32"), np.zeros(16, "int32"), batch_size=16, verbose=0)
+    batch = 4 * 4 * (64 + 1)
+    # A few scalars are in one and not in the other.
+    assert plan.given - batch == pytest.approx(held_by(model), abs=64)
+    large = plan.weights[0]
+    assert large.nbytes == 4 * 64 * 96 / 2 / (4 if state_layout == "fully_sharded" else 1)
+    assert "besides in a step" in _replica_plan.table(plan, planned)

@@ -395,7 +395,7 @@ def watch(
     epilog=_examples(
         "unisono plan model.py --devices 8 --link 10gbit",
         "unisono plan model.py:make_large --devices 64 --batch 8 --memory 80gb --step-ms 120",
-        "unisono plan model.py --devices 8 --devices-per-replica 4",
+        "unisono plan model.py --devices 8 --devices-per-replica 4 --state-layout sharded",
     ),
 )
 def plan(
@@ -422,17 +422,17 @@ def plan(
     ] = None,
     devices_per_replica: Annotated[int, typer.Option(help="From 2 on: how they share each weight.")] = 1,
     layout: Annotated[str, typer.Option(help="auto, auto:3 (and 3 others), or a name in FILE.")] = "auto",
+    state_layout: Annotated[str, typer.Option(help="With `--devices-per-replica`.")] = "mirrored",
 ) -> None:
     """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
-    from unisono.cli import _model_plan
+    from unisono.cli import _model_plan, _replica_plan
 
+    room = None if memory is None else _model_plan.parse_memory(memory)
     if devices_per_replica != 1:
-        from unisono.cli._replica_plan import ReplicaPlanOptions, main
-
-        room = None if memory is None else _model_plan.parse_memory(memory)
-        typer.echo(main(ReplicaPlanOptions(model, devices, devices_per_replica, batch, layout, room)))
+        given: Any = model, devices, devices_per_replica, batch, layout, room, state_layout
+        typer.echo(_replica_plan.main(_replica_plan.ReplicaPlanOptions(*given)))
         return
-    rate, room = _model_plan.parse_rate(link), None if memory is None else _model_plan.parse_memory(memory)
+    rate = _model_plan.parse_rate(link)
     seconds = None if step_ms is None else step_ms / 1e3
     options = _model_plan.PlanOptions(model, devices, batch, ps, rate, room, seconds, device_kind)
     typer.echo(_model_plan.main(options))

@@ -9,8 +9,9 @@ Tests: tests/unit/cli/test_replica_plan.py, tests/virtual/test_planned_sizes.py.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,15 @@ from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._model_plan import ModelFile, batch_for, checked, in_columns, megabytes
 from unisono.cli._program_messages import KINDS, PlannedMessage, gathered_parameters, messages_of
 
+if TYPE_CHECKING:
+    from unisono._system._literals import StateLayoutName
+
 #: Seconds for all: a large model compiles for minutes.
 _TIME_LIMIT = 1800.0
+
+_LAYOUTS = ("mirrored", "sharded", "fully_sharded")
+#: Printed where the program was compiled for fewer replicas than there are.
+_NOTES = ["Bytes between steps are for all replicas, the others for the compiled ones."]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +41,7 @@ class ReplicaPlanOptions(ModelFile):
         layout: `"auto"`, or the name of a layout map or function in the model's file. `"auto:3"` compares
             the choice with three others.
         memory: bytes of a device; None if unknown.
+        state_layout: as in the strategies.
     """
 
     devices: int
@@ -40,6 +49,7 @@ class ReplicaPlanOptions(ModelFile):
     batch: int
     layout: str
     memory: float | None
+    state_layout: StateLayoutName = "mirrored"
 
     def __post_init__(self) -> None:
         if self.size < 2 or self.devices < self.size or self.devices % self.size:
@@ -49,6 +59,10 @@ class ReplicaPlanOptions(ModelFile):
             )
         if self.batch < 1:
             raise InvalidArgumentError(f"`--batch` must be at least 1. Received: {self.batch}.")
+        if self.state_layout not in _LAYOUTS:
+            raise InvalidArgumentError(
+                f"`--state-layout` must be one of {', '.join(_LAYOUTS)}. Received: {self.state_layout}."
+            )
         super().__post_init__()
 
     @property
@@ -59,8 +73,13 @@ class ReplicaPlanOptions(ModelFile):
 
     @property
     def replicas(self) -> int:
-        """How many replicas the program is compiled for: with more of them nothing but sums is longer."""
-        return min(2, self.devices // self.size)
+        """How many replicas the program is compiled for: more of them change sums, and sizes of parts."""
+        return min(2, self.all_replicas)
+
+    @property
+    def all_replicas(self) -> int:
+        """How many replicas train together."""
+        return self.devices // self.size
 
 
 class PlannedWeight(NamedTuple):
@@ -84,7 +103,7 @@ class ReplicaPlan:
     """The weights, messages and memory of a compiled step.
 
     Args:
-        given: bytes of state and of the batch on each device.
+        given: bytes of state and of the batch on each device, with all replicas.
         temporary: bytes that a step needs besides.
         estimated: bytes that devices of a replica send, by which the layout was chosen; None for a given one.
         gathered: weights in parts that a step puts together, or others of their shapes.
@@ -156,7 +175,10 @@ def _without(
 
 
 def _compiled(options: ReplicaPlanOptions, names: dict[str, Any], layout_map: Any) -> tuple[ReplicaPlan, Any]:
-    """Return the plan of one layout, and the state layout that was made of it."""
+    """Return the plan of one layout, and how the devices of a replica share its weights."""
+    import jax
+
+    from unisono._mesh import AXIS
     from unisono.strategies._mirrored import MirroredStrategy
     from unisono.training.trainer._lowered_step import lowered_step
 
@@ -166,6 +188,7 @@ def _compiled(options: ReplicaPlanOptions, names: dict[str, Any], layout_map: An
         [f"cpu:{i}" for i in range(replicas * options.size)],
         devices_per_replica=options.size,
         layout_map=layout_map,
+        state_layout=options.state_layout,
     )
     with strategy.scope():
         model = checked(make_model(), options.model)
@@ -174,33 +197,44 @@ def _compiled(options: ReplicaPlanOptions, names: dict[str, Any], layout_map: An
     compiled = lowered_step(model, x, y).compile()
     memory: Any = compiled.memory_analysis()
     layout: Any = strategy.state_layout
-    reasons = getattr(layout, "reasons", {})
+    shared = getattr(layout, "of_replica", layout)
+    reasons = getattr(shared, "reasons", {})
+
+    def bytes_of(variable: Any, replicas: int) -> int:
+        lies, count = layout.of(variable), int(math.prod(variable.shape))
+        count //= 1 if lies.axis is None else options.size
+        # Parts on the replicas are filled up to equal lengths.
+        count = -(-count // replicas) if AXIS in jax.tree.leaves(tuple(lies.spec)) else count
+        nbytes: int = count * np.dtype(variable.dtype).itemsize
+        return nbytes
+
     weights = [
-        _planned(v, tuple(layout.of(v).sharding.spec), options.size, reasons.get(v.path, ""))
+        PlannedWeight(
+            v.path,
+            tuple(v.shape),
+            layout.of(v).axis,
+            bytes_of(v, options.all_replicas),
+            reasons.get(v.path, ""),
+        )
         for v in model.weights
     ]
+    variables = {id(v): v for v in (*model.weights, *model.optimizer.variables)}.values()
+    saved = sum(bytes_of(v, options.replicas) - bytes_of(v, options.all_replicas) for v in variables)
     text = compiled.as_text() or ""
     gathered = gathered_parameters(text, options.size)
     plan = ReplicaPlan(
         weights,
         messages_of(text, options.size),
-        memory.argument_size_in_bytes,
+        memory.argument_size_in_bytes - saved,
         memory.temp_size_in_bytes,
         gathered=tuple(w.path for w in weights if w.axis is not None and _part(w, options.size) in gathered),
     )
-    return plan, layout
+    return plan, shared
 
 
 def _part(weight: PlannedWeight, size: int) -> tuple[int, ...]:
     """Return the shape of a device's part of a weight."""
     return tuple(n // size if i == weight.axis else n for i, n in enumerate(weight.shape))
-
-
-def _planned(variable: Any, spec: Sequence[Any], size: int, reason: str) -> PlannedWeight:
-    axis = next((i for i, name in enumerate(spec) if name), None)
-    nbytes = int(np.prod(variable.shape)) * np.dtype(variable.dtype).itemsize
-    on_each = nbytes // (1 if axis is None else size)
-    return PlannedWeight(variable.path, tuple(variable.shape), axis, on_each, reason)
 
 
 def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
@@ -215,8 +249,8 @@ def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
     fits = "" if options.memory is None else f"; fits: {'yes' if peak <= options.memory else 'no'}"
     return "\n".join(
         [
-            f"{options.devices // size} replicas of {size} devices, {options.batch} rows each; compiled for "
-            f"{count} of them",
+            f"{options.all_replicas} replicas of {size} devices, {options.batch} rows each; "
+            f"state_layout={options.state_layout!r}; compiled for {count} of them",
             "",
             *in_columns(weights),
             "",
@@ -224,6 +258,7 @@ def table(plan: ReplicaPlan, options: ReplicaPlanOptions) -> str:
             "",
             f"Bytes on each device: {megabytes(plan.given)} between steps, {megabytes(plan.temporary)} "
             f"besides in a step, {megabytes(peak)} in all (XLA's plan for CPUs){fits}.",
+            *(_NOTES if count < options.all_replicas and options.state_layout != "mirrored" else []),
             "A message in a loop counts as often as it is sent.",
             *_notes(plan),
         ]

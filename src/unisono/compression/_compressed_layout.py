@@ -25,7 +25,8 @@ from unisono._mesh import AXIS, ReplicaMesh
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.collectives._process_group import ProcessGroup
-from unisono.sharding._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, updated_parts
+from unisono.sharding._sharded_layout import PartsLayout, updated_parts
+from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import (
     FittedLayout,

@@ -35,7 +35,8 @@ from unisono._mesh import ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import own_ops
 from unisono.collectives._process_group import ProcessGroup
-from unisono.sharding._sharded_layout import PartsLayout, ShardedVariableLayout, Shards, updated_parts
+from unisono.sharding._sharded_layout import PartsLayout, updated_parts
+from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._keras_internals import set_shape, store_value, stored_value
 from unisono.step._layout import (

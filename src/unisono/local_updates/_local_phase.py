@@ -25,7 +25,7 @@ from unisono._mesh import ReplicaMesh
 from unisono.collectives._packing import PackingPlan, plan, unpack
 from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import Fragment, Pair, Turn, with_changes
-from unisono.sharding._sharded_layout import ShardedVariableLayout, Shards
+from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
 from unisono.step.variables._merge_rules import Merge
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from unisono._types import PyTree
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, cuts_and_reasons
-from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout
+from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of, weight_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.model_parallel._traced_model import (
     forward_pass,
@@ -33,7 +33,6 @@ from unisono.model_parallel._traced_model import (
 )
 from unisono.step._layout import is_slot, lie_as, own_layout
 from unisono.step._value_handle import DeferredValue
-from unisono.training._chief_save import new_slot_reference
 from unisono.training.replica._step_reading import shapes_of
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
 
@@ -47,9 +46,6 @@ _LOG = logging.getLogger("unisono")
 
 #: The attribute of a variable whose layout is decided: a weak reference to the state layout.
 _DECIDED = "_unisono_decided"
-
-#: The attribute of an optimizer's variable that was made before that: a weak reference to its weight.
-_SLOT_OF = "_unisono_slot_of"
 
 #: Bytes up to which a first value is made at once: for a promise of it nothing would be saved.
 _SMALL = 1 << 14
@@ -85,11 +81,9 @@ class AutomaticStateLayout(CutStateLayout):
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
         """Return the promise of a value, or the parts of a weight's slot; see `StateLayout.first`."""
-        reference = new_slot_reference() if is_slot(variable) else None
-        if reference is not None and tuple(reference.shape) == tuple(variable.shape):
-            if self._is_decided(reference):
-                return super().first(variable, value)
-            object.__setattr__(variable, _SLOT_OF, weakref.ref(reference))
+        reference = note_weight_of(variable) if is_slot(variable) else None
+        if reference is not None and self._is_decided(reference):
+            return super().first(variable, value)
         # Any other code than Keras' may count its calls, and must be called once.
         if value.nbytes <= _SMALL or not value.is_repeatable:
             return None
@@ -175,13 +169,9 @@ class AutomaticStateLayout(CutStateLayout):
         now = {id(v) for v in weights if not self._is_decided(v)}
         given = {}
         for number, variable in enumerate(variables):
-            layout = own_layout(variable)
-            cut = tuple(layout.cut) if isinstance(layout, CutLayout) else ()
-            given[number] = GivenWeight(
-                bool(variable.trainable) and not has_gradients,
-                id(variable) not in now,
-                next((i for i, name in enumerate(cut) if name), None),
-            )
+            axis = getattr(own_layout(variable), "axis", None)
+            is_trained = bool(variable.trainable) and not has_gradients
+            given[number] = GivenWeight(is_trained, id(variable) not in now, axis)
         cuts, reasons = cuts_and_reasons(program, given, self._grid.devices_per_replica)
         self.reasons |= {variables[n].path: text for n, text in reasons.items()}
         self.cuts += [cut._replace(paths=tuple(variables[n].path for n in cut.axes)) for cut in cuts]
@@ -208,12 +198,13 @@ class AutomaticStateLayout(CutStateLayout):
             lie_as(variable, CutLayout(self._grid, PartitionSpec(*cut)))
             self.chosen[variable.path] = axis
         for slot in slots:
-            reference = getattr(slot, _SLOT_OF, None)
-            weight = None if reference is None else reference()
-            if weight is not None and tuple(slot.shape) == tuple(weight.shape):
-                layout = own_layout(weight)
-                if isinstance(layout, CutLayout):
-                    lie_as(slot, layout)
+            weight = weight_of(slot)
+            layout = None if weight is None else own_layout(weight)
+            if isinstance(layout, CutLayout):
+                lie_as(slot, layout)
+
+    def decides_later(self, variable: keras.Variable) -> bool:
+        return not self._is_decided(variable)
 
     def _is_decided(self, variable: keras.Variable) -> bool:
         reference = getattr(variable, _DECIDED, None)

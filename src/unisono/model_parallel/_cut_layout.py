@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from unisono._features import load
 from unisono._mesh import AXIS
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
-from unisono.collectives._process_group import SingleProcessGroup
+from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup
 from unisono.model_parallel._first_values import made
 from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
@@ -41,13 +42,17 @@ from unisono.step._layout import (
     lie_as,
     own_layout,
 )
-from unisono.step._value_handle import DeferredValue, VariableValue
+from unisono.step._value_handle import DeferredValue, VariableValue, whole_value
 from unisono.training._chief_save import new_slot_reference
 
 _LOG = logging.getLogger("unisono")
 
 #: Bytes from which on a weight that is not cut is worth a warning.
 LARGE = 64 * 10**6
+
+
+#: The attribute of an optimizer's variable of the shape of a weight: a weak reference to the weight.
+_SLOT_OF = "_unisono_slot_of"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,11 @@ class CutLayout(VariableLayout):
         return True
 
     @property
+    def axis(self) -> int | None:
+        """The axis that the devices of a replica share; None for a whole variable."""
+        return next((i for i, name in enumerate(self.cut) if name), None)
+
+    @property
     def sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh.mesh, self.cut)
 
@@ -74,7 +84,8 @@ class CutLayout(VariableLayout):
         """Return the array that a program takes; see `VariableLayout.place`."""
         if isinstance(value, DeferredValue):
             return self.make(value)
-        placed: jax.Array = super().place(value)
+        # A handle: what lay in parts on the replicas, too, when it was last written.
+        placed: jax.Array = super().place(whole_value(value))
         return placed
 
     def make(self, value: DeferredValue) -> jax.Array:
@@ -106,6 +117,25 @@ class CutLayout(VariableLayout):
         return lying
 
 
+def note_weight_of(slot: keras.Variable, weight: keras.Variable | None = None) -> keras.Variable | None:
+    """Note and return the weight to which an optimizer's variable of its shape belongs.
+
+    Args:
+        weight: None for that for which the optimizer makes the variable now.
+    """
+    weight = new_slot_reference() if weight is None else weight
+    if weight is None or tuple(weight.shape) != tuple(slot.shape):
+        return None
+    object.__setattr__(slot, _SLOT_OF, weakref.ref(weight))
+    return weight
+
+
+def weight_of(slot: keras.Variable) -> keras.Variable | None:
+    """Return the weight for which an optimizer has made a variable of its shape; None if not known."""
+    reference = getattr(slot, _SLOT_OF, None)
+    return None if reference is None else reference()
+
+
 class CutStateLayout(StateLayout):
     """State in parts on the devices of each replica, and the same on all replicas.
 
@@ -120,6 +150,8 @@ class CutStateLayout(StateLayout):
         self._rule, self._ops = rule, ops
         #: By path: the bytes of weights that are not cut.
         self._whole_weights: dict[str, int] = {}
+        #: True if a weight without a cut is whole on each device.
+        self.notes_whole = True
         self._has_warned = False
         self._grid = mesh
         self._whole = CutLayout(mesh)
@@ -132,23 +164,34 @@ class CutStateLayout(StateLayout):
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
         """Return the parts with which a variable begins; see `StateLayout.first`."""
+        self.lay(variable)
+        return self.begin(variable, value)
+
+    def lay(self, variable: keras.Variable) -> None:
+        """Let a new variable lie as it is cut."""
         cut = self._cut_of(variable)
-        if not any(cut):
+        if any(cut):
+            lie_as(variable, CutLayout(self._grid, cut))
+
+    def begin(self, variable: keras.Variable, value: DeferredValue) -> Any:
+        """Return the parts with which a variable begins that lies as it is cut; None for a whole one."""
+        layout = own_layout(variable)
+        if not isinstance(layout, CutLayout):
             return None
-        layout = CutLayout(self._grid, cut)
-        lie_as(variable, layout)
         # Several workers begin with the first one's values: they are made where all know its seed.
         if self._mesh.spans_processes:
             return value.lying(layout.assigned) if value.is_repeatable else None
         return layout.make(value)
 
+    def decides_later(self, variable: keras.Variable) -> bool:
+        """Return whether it is not known yet how a weight lies."""
+        return False
+
     def _cut_of(self, variable: keras.Variable) -> PartitionSpec:
         """Return how a new variable is cut."""
         if is_slot(variable):
-            reference = new_slot_reference()
-            if reference is None or tuple(reference.shape) != tuple(variable.shape):
-                return UNSHARDED
-            layout = own_layout(reference)
+            reference = note_weight_of(variable)
+            layout = None if reference is None else own_layout(reference)
             return layout.cut if isinstance(layout, CutLayout) else UNSHARDED
         axes = self._rule(variable)
         if axes is None or not any(axes):
@@ -158,7 +201,7 @@ class CutStateLayout(StateLayout):
         return PartitionSpec(*axes)
 
     def _note_whole(self, variable: keras.Variable) -> None:
-        if variable.trainable:
+        if variable.trainable and self.notes_whole:
             self._whole_weights[variable.path] = (
                 math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
             )
@@ -228,6 +271,7 @@ def cut_layout(
     ops: CrossDeviceOps,
     state_layout: str = "mirrored",
     sync: Synchronization | None = None,
+    group: ProcessGroup | None = None,
 ) -> StateLayout:
     """Return the layout of replicas of several devices.
 
@@ -237,6 +281,7 @@ def cut_layout(
         ops: how gradients are reduced between replicas.
         state_layout: as in the strategies.
         sync: as in the strategies.
+        group: the processes that train together; this one alone by default.
 
     Raises:
         InvalidTypeError: `layout_map` is of another type.
@@ -250,17 +295,25 @@ def cut_layout(
         )
     plain = StateLayout(mesh)
     unsupported = {
-        f"state_layout={state_layout!r}": state_layout != "mirrored",
         f"sync={sync!r}": sync is not None,
         f"cross_device_ops={ops!r}": ops._layout(plain, mesh, SingleProcessGroup()) is not plain,
     }
     if received := next((name for name, is_given in unsupported.items() if is_given), None):
         raise UnsupportedError(
-            "Replicas of several devices hold weights and optimizer state in parts already, and average "
-            f"the gradients of each step. Received: devices_per_replica={mesh.devices_per_replica} and "
+            "Replicas of several devices average the gradients of each step, as they are. "
+            f"Received: devices_per_replica={mesh.devices_per_replica} and "
             f"{received}. Leave {received.partition('=')[0]} out."
         )
     if layout_map is None or layout_map == "auto":
-        automatic: StateLayout = load("layout by a model's program")(mesh, ops)
-        return automatic
-    return CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)
+        cuts: CutStateLayout = load("layout by a model's program")(mesh, ops)
+    else:
+        cuts = CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)
+    # One replica has no others to share its state with.
+    if state_layout == "mirrored" or mesh.num_replicas == 1:
+        return cuts
+    # Says where the part is absent on which both layouts are built.
+    load("fully sharded layout")
+    divided: StateLayout = load("state in parts of several devices")(
+        state_layout, mesh, group or SingleProcessGroup(), cuts
+    )
+    return divided

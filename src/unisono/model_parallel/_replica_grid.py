@@ -18,6 +18,8 @@ from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono._mesh import AXIS, ReplicaMesh
 from unisono._types import ArrayLike
+from unisono.model_parallel._first_values import made
+from unisono.step._value_handle import DeferredValue
 
 #: The name of the mesh axis along which the devices of a replica lie.
 MODEL_AXIS = "model"
@@ -142,6 +144,11 @@ class ReplicaGrid(ReplicaMesh):
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return False
         return isinstance(value.sharding, NamedSharding) and value.sharding.mesh == self.mesh
+
+    @staticmethod
+    def made(value: DeferredValue, sharding: NamedSharding) -> jax.Array:
+        """Return a first value that lies so; in one program, so that the whole is on no device."""
+        return made(value, sharding)
 
     def mesh_of(self, number: int) -> Mesh:
         """Return the devices of one replica as a mesh."""

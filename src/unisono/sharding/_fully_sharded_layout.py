@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax import lax
 
-from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono._values import DistributedValues
 from unisono.collectives._packing import PackingPlan, plan
 from unisono.sharding._gather_on_use import gather_on_use, note_part, part_of
-from unisono.sharding._sharded_layout import ShardedLayout, ShardedVariableLayout, Shards
+from unisono.sharding._sharded_layout import ShardedLayout
+from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import ReplicaCode, VariableLayout, is_slot, lie_as, lie_whole
 
@@ -44,22 +43,18 @@ class WeightLayout(ShardedVariableLayout):
 
     def enter(self, array: jax.Array, in_replica: bool) -> Any:
         """Return this replica's part, of which `FullyShardedLayout.run_replica` makes the whole."""
-        return array if in_replica else super().enter(array, in_replica)
+        return self.pinned(array, in_replica) if in_replica else super().enter(array, in_replica)
 
     def leave(self, value: Any, in_replica: bool) -> jax.Array:
         """Return the parts; in a replica its own."""
         part = part_of(value)
         if part is None and in_replica and self.is_part(value):
             part = value
-        return super().leave(value, in_replica) if part is None else part
+        return super().leave(value, in_replica) if part is None else self.pinned(part, in_replica)
 
     def is_part(self, value: Any) -> bool:
         """Whether a value in a replica is its part; a whole value has other shapes."""
         return tuple(value.shape) == (self.part_size,) and not isinstance(value, Shards)
-
-    def whole(self, part: jax.Array) -> jax.Array:
-        """Return the whole value in a replica; a collective."""
-        return self.shaped(lax.all_gather(part, AXIS, tiled=True))
 
 
 class FullyShardedLayout(ShardedLayout):
@@ -75,23 +70,27 @@ class FullyShardedLayout(ShardedLayout):
         """Return how a variable lies; see `StateLayout.of`."""
         layout = super().of(variable, is_stacked)
         # Known after the variable was made.
-        is_weight = isinstance(layout, WeightLayout) and not _is_gathered(variable)
+        is_weight = isinstance(layout, WeightLayout) and not is_gathered(variable)
         return self._whole if is_weight else layout
 
     def _first_layout(self, variable: keras.Variable) -> ShardedVariableLayout | None:
         if is_slot(variable) or isinstance(variable, DistributedValues):
             return super()._first_layout(variable)
-        if not variable.trainable or not _is_gathered(variable):
+        if not variable.trainable or not is_gathered(variable):
             return None
         # From the beginning: `evaluate` and `predict` of a model without an optimizer gather weights, too.
-        layout = WeightLayout(self._mesh, tuple(variable.shape), self._group)
+        layout = self._as_weight(variable)
         lie_as(variable, layout)
         return layout
 
+    def _as_weight(self, variable: keras.Variable) -> WeightLayout:
+        """Return how a weight lies that is gathered where a step uses it."""
+        return WeightLayout(self._mesh, tuple(variable.shape), self._group, self._axis_of(variable))
+
     def _mark_weights(self, optimizer: keras.Optimizer) -> None:
-        for weight in filter(_is_gathered, trained_variables(optimizer)):
+        for weight in filter(is_gathered, trained_variables(optimizer)):
             if not isinstance(super().of(weight), WeightLayout):
-                lie_as(weight, WeightLayout(self._mesh, tuple(weight.shape), self._group))
+                lie_as(weight, self._as_weight(weight))
                 self._version += 1
 
     def _unmark_weights(self, optimizer: keras.Optimizer) -> None:
@@ -168,7 +167,7 @@ class FullyShardedLayout(ShardedLayout):
         return plan(arrays, bytes_per_pack=_MESSAGE_BYTES if self._sends_over_gloo else 0)
 
 
-def _is_gathered(weight: keras.Variable) -> bool:
+def is_gathered(weight: keras.Variable) -> bool:
     """Whether a weight rests in parts."""
     # What float8 writes with gradients is no weight.
     if getattr(weight, "overwrite_with_gradient", False):

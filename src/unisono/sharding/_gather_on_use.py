@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from unisono._system._blocks import set_for_block
 
@@ -327,8 +329,15 @@ def _not_before(part: jax.Array, other: jax.Array) -> jax.Array:
     dtype = getattr(other, "dtype", None)
     if dtype is None or not np.size(other) or not jnp.issubdtype(dtype, jnp.number):
         return part
+    if len(jax.sharding.get_abstract_mesh().axis_names) > 1:
+        return _raised_on_device(np.ndim(part), np.ndim(other))(part, other)
+    return _raised(part, other)
+
+
+def _raised(part: jax.Array, other: jax.Array) -> jax.Array:
+    """Return a part, raised by a zero that is made of another array."""
     first = lax.squeeze(lax.slice(other, (0,) * other.ndim, (1,) * other.ndim), range(other.ndim))
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+    if jnp.issubdtype(other.dtype, jnp.complexfloating):
         first = jnp.real(first)
     is_float = jnp.issubdtype(first.dtype, jnp.floating)
     bits = lax.bitcast_convert_type(first.astype(jnp.float32), jnp.uint32) if is_float else first
@@ -338,3 +347,21 @@ def _not_before(part: jax.Array, other: jax.Array) -> jax.Array:
     unsigned = jnp.dtype(f"uint{8 * part.dtype.itemsize}")
     raised = lax.bitcast_convert_type(part, unsigned) + nothing.astype(unsigned)
     return lax.bitcast_convert_type(raised, part.dtype)
+
+
+@functools.cache
+def _raised_on_device(part_rank: int, other_rank: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return `_raised` for the devices of a replica of several: each uses an element that it has.
+
+    The first element of all would be sent from the device that has it to the others.
+    """
+    mine = " ".join(f"a{i}" for i in range(part_rank))
+    others = " ".join(f"b{i}" for i in range(other_rank))
+    raised = custom_partitioning(_raised)
+    raised.def_partition(
+        partition=lambda mesh, given, _: (mesh, _raised, given[0].sharding, tuple(x.sharding for x in given)),
+        infer_sharding_from_operands=lambda mesh, given, _: given[0].sharding,
+        sharding_rule=f"{mine}, {others} -> {mine}",
+    )
+    on_device: Callable[[jax.Array, jax.Array], jax.Array] = raised
+    return on_device

@@ -35,7 +35,7 @@ class MirroredStrategy(ReplicatedStrategy):
             gradients in fewer bytes.
         num_gpus: how many devices to take, of the first ones.
         state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
-            optimizer's variables, which then take 1/n of the memory on each of n devices; or
+            optimizer's variables, which then take 1/n of the memory with n replicas; or
             `"fully_sharded"`: of weights, too, which are made whole where a step uses them.
         sync: `LocalUpdates` lets each replica train by itself for some steps, between which nothing is sent.
             None averages the gradients of each step.

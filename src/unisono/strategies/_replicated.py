@@ -49,8 +49,7 @@ def mesh_of(devices: tuple[jax.Device, ...], devices_per_replica: int) -> Replic
     """Return the mesh of some devices, of which each replica has so many."""
     if devices_per_replica == 1:
         return ReplicaMesh(devices)
-    mesh: ReplicaMesh = load("replicas of several devices")(devices, devices_per_replica)
-    return mesh
+    return load("replicas of several devices")(devices, devices_per_replica)  # type: ignore[no-any-return]
 
 
 def layout_of(
@@ -83,8 +82,8 @@ def layout_of(
         hint = "Write `sync=unisono.LocalUpdates(every=50)`, or leave it out."
         check_instance(sync, "sync", load("class LocalUpdates"), hint)
     if mesh.devices_per_replica > 1 or layout_map is not None:
-        cut: StateLayout = load("layout of a replica's devices")(mesh, layout_map, ops, name, sync)
-        return cut
+        make_layout: Callable[..., StateLayout] = load("layout of a replica's devices")
+        return make_layout(mesh, layout_map, ops, name, sync, group)
     is_mirrored = name == LAYOUTS[0]
     layout = StateLayout(mesh) if is_mirrored else load(f"{name.replace('_', ' ')} layout")(mesh, group)
     layout = ops._layout(layout, mesh, group)

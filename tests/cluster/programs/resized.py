@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from unisono.checkpoint import _safetensors
-from unisono.sharding._sharded_layout import ShardedVariableLayout
+from unisono.sharding._shards import ShardedVariableLayout
 
 # What lies in parts here: it is sent when it is read, to each worker.
 _safetensors.LARGE = 4096

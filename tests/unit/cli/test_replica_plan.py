@@ -106,7 +106,9 @@ def test_the_table_has_each_weight_and_the_messages_by_who_exchanges(options):
     weights = [PlannedWeight("up/kernel", (64, 256), 1, 32768), PlannedWeight("up/bias", (3,), None, 12)]
     plan = ReplicaPlan(weights, messages_of(PROGRAM, 2), 3 * 10**6, 10**6)
     lines = table(plan, options(memory=5e6)).splitlines()
-    assert lines[0] == "4 replicas of 2 devices, 32 rows each; compiled for 2 of them"
+    assert (
+        lines[0] == "4 replicas of 2 devices, 32 rows each; state_layout='mirrored'; compiled for 2 of them"
+    )
     assert lines[3].split() == ["up/kernel", "64x256", "1", "32.8", "kB"]
     assert lines[4].split() == ["up/bias", "3", "12", "B"]
     assert "all-reduce in a replica 1 128 B" in [" ".join(line.split()) for line in lines]
@@ -124,6 +126,7 @@ def test_the_table_has_each_weight_and_the_messages_by_who_exchanges(options):
         ({"size": 0}, "2 or more"),
         ({"devices": 1}, "multiple"),
         ({"batch": 0}, "--batch"),
+        ({"state_layout": "half"}, "fully_sharded. Received: half"),
     ],
 )
 def test_what_cannot_be_planned_is_an_error(options, values, message):

@@ -12,7 +12,7 @@ from tests.virtual.training._digits import crossentropy, digits
 from unisono import CompressedAllReduce
 from unisono.checkpoint import Checkpoint
 from unisono.compression._compressed_layout import is_of_compression
-from unisono.sharding._sharded_layout import Shards
+from unisono.sharding._shards import Shards
 from unisono.step._call_signature import Call
 from unisono.step._keras_internals import stored_value
 

@@ -21,6 +21,7 @@ import unisono
 from tests.ps_cluster import local_strategy
 from tests.support import PLATFORM, devices
 from unisono.parameter_server.strategy import _parameter_server
+from unisono.sharding import _fully_sharded_layout
 
 pytestmark = pytest.mark.numbers
 
@@ -39,7 +40,7 @@ def local_form(n):
         return unisono.ParameterServerStrategy()
 
 
-def grid(replicas, size):
+def grid(replicas, size, **options):
     """Replicas of several devices, which cut the last axis of whatever divides."""
 
     def rule(variable):
@@ -47,7 +48,15 @@ def grid(replicas, size):
         return (*[None] * (len(shape) - 1), "model") if shape and shape[-1] % size == 0 else None
 
     names = devices(replicas * size)
-    return unisono.MirroredStrategy(names, devices_per_replica=size, layout_map=rule)
+    return unisono.MirroredStrategy(names, devices_per_replica=size, layout_map=rule, **options)
+
+
+@contextlib.contextmanager
+def fully_sharded_grid(replicas, size):
+    """The same, where the small weights of these tests lie in parts on the replicas, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fully_sharded_layout, "SMALLEST", 2)
+        yield grid(replicas, size, state_layout="fully_sharded")
 
 
 STRATEGIES = {
@@ -61,12 +70,18 @@ STRATEGIES = {
     "2 replicas of 2": lambda: grid(2, 2),
     "1 replica of 4": lambda: grid(1, 4),
     "4 replicas of 2": lambda: grid(4, 2),
+    "2 replicas of 2, sharded": lambda: grid(2, 2, state_layout="sharded"),
+    "2 replicas of 2, fully sharded": lambda: fully_sharded_grid(2, 2),
+    "4 replicas of 2, sharded": lambda: grid(4, 2, state_layout="sharded"),
+    "4 replicas of 2, fully sharded": lambda: fully_sharded_grid(4, 2),
     "central storage": lambda: unisono.CentralStorageStrategy(devices(2)),
     "central storage, host": lambda: unisono.CentralStorageStrategy(devices(2), "host"),
     "tpu": lambda: tpu(2),
     "parameter servers, local": lambda: local_form(2),
     "parameter servers": lambda: local_strategy(workers=2, servers=2, max_staleness=0),
 }
+#: What differs from another one only in its number of replicas.
+LARGER = ("4 replicas of 2, sharded", "4 replicas of 2, fully sharded")
 if "UNISONO_TEST_PLATFORM" in os.environ:
     STRATEGIES["mirrored, all"] = unisono.MirroredStrategy
 if "TF_CONFIG" in os.environ:
@@ -77,12 +92,12 @@ def some_strategies(exhaustive):
     return [pytest.param(s, marks=[pytest.mark.exhaustive] if s in exhaustive else []) for s in STRATEGIES]
 
 
-@pytest.fixture(params=STRATEGIES, scope="module")
+@pytest.fixture(params=some_strategies(LARGER), scope="module")
 def strategy(request):
     made = STRATEGIES[request.param]()
-    # Also in a worker, whose strategy takes the devices that there are.
-    assert request.param == "parameter servers" or made.mesh.platform == PLATFORM
     if isinstance(made, unisono.Strategy):
+        # Also in a worker, whose strategy takes the devices that there are.
+        assert made.mesh.platform == PLATFORM
         yield made
     else:
         with made as strategy:
@@ -311,7 +326,15 @@ def trained_on_one_device(loss_scaled):
 
 #: The strategies on which a custom loop differs from that of another strategy only in the number of replicas,
 #: or in the algorithm of its sums, which has tests of its own: all tests run it.
-ALIKE = ("mirrored 1", "mirrored 2", "mirrored 8, ring", "tpu", "one device", "central storage, host")
+ALIKE = (
+    "mirrored 1",
+    "mirrored 2",
+    "mirrored 8, ring",
+    "tpu",
+    "one device",
+    "central storage, host",
+    *LARGER,
+)
 
 
 @pytest.mark.parametrize("options", [{"compiled": False}, {"loss_scaled": True}], ids=str)

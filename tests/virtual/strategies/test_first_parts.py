@@ -11,7 +11,7 @@ import unisono
 from tests.virtual.strategies.test_fully_sharded_state import WIDTH, compiled, data, deep, in_parts, trained
 from tests.virtual.strategies.test_sharded_state import assert_close, strategy_with
 from unisono.checkpoint import Checkpoint
-from unisono.sharding._sharded_layout import ShardedVariableLayout, Shards
+from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._keras_internals import stored_value
 from unisono.step._value_handle import DeferredValue
 

@@ -13,7 +13,7 @@ import pytest
 import unisono
 from tests.virtual.strategies.test_sharded_state import CLOSE, assert_close, strategy_with, values
 from unisono.checkpoint import Checkpoint
-from unisono.sharding._sharded_layout import Shards
+from unisono.sharding._shards import Shards
 from unisono.step._keras_internals import stored_value
 from unisono.training.trainer._lowered_step import lowered_step
 

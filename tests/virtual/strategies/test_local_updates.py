@@ -14,7 +14,7 @@ from tests.virtual.training._digits import crossentropy, digits
 from unisono import LocalUpdates
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
-from unisono.sharding._sharded_layout import Shards
+from unisono.sharding._shards import Shards
 from unisono.step._dispatch import CompiledStep
 from unisono.step._keras_internals import stored_value
 

@@ -263,7 +263,6 @@ def test_devices_must_divide():
 @pytest.mark.parametrize(
     "options",
     [
-        {"state_layout": "sharded"},
         {"sync": unisono.LocalUpdates(every=2)},
         {"cross_device_ops": unisono.CompressedAllReduce("bfloat16")},
     ],

@@ -11,7 +11,7 @@ import pytest
 
 import unisono
 from unisono.checkpoint import Checkpoint
-from unisono.sharding._sharded_layout import Shards
+from unisono.sharding._shards import Shards
 from unisono.step._call_signature import Call
 from unisono.step._keras_internals import stored_value
 

@@ -28,7 +28,7 @@ from tests.virtual.strategies.test_sharded_state import (
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint, _safetensors
 from unisono.checkpoint._unread_arrays import SentArray
-from unisono.sharding._sharded_layout import ShardedVariableLayout
+from unisono.sharding._shards import ShardedVariableLayout
 from unisono.step._keras_internals import stored_value
 from unisono.step._value_handle import DeferredValue
 

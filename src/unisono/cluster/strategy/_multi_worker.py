@@ -58,7 +58,7 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
         communication_options: how gradients travel, and how long a collective may take.
         timeouts: how long workers wait for each other.
         state_layout: `"mirrored"`, or `"sharded"`: each device holds and updates its part of the
-            optimizer's variables, which then take 1/n of the memory on each of n devices; or
+            optimizer's variables, which then take 1/n of the memory with n replicas; or
             `"fully_sharded"`: of weights, too, which are made whole where a step uses them.
         cross_device_ops: a `CompressedAllReduce` sends gradients in fewer bytes. Other algorithms are
             chosen by `communication_options`.
