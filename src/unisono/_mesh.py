@@ -78,6 +78,21 @@ class ReplicaMesh:
         """True if other processes have some of the devices."""
         return len({d.process_index for d in self.devices}) > 1
 
+    @property
+    def processes_per_replica(self) -> int:
+        """How many processes have devices of a replica, each of which feeds it the same rows."""
+        return 1
+
+    @property
+    def one_each(self) -> ReplicaMesh:
+        """The devices as replicas of whole values, which processes compare."""
+        return self
+
+    @property
+    def results(self) -> NamedSharding | None:
+        """Where the results of a step of `fit` lie; None where every process can read them anyway."""
+        return None
+
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         """The numbers of the replicas on this process' devices."""
@@ -158,6 +173,9 @@ class ReplicaMesh:
 
         Args:
             value: a number; processes may give different ones.
+
+        Returns:
+            Shape `(replicas,)`, or `(devices,)` where replicas span processes.
         """
         return jax.make_array_from_callback(
             (self.num_replicas,), self.sharded, lambda index: np.full(1, value)

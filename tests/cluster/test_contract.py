@@ -16,12 +16,14 @@ CONTRACT = [
 GRIDS = ["tests/virtual/strategies/test_replica_grid_workers.py"]
 #: The same, with state in parts on the replicas, too.
 SHARDED_GRIDS = ["tests/virtual/strategies/test_sharded_grid_workers.py"]
+#: Replicas whose devices belong to two processes.
+SPANNING = ["tests/virtual/strategies/test_spanning_workers.py"]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
 NAMES = "(never and (size or weights)) or (validation and data) or global or accumulation"
 #: Further models whose rows never divide; what a worker does with the rows is the same.
 MORE = "feature and ((never and not (size or weights)) or mean)"
-ALL = f"multi-worker or test_multi_worker_program or test_spread or (feature and ({NAMES}))"
+ALL = f"multi-worker or test_multi_worker_program or test_spread or thin or (feature and ({NAMES}))"
 #: What depends on the number of workers and devices.
 SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compiled"
 
@@ -30,10 +32,14 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
 @pytest.mark.parametrize(
     ("count", "devices", "tests"),
     [
-        pytest.param(2, 1, [*CONTRACT, *FEATURES, "-k", ALL], id="2 x 1, with features of fit"),
+        pytest.param(2, 1, [*CONTRACT, *FEATURES, *SPANNING, "-k", ALL], id="2 x 1, with features of fit"),
         pytest.param(2, 4, [*GRIDS, "-k", "training"], id="2 x 4"),
         pytest.param(2, 4, [*GRIDS, "-k", "not training"], id="2 x 4, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 4, SHARDED_GRIDS, id="2 x 4, in parts", marks=pytest.mark.exhaustive),
+        pytest.param(
+            2, 1, [*SPANNING, "-k", "not thin"], id="1 replica over 2", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(4, 1, SPANNING, id="2 replicas over 2 each", marks=pytest.mark.exhaustive),
         pytest.param(2, 1, [*FEATURES, "-k", MORE], id="2 x 1, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 2, [*CONTRACT, "-k", SOME], id="2 x 2", marks=pytest.mark.exhaustive),
         pytest.param(3, 1, [*CONTRACT, "-k", SOME], id="3 x 1", marks=pytest.mark.exhaustive),

@@ -458,7 +458,7 @@ def test_only_installing_asks_the_file_of_wraps():
 
 
 #: How often code asks whether a process is alone, in place of calling its `ProcessGroup`. It may only shrink.
-COMPARED_SIZES = 19
+COMPARED_SIZES = 18
 
 
 def test_code_asks_the_group_and_not_its_size():

@@ -38,6 +38,9 @@ _AXIS = "process"
 _FIRST = 256
 _NUMBER = 8
 
+#: Bytes of arrays that travel together, and that each host holds then; a larger one travels alone.
+_AT_MOST = 64 << 20
+
 #: Bytes of a message that fit into one collective.
 AT_ONCE = _FIRST - _NUMBER
 
@@ -172,16 +175,19 @@ class JaxProcessGroup(ProcessGroup):
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the bytes of every process: one collective for a few bytes, two for many."""
+        return self._gathered(data)[:: self.together]
+
+    def _gathered(self, data: bytes) -> list[bytes]:
         with self.collective():
             return self._collectives.gather(data)
 
     def broadcast_arrays(self, tree: Tree) -> Tree:
         """Return the arrays of the first process, as host arrays: one collective for all of them."""
         leaves, structure = jax.tree.flatten(tree)
-        arrays = [np.asarray(leaf) for leaf in leaves]
+        arrays = [x if hasattr(x, "nbytes") else np.asarray(x) for x in leaves]
         if not arrays:
             return tree
-        data = _bytes_of(arrays) if self.is_chief else b""
+        data = _bytes_of(list(map(on_host, arrays))) if self.is_chief else b""
         with self.collective():
             data = self._collectives.send(data, sum(a.nbytes for a in arrays))
         restored: Tree = jax.tree.unflatten(structure, _arrays_from(data, arrays))
@@ -190,7 +196,7 @@ class JaxProcessGroup(ProcessGroup):
     def equal_arrays(
         self, arrays: Arrays, known: Sequence[bool], key: object, what: str, batch: Arrays | None = None
     ) -> Arrays | None:
-        """Compare digests, and broadcast only the arrays that differ or are new: one collective or two."""
+        """Compare digests, and broadcast only the arrays that differ: one collective, or a few."""
         lines = "\n".join(f"{a.shape} {a.dtype}" for a in arrays)
         new = [i for i, is_known in enumerate(known) if not is_known]
         size = sum(arrays[i].nbytes for i in new)
@@ -199,7 +205,7 @@ class JaxProcessGroup(ProcessGroup):
         head = _DIGEST + len(batch_print)
         at_once = size <= AT_ONCE - head
         own = [np.asarray(arrays[i]) for i in new] if at_once else []
-        every = self.gather(_digest(f"{key} {new} {lines}".encode()) + batch_print + _bytes_of(own))
+        every = self._gathered(_digest(f"{key} {new} {lines}".encode()) + batch_print + _bytes_of(own))
         if batch_print:
             _check_batches([e[_DIGEST:head] for e in every])
         if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
@@ -208,23 +214,50 @@ class JaxProcessGroup(ProcessGroup):
         if not new:
             return None
         data = every[0][head:]
-        found = _arrays_from(data, own) if at_once else self.broadcast_arrays([arrays[i] for i in new])
+        found = _arrays_from(data, own) if at_once else self._equal_each([arrays[i] for i in new])
         result = list(arrays)
         for i, array in zip(new, found, strict=True):
             result[i] = array
         return result
 
+    def _equal_each(self, arrays: Arrays) -> list[jax.Array | np.ndarray]:
+        """Return the arrays of the first process: these themselves where all processes have the same.
+
+        No host holds more of them at once than a message has, or one array of the devices.
+        """
+        each = [digest_of(x) for x in arrays]
+        every = self._gathered(b"".join(each))
+        equal: list[jax.Array | np.ndarray] = []
+        # What a step is given must be there once for each variable.
+        seen: set[int] = set()
+        for x in arrays:
+            equal.append(on_host(x).copy() if id(x) in seen else x)
+            seen.add(id(x))
+        places = [slice(i * len(own), (i + 1) * len(own)) for i, own in enumerate(each)]
+        differ = [i for i, at in enumerate(places) if any(e[at] != every[0][at] for e in every)]
+        for together in _within(differ, [arrays[i].nbytes for i in differ]):
+            for i, x in zip(together, self.broadcast_arrays([arrays[i] for i in together]), strict=True):
+                equal[i] = x
+        return equal
+
     def are_alike(self, data: bytes) -> bool:
         """Compare digests: one collective."""
-        every = self.gather(_digest(data))
+        every = self._gathered(_digest(data))
         return every.count(every[0]) == len(every)
+
+    def are_alike_in_replicas(self, data: bytes) -> bool:
+        """Compare digests: one collective, where replicas have several processes."""
+        if self.together == 1:
+            return True
+        every = self._gathered(_digest(data))
+        return all(own == every[i - i % self.together] for i, own in enumerate(every))
 
     def require_same(self, fingerprint: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:
         """Compare digests: one collective where the facts agree, and another one to name what differs."""
         text = json.dumps(dict(fingerprint), sort_keys=True, default=str).encode()
-        every = self.gather(_digest(text) + besides)
+        every = self._gathered(_digest(text) + besides)
         if any(e[:_DIGEST] != every[0][:_DIGEST] for e in every):
-            found = {i: json.loads(data) for i, data in enumerate(self.gather(text))}
+            found = {i: json.loads(data) for i, data in enumerate(self._gathered(text))}
             raise ClusterError(
                 f"{what} must be the same on all processes. Received: " + " ".join(differences(found))
             )
@@ -283,7 +316,7 @@ class JaxProcessGroup(ProcessGroup):
 
     def _check_of(self, mesh: ReplicaMesh, key: Hashable) -> StateCheck:
         if key not in self._checks:
-            self._checks[key] = StateCheck(mesh, self._in_flight)
+            self._checks[key] = StateCheck(mesh.one_each, self._in_flight)
         return self._checks[key]
 
     # --- files and errors ------------------------------------------------------------------
@@ -317,11 +350,64 @@ def _check_batches(prints: Sequence[bytes]) -> None:
         )
 
 
+def digest_of(array: jax.Array | np.ndarray) -> bytes:
+    """Return 16 bytes that are the same for the same values in the same parts; reads one part at a time.
+
+    >>> digest_of(np.arange(3)) == digest_of(jax.numpy.arange(3, dtype="int32"))
+    False
+    """
+    digest = hashlib.blake2b(str(array.dtype).encode(), digest_size=16)
+    for part in _parts_of(array):
+        digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+def on_host(array: jax.Array | np.ndarray) -> np.ndarray:
+    """Return an array on the host; no copy of an array in parts stays there, as JAX would keep."""
+    if isinstance(array, np.ndarray) or array.is_fully_replicated or not array.is_fully_addressable:
+        return np.asarray(array)
+    whole = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        whole[shard.index] = np.asarray(shard.data)
+    return whole
+
+
+def _parts_of(array: jax.Array | np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what the devices of an array hold, each part once; the whole of one on the host."""
+    if isinstance(array, np.ndarray) or array.is_fully_replicated:
+        yield np.asarray(array if isinstance(array, np.ndarray) else array.addressable_data(0))
+        return
+    seen = set()
+    for shard in array.addressable_shards:
+        place = tuple((at.start, at.stop) for at in shard.index)
+        if place not in seen:
+            seen.add(place)
+            yield np.asarray(shard.data)
+
+
+def _within(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield numbers in groups, of which each fits into a message.
+
+    >>> list(_within([3, 5, 6, 9], [_AT_MOST // 2, _AT_MOST // 2, 1, 2 * _AT_MOST]))
+    [[3, 5], [6], [9]]
+    """
+    group: list[int] = []
+    total = 0
+    for number, size in zip(numbers, sizes, strict=True):
+        if group and total + size > _AT_MOST:
+            yield group
+            group, total = [], 0
+        group.append(number)
+        total += size
+    if group:
+        yield group
+
+
 def _bytes_of(arrays: Sequence[np.ndarray]) -> bytes:
     return b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
 
 
-def _arrays_from(data: bytes, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _arrays_from(data: bytes, like: Arrays) -> list[np.ndarray]:
     found, at = [], 0
     for array in like:
         found.append(np.frombuffer(data, array.dtype, array.size, at).reshape(array.shape))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -51,7 +52,9 @@ class ProcessGroup(abc.ABC):
     """
 
     def __init__(self, index: int, size: int) -> None:
-        self._index, self._size = index, size
+        self._index, self._size, self._is_chief = index, size, index == 0
+        #: How many processes after each other are one here; see `of_replicas`.
+        self.together = 1
 
     @property
     def index(self) -> int:
@@ -66,7 +69,7 @@ class ProcessGroup(abc.ABC):
     @property
     def is_chief(self) -> bool:
         """Whether this process writes and prints for all."""
-        return self._index == 0
+        return self._is_chief
 
     @property
     def is_on_one_host(self) -> bool:
@@ -77,6 +80,18 @@ class ProcessGroup(abc.ABC):
     def own_name(self) -> str:
         """This process, for messages to people."""
         return "this process" if self._size == 1 else f"worker {self._index}"
+
+    def of_replicas(self, processes: int) -> ProcessGroup:
+        """Return the group in which so many processes after each other, of the same replicas, are one.
+
+        They make the same input. `gather` gives the bytes of the first of them; messages are still of all.
+        """
+        if processes == 1:
+            return self
+        group = copy.copy(self)
+        group._index, group._size = self._index // processes, self._size // processes
+        group.together = processes
+        return group
 
     def share_of(self, whole: Share, divide: Callable[[Share, int, int], Share]) -> Share:
         """Return this process' share of what all have; the whole in a lone process.
@@ -154,6 +169,14 @@ class ProcessGroup(abc.ABC):
         Args:
             data: of this process, of any size.
         """
+
+    def are_alike_in_replicas(self, data: bytes) -> bool:
+        """Return whether the processes of each replica have the same bytes; see `of_replicas`.
+
+        Args:
+            data: of this process.
+        """
+        return True
 
     @abc.abstractmethod
     def require_same(self, fingerprint: Mapping[str, object], what: str, besides: bytes = b"") -> list[bytes]:

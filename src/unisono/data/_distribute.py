@@ -316,7 +316,7 @@ class FunctionDataset(DistributedDataset):
         )
 
     def _placed(self) -> Iterator[PyTree]:
-        if self._group.size == 1:
+        if not self._mesh.spans_processes:
             return per_replica_elements(self._in_turn(), self._mesh)
         return elements_of_workers(self._in_turn(), self._mesh, self._group)
 
@@ -337,7 +337,7 @@ class FunctionDataset(DistributedDataset):
         """The number of elements; unknown where other workers make some of them."""
         sizes = [_cardinality_of(dataset) for dataset in self._datasets]
         # Another worker's input may be longer, and only reading it would show that.
-        if self._group.size > 1 or UNKNOWN in sizes:
+        if self._mesh.spans_processes or UNKNOWN in sizes:
             return UNKNOWN
         if INFINITE in sizes:
             return INFINITE

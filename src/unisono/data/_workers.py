@@ -23,7 +23,7 @@ from unisono._mesh import ReplicaMesh
 from unisono._types import PyTree
 from unisono._values import PerReplica
 from unisono.collectives._process_group import ProcessGroup
-from unisono.data._batches import ENDED, as_array, check_values
+from unisono.data._batches import ENDED, as_array, check_values, owned
 from unisono.data._dataset import Dataset
 from unisono.data._pipeline._streams import Generator
 from unisono.data._pipeline._structure import Element, TensorSpec, map_leaves
@@ -51,14 +51,31 @@ def elements_of_workers(
         present = [e for e in row if e is not ENDED]
         if present:
             structure = jax.tree.structure(present[0])
+        shapes = json.dumps([_shapes(e) for e in row]).encode()
+        if mesh.processes_per_replica > 1:
+            _require_same_rows(shapes, present, group)
         # Shapes alone are compared: rows are sent only where they differ.
-        if group.are_alike(json.dumps([_shapes(e) for e in row]).encode()):
+        if group.are_alike(shapes):
             if not present:
                 return
+            if mesh.num_replicas == 1:
+                yield jax.tree.map(lambda x: jax.device_put(owned(x), mesh.place_of(0)), row[0])
+                continue
             if len(present) == here and _equal_shapes(row):
                 yield jax.tree.map(lambda *leaves: _global(leaves, mesh), *row)
                 continue
         yield _ragged(row, structure, group.gather)
+
+
+def _require_same_rows(shapes: bytes, elements: Sequence[PyTree], group: ProcessGroup) -> None:
+    """Raise on all processes where two of one replica have other elements."""
+    values = [np.ascontiguousarray(x).tobytes() for x in jax.tree.leaves(elements)]
+    if not group.are_alike_in_replicas(b"".join([shapes, *values])):
+        raise InvalidArgumentError(
+            "All processes of a replica must make the same elements, for each has a part of the model. "
+            "Received: elements of other shapes or values. Choose them by `context.input_pipeline_id`, which "
+            "is the same for the processes of a replica, and seed what is drawn: `shuffle(1000, seed=1)`."
+        )
 
 
 def _as_arrays(element: PyTree) -> PyTree:
@@ -93,7 +110,9 @@ def values_of_workers(values: Sequence[PyTree], mesh: ReplicaMesh, group: Proces
         if all_parts[0].dtype.kind in "SU":
             columns.append(PerReplica(part.item() if part.ndim == 0 else part for part in all_parts))
         elif len({(part.shape, part.dtype) for part in all_parts}) == 1:
-            columns.append(_global(mine, mesh))
+            # The same on all processes of a replica.
+            same = [all_parts[i] for i in mesh.local_replicas] if mesh.processes_per_replica > 1 else mine
+            columns.append(_global(same, mesh))
         else:
             columns.append(PerReplica(all_parts))
     return jax.tree.unflatten(structure, columns)
@@ -122,6 +141,9 @@ def pipeline_of_worker(dataset: Dataset, group: ProcessGroup) -> Dataset:
         and HINT a pipeline that joins the batches which all workers read from their own files or shards; for
         OFF likewise of the data as each has them.
     """
+    if group.size == 1 and group.together > 1:
+        # A single replica, of which each process makes all rows.
+        return _shuffled_alike(dataset, group)
     return group.share_of(dataset, lambda _, count, i: _global_batches(dataset, count, i, group))
 
 

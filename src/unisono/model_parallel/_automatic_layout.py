@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec
 
 from unisono._types import PyTree
 from unisono.collectives._cross_device import CrossDeviceOps
+from unisono.collectives._process_group import ProcessGroup
 from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, cuts_and_reasons
 from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of, weight_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
@@ -68,10 +69,11 @@ class AutomaticStateLayout(CutStateLayout):
     Args:
         mesh: the devices of all replicas.
         ops: how gradients are reduced.
+        group: the processes that train together.
     """
 
-    def __init__(self, mesh: ReplicaGrid, ops: CrossDeviceOps) -> None:
-        super().__init__(mesh, UndecidedRule(), ops)
+    def __init__(self, mesh: ReplicaGrid, ops: CrossDeviceOps, group: ProcessGroup) -> None:
+        super().__init__(mesh, UndecidedRule(), ops, group)
         #: By path: the axis of each weight that is cut, for people.
         self.chosen: dict[str, int] = {}
         #: By path: why a weight is whole, for people.
@@ -195,7 +197,7 @@ class AutomaticStateLayout(CutStateLayout):
                 self._note_whole(variable)
                 continue
             cut = [MODEL_AXIS if i == axis else None for i in range(len(variable.shape))]
-            lie_as(variable, CutLayout(self._grid, PartitionSpec(*cut)))
+            lie_as(variable, self.cut_as(PartitionSpec(*cut)))
             self.chosen[variable.path] = axis
         for slot in slots:
             weight = weight_of(slot)

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from unisono.model_parallel._first_values import made
 from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.step._engines import UNSHARDED
+from unisono.step._keras_internals import stored_value
 from unisono.step._layout import (
     GradientReducer,
     Gradients,
@@ -42,7 +43,7 @@ from unisono.step._layout import (
     lie_as,
     own_layout,
 )
-from unisono.step._value_handle import DeferredValue, VariableValue, whole_value
+from unisono.step._value_handle import DeferredValue, ValueHandle, VariableValue, whole_value
 from unisono.training._chief_save import new_slot_reference
 
 _LOG = logging.getLogger("unisono")
@@ -143,9 +144,10 @@ class CutStateLayout(StateLayout):
         mesh: the devices of all replicas.
         rule: how each variable lies.
         ops: how gradients are reduced.
+        group: the processes that train together.
     """
 
-    def __init__(self, mesh: ReplicaGrid, rule: LayoutRule, ops: CrossDeviceOps) -> None:
+    def __init__(self, mesh: ReplicaGrid, rule: LayoutRule, ops: CrossDeviceOps, group: ProcessGroup) -> None:
         super().__init__(mesh)
         self._rule, self._ops = rule, ops
         #: By path: the bytes of weights that are not cut.
@@ -153,8 +155,30 @@ class CutStateLayout(StateLayout):
         #: True if a weight without a cut is whole on each device.
         self.notes_whole = True
         self._has_warned = False
-        self._grid = mesh
+        self._grid, self._group = mesh, group
         self._whole = CutLayout(mesh)
+
+    @property
+    def keeps_weights(self) -> bool:
+        return not self.needs_all
+
+    @property
+    def needs_all(self) -> bool:
+        return self._mesh.processes_per_replica > 1
+
+    def cut_as(self, cut: PartitionSpec) -> CutLayout:
+        """Return how a variable lies that is cut so."""
+        if not self.needs_all or not any(cut):
+            return CutLayout(self._grid, cut)
+        spanning: CutLayout = load("layout of replicas across processes")(self._grid, cut, group=self._group)
+        return spanning
+
+    def gather(self, variables: Iterable[keras.Variable]) -> None:
+        """Bring what lies in parts on several processes to the host of each; see `StateLayout.gather`."""
+        for variable in variables if self.needs_all else ():
+            held = stored_value(variable)
+            if isinstance(held, ValueHandle) and held.needs_all:
+                held.gather()
 
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         layout = own_layout(variable)
@@ -171,7 +195,7 @@ class CutStateLayout(StateLayout):
         """Let a new variable lie as it is cut."""
         cut = self._cut_of(variable)
         if any(cut):
-            lie_as(variable, CutLayout(self._grid, cut))
+            lie_as(variable, self.cut_as(cut))
 
     def begin(self, variable: keras.Variable, value: DeferredValue) -> Any:
         """Return the parts with which a variable begins that lies as it is cut; None for a whole one."""
@@ -293,10 +317,12 @@ def cut_layout(
             "`layout_map` cuts variables over the devices of a replica. Received: a map, and replicas of one "
             "device. Write `devices_per_replica=2`, for example, or leave the map out."
         )
-    plain = StateLayout(mesh)
+    plain, group = StateLayout(mesh), group or SingleProcessGroup()
     unsupported = {
+        f"state_layout={state_layout!r} across processes": state_layout != "mirrored"
+        and mesh.processes_per_replica > 1,
         f"sync={sync!r}": sync is not None,
-        f"cross_device_ops={ops!r}": ops._layout(plain, mesh, SingleProcessGroup()) is not plain,
+        f"cross_device_ops={ops!r}": ops._layout(plain, mesh, group) is not plain,
     }
     if received := next((name for name, is_given in unsupported.items() if is_given), None):
         raise UnsupportedError(
@@ -305,15 +331,13 @@ def cut_layout(
             f"{received}. Leave {received.partition('=')[0]} out."
         )
     if layout_map is None or layout_map == "auto":
-        cuts: CutStateLayout = load("layout by a model's program")(mesh, ops)
+        cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)
     else:
-        cuts = CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops)
+        cuts = CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops, group)
     # One replica has no others to share its state with.
     if state_layout == "mirrored" or mesh.num_replicas == 1:
         return cuts
     # Says where the part is absent on which both layouts are built.
     load("fully sharded layout")
-    divided: StateLayout = load("state in parts of several devices")(
-        state_layout, mesh, group or SingleProcessGroup(), cuts
-    )
+    divided: StateLayout = load("state in parts of several devices")(state_layout, mesh, group, cuts)
     return divided

@@ -1,13 +1,13 @@
 """A mesh of replicas of several devices each.
 
-Tests: tests/virtual/strategies/test_replica_grid.py.
+Tests: tests/unit/model_parallel/test_replica_grid.py, tests/virtual/strategies/test_replica_grid.py.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -51,14 +51,23 @@ class ReplicaGrid(ReplicaMesh):
                 f"{len(self.devices)} devices, {', '.join(map(str, self.devices))}. Write "
                 f"`devices_per_replica={_divisor(len(self.devices), self.size)}`, or name other `devices`."
             )
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        """Raise where a replica has some devices of a process, and others of another one."""
+        count = collections.Counter(d.process_index for d in self.devices)
         for number in range(self.num_replicas):
-            processes = sorted({d.process_index for d in self.devices_of(number)})
-            if len(processes) > 1:
-                raise InvalidArgumentError(
-                    "The devices of a replica must belong to one process. Received: devices_per_replica="
-                    f"{self.size}, which gives replica {number} devices of the processes {processes}. Choose "
-                    "a number that divides the devices of each process."
-                )
+            processes = self._processes_of(number)
+            is_within = len(processes) == 1 or sum(count[p] for p in processes) == self.size
+            if is_within and len(processes) == self.processes_per_replica:
+                continue
+            raise InvalidArgumentError(
+                "The devices of a replica must belong to one process, or be all devices of several, as many "
+                f"for each replica. Received: devices_per_replica={self.size}, which gives "
+                f"replica {number} devices of the processes {processes}, which have "
+                f"{', '.join(str(count[p]) for p in processes)}. Choose a number that divides the devices of "
+                "each process, or a multiple of these, with as many devices for each process."
+            )
 
     @property
     def devices_per_replica(self) -> int:
@@ -76,23 +85,43 @@ class ReplicaGrid(ReplicaMesh):
         return len(self.devices) // self.size
 
     @functools.cached_property
+    def processes_per_replica(self) -> int:
+        return len(self._processes_of(0))
+
+    def _processes_of(self, number: int) -> list[int]:
+        return sorted({d.process_index for d in self.devices_of(number)})
+
+    @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         own = jax.process_index()
-        return tuple(i for i in range(self.num_replicas) if self.devices_of(i)[0].process_index == own)
+        return tuple(i for i in range(self.num_replicas) if own in self._processes_of(i))
 
     @functools.cached_property
     def local_devices(self) -> tuple[jax.Device, ...]:
-        return tuple(itertools.chain.from_iterable(map(self.devices_of, self.local_replicas)))
+        own = jax.process_index()
+        return tuple(d for d in self.devices if d.process_index == own)
+
+    @functools.cached_property
+    def one_each(self) -> ReplicaMesh:
+        return ReplicaMesh(self.devices) if self.processes_per_replica > 1 else self
+
+    @functools.cached_property
+    def results(self) -> NamedSharding | None:
+        return self.replicated if self.processes_per_replica > 1 else None
 
     def devices_of(self, number: int) -> tuple[jax.Device, ...]:
         return self.devices[number * self.size : (number + 1) * self.size]
 
-    def place_of(self, number: int) -> NamedSharding:
+    def place_of(self, number: int) -> jax.Device | jax.sharding.Sharding:
+        # Of several processes each has a copy of its own, which `put` copies to its other devices.
+        if self.processes_per_replica > 1:
+            return self.local_devices[0]
         return NamedSharding(self.mesh_of(number), PartitionSpec())
 
     def copies(self, value: ArrayLike) -> tuple[ArrayLike, ...]:
-        if not self._lies_here(value):
-            return (value,) * len(self.local_replicas)
+        # What lies in parts on several processes is a `SpannedParts`, which is made whole to be read.
+        if not self._lies_here(value) or self.processes_per_replica > 1:
+            return (self.local(value),) * len(self.local_replicas)
         on = {s.device: s.data for s in value.addressable_shards}
         copies = []
         for number in self.local_replicas:
@@ -101,8 +130,18 @@ class ReplicaGrid(ReplicaMesh):
             copies.append(jax.make_array_from_single_device_arrays(value.shape, lies, parts))
         return tuple(copies)
 
+    def put_own(self, value: np.generic) -> jax.Array:
+        if self.processes_per_replica == 1:
+            return super().put_own(value)
+        # Processes of one replica say different things, too: an element for each device.
+        of_devices = NamedSharding(self.mesh, PartitionSpec((AXIS, MODEL_AXIS)))
+        shape = (len(self.devices),)
+        return jax.make_array_from_callback(shape, of_devices, lambda index: np.full(1, value))
+
     def local(self, array: jax.Array) -> jax.Array:
         """Return this process' copy of an array, which may be the parts of its first replica."""
+        if self.processes_per_replica > 1:
+            return super().local(array)
         is_cut = self.spans_processes and self._lies_here(array) and not array.is_fully_replicated
         # What is split over the replicas stays as it is.
         if not is_cut or AXIS in jax.tree.leaves(tuple(_spec_of(array))):

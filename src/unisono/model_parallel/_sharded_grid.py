@@ -156,7 +156,7 @@ class ShardedCutLayout(ShardedLayout):
         for variable in (*trained_variables(optimizer), *optimizer.variables):
             axis = self._axis_of(variable)
             if axis is not None:
-                lie_as(variable, CutLayout(self._grid, PartitionSpec(*[None] * axis, MODEL_AXIS)))
+                lie_as(variable, self._cuts.cut_as(PartitionSpec(*[None] * axis, MODEL_AXIS)))
             elif lies_in_parts(variable):
                 lie_whole(variable)
         self._version += 1

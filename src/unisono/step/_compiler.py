@@ -156,6 +156,9 @@ class Entry:
     def _compared(self) -> tuple[list[str], list[jax.Array]]:
         """Names and arrays of what all workers must hold alike after a step."""
         slots = [(i, s) for i, s in self._written if s.layout.spec == UNSHARDED]
+        if self.replicas.mesh.processes_per_replica > 1:
+            # Each process has its own parts of the others.
+            slots = [(i, s) for i, s in slots if self._arrays[i].is_fully_replicated]
         return [s.variable.path for _, s in slots], [self._arrays[i] for i, _ in slots]
 
     def _store_all(self, new: Sequence[jax.Array]) -> None:
@@ -184,8 +187,10 @@ class Entry:
         pairs: list[tuple[Slot, Any]] = [(s, _stored(s)) for s in new]
         pairs = [p for p in pairs if isinstance(p[1], AgreedHandle) or not isinstance(p[1], ValueHandle)]
         given = [x.token if isinstance(x, AgreedHandle) else x for _, x in pairs]
-        values: list[Any] = self.replicas.process_group.broadcast_arrays(given)
-        for (slot, own), value in zip(pairs, values, strict=True):
+        group = self.replicas.process_group
+        known = [False] * len(given)
+        equal: Any = group.equal_arrays(given, known, self._kind, "The variables of the step") or ()
+        for (slot, own), value in zip(pairs, equal, strict=True):
             agreed = own.agreed(value) if isinstance(own, AgreedHandle) else slot.layout.assigned(value)
             _store(slot, agreed)
             object.__setattr__(slot.variable, _IS_ALIKE, True)

@@ -46,6 +46,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         out_specs: the counterpart for `(outputs, state)`.
         process_group: the processes that run the step together; this one alone by default.
         donates: whether the step may reuse the memory of the state that it is given.
+        result_sharding: where all outputs go; None for where XLA computes them.
         executables: where an equal program of another step may have been compiled; None to compile it.
     """
 
@@ -58,6 +59,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         out_specs: PyTree = None,
         process_group: ProcessGroup | None = None,
         donates: bool = True,
+        result_sharding: jax.sharding.Sharding | None = None,
         executables: Executables | None = None,
     ) -> None:
         self._mesh, self._executables = mesh, executables
@@ -80,7 +82,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         self._compiled = jax.jit(
             with_token,
             donate_argnums=(0,) if self._donates else (),
-            out_shardings=(None, state_shardings, None),
+            out_shardings=(result_sharding, state_shardings, None),
             compiler_options=compiler_options(mesh.platform),
         )
         #: What is called: JAX's function, or a program that was compiled before.

@@ -34,6 +34,10 @@ _SEEDS = range(1 << 32)
 _IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
 
 
+#: True where code is traced for the shapes of its results alone.
+_FOR_SHAPES: ContextVar[bool] = ContextVar("unisono_for_shapes", default=False)
+
+
 class ValueHandle(abc.ABC):
     """Stands for a variable's array that lies elsewhere; becomes an array where it is read."""
 
@@ -53,6 +57,11 @@ class ValueHandle(abc.ABC):
     @abc.abstractmethod
     def is_deleted(self) -> bool:
         """Whether a step was given the array."""
+
+    def gather(self) -> None:
+        """Bring a value that all workers must read together to the host of each; all of them must call it."""
+        if self.needs_all:
+            raise NotImplementedError(type(self).__name__)
 
     @property
     def fill(self) -> float | None:
@@ -132,6 +141,11 @@ def in_parts() -> AbstractContextManager[object]:
     return set_for_block(_IN_PARTS, True)
 
 
+def for_shapes() -> AbstractContextManager[object]:
+    """Surround code that is traced for shapes: values that all workers must read together are not read."""
+    return set_for_block(_FOR_SHAPES, True)
+
+
 def as_read(value: VariableValue) -> Any:
     """Return what code gets that reads a variable.
 
@@ -141,7 +155,9 @@ def as_read(value: VariableValue) -> Any:
     Raises:
         ContextError: where this process may not read it now.
     """
-    return value.read() if isinstance(value, ValueHandle) and not _IN_PARTS.get() else value
+    if not isinstance(value, ValueHandle) or _IN_PARTS.get():
+        return value
+    return jnp.zeros(value.shape, value.dtype) if value.needs_all and _FOR_SHAPES.get() else value.read()
 
 
 class DeferredValue(AgreedHandle):

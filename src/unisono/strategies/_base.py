@@ -414,6 +414,11 @@ class Strategy(DeprecatedMethods, abc.ABC):
             )
         return self._from_function(dataset_fn, options or InputOptions())
 
+    @property
+    def _input_group(self) -> ProcessGroup:
+        """The processes that make input; those that feed the same replicas are one."""
+        return self._group
+
     def _shared_pipeline(self, dataset: object) -> UserValue:
         """Return the pipeline with which this worker makes the global batches.
 
@@ -428,7 +433,7 @@ class Strategy(DeprecatedMethods, abc.ABC):
         from unisono.data._dataset import Dataset
         from unisono.data._workers import pipeline_of_worker
 
-        return pipeline_of_worker(dataset, self._group) if isinstance(dataset, Dataset) else dataset
+        return pipeline_of_worker(dataset, self._input_group) if isinstance(dataset, Dataset) else dataset
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], object]) -> PyTree:
         """Return the `PerReplica` of what `value_fn` gives for each replica.

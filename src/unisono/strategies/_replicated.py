@@ -189,7 +189,12 @@ class ReplicatedStrategy(Strategy):
             step: of one replica.
             source: makes the elements, each for one replica.
             executables: programs of earlier loops.
+
+        Raises:
+            UnsupportedError: for replicas that span processes.
         """
+        if self._mesh.processes_per_replica > 1:
+            raise load("mistake")("steps of replicas across processes", self._mesh.devices_per_replica)
         # Loads Grain, which a strategy by itself does not need.
         from unisono.training.named_steps._replica_runner import ReplicaStepRunner
 
@@ -265,6 +270,10 @@ class ReplicatedStrategy(Strategy):
         results: tuple[PyTree, ...] = self._eager.local_results(value, self._mesh)
         return results
 
+    @property
+    def _input_group(self) -> ProcessGroup:
+        return self._group.of_replicas(self._mesh.processes_per_replica)
+
     def _split(self, dataset: object, options: InputOptions | None = None) -> DistributedDataset:
         # Imported where it is used: `fit` with arrays does without Grain and Orbax, which take 0.4 s.
         from unisono.data._distribute import SplitDataset
@@ -277,7 +286,7 @@ class ReplicatedStrategy(Strategy):
     ) -> DistributedDataset:
         from unisono.data._distribute import FunctionDataset
 
-        return FunctionDataset(dataset_fn, self._mesh, options, _not_in_replica, self._group)
+        return FunctionDataset(dataset_fn, self._mesh, options, _not_in_replica, self._input_group)
 
     def _values_from_function(self, value_fn: Callable[[ValueContext], object]) -> PyTree:
         replicas = self.num_replicas_in_sync
@@ -286,7 +295,7 @@ class ReplicatedStrategy(Strategy):
             return values[0]
         from unisono.data._workers import values_of_workers
 
-        return values_of_workers(values, self._mesh, self._group)
+        return values_of_workers(values, self._mesh, self._input_group)
 
     def __repr__(self) -> str:
         # The devices of all processes: the name is the same in the logs of each.

@@ -30,6 +30,7 @@ from unisono._system._task_reports import process_events
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
 from unisono.step._keras_internals import array_batches, epoch_iterator, stacks_batches, training_state
 from unisono.step._program import current_frame
+from unisono.step._value_handle import for_shapes
 from unisono.training._binding import (
     bind,
     check_no_distribution,
@@ -453,7 +454,8 @@ def _build(
     if strategy_of(self) is not None and current_frame() is None and has_stateful_step(self):
         prepare = load("variables of a step in TensorFlow's form")(self)
     if prepare is None:
-        original(self, iterator=iterator, data_batch=data_batch)
+        with for_shapes():
+            original(self, iterator=iterator, data_batch=data_batch)
         return
     prepare(next(next(iter(iterator))[2]) if data_batch is None else data_batch)
 

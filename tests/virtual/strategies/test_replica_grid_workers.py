@@ -4,6 +4,7 @@
 """
 
 import os
+import tracemalloc
 
 import keras
 import numpy as np
@@ -14,7 +15,10 @@ from tests.virtual.strategies import test_replica_grid as grids
 from tests.virtual.strategies.test_replica_grid import assert_close, compiled, cut_axis, data, trained, values
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
+from unisono.cluster._jax_process_group import HostCollectives
 from unisono.step._keras_internals import stored_value
+
+L = keras.layers
 
 pytestmark = pytest.mark.skipif("TF_CONFIG" not in os.environ, reason="needs a cluster")
 
@@ -78,6 +82,44 @@ def test_grid_first_values():
     assert len(set(np.asarray(sums).tolist())) == 1
 
 
+def test_grid_loads_weights_that_no_host_holds_whole(tmp_path, monkeypatch):
+    """Workers that have read a file compare digests of parts: nothing is sent, one part at a time is read."""
+    own = strategy()
+    with own.scope():
+        layers = [L.Dense(512, name=name) for i in range(3) for name in (f"{i}_up", f"{i}_down")]
+        model = keras.Sequential([keras.Input((512,)), *layers])
+        model.compile("sgd", "mse")
+    file = shared(tmp_path, "large.weights.h5")
+    model.save_weights(file)
+    keras.utils.set_random_seed(1 + own.worker_index)
+    for layer in layers:
+        layer.kernel.assign(keras.random.normal(layer.kernel.shape))
+    model.load_weights(file)
+    assert cut_axis(layers[0].kernel) == 1
+    sent, peaks = [], []
+    send, equal = HostCollectives._run, type(own.process_group).equal_arrays
+
+    def counted(self, program, data, size):
+        sent.append(size)
+        return send(self, program, data, size)
+
+    def measured(self, *args):
+        tracemalloc.start()
+        try:
+            return equal(self, *args)
+        finally:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+
+    monkeypatch.setattr(HostCollectives, "_run", counted)
+    monkeypatch.setattr(type(own.process_group), "equal_arrays", measured)
+    x = np.ones((8, 512), "float32")
+    model.fit(x, x, batch_size=8, verbose=0)
+    largest = layers[0].kernel.value.nbytes
+    assert sum(sent) < 20_000
+    assert max(peaks) < largest
+
+
 def test_grid_resumes(tmp_path):
     folder = shared(tmp_path, "backup")
     x, y = data(24)
@@ -97,8 +139,3 @@ def test_grid_resumes(tmp_path):
     for ours, theirs in zip(values(again), values(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert cut_axis(again.get_layer("layer_0_up").kernel) == 1
-
-
-def test_grid_devices_must_be_of_one_process():
-    with pytest.raises(unisono.InvalidArgumentError, match=r"must belong to one process.*replica 0"):
-        strategy(8)

@@ -153,8 +153,9 @@ class MultiWorkerFit:
         if not self._group.is_chief or not arguments.get("verbose", "auto"):
             return
         data = {k: size_of(arguments[k]) for k in ("x", "validation_data") if arguments.get(k) is not None}
-        counts = self._strategy.num_replicas_in_sync, self._group.size
-        text = run_summary(arguments, callbacks, data, self._strategy.mesh.platform, *counts)
+        mesh = self._strategy.mesh
+        counts = mesh.num_replicas, self._group.size, len(mesh.devices) // self._group.size
+        text = run_summary(arguments, callbacks, data, mesh.platform, *counts)
         # Not by each generation of a launch.
         if text != self._printed and process_events().is_new(text):
             # Not to stdout, which may be what the program computes.
@@ -224,11 +225,15 @@ def run_summary(
     platform: str,
     replicas: int,
     workers: int,
+    devices: int,
 ) -> str:
     """Return a block of lines about a call of `fit`.
 
+    Args:
+        devices: of a worker.
+
     >>> data = {"x": "ndarray (1797, 64)", "validation_data": "tuple (99, 64) (99,)"}
-    >>> print(run_summary({"batch_size": 50, "epochs": 3}, [], data, "cpu", 3, 3))
+    >>> print(run_summary({"batch_size": 50, "epochs": 3}, [], data, "cpu", 3, 3, 1))
     unisono: fit on 3 replicas: 3 workers, each with 1 cpu device
       global batch  50 rows, 16 or 17 for each replica
       data          ndarray (1797, 64)
@@ -249,10 +254,9 @@ def run_summary(
         "checkpoints": ", ".join(filter(None, map(_checkpoint, callbacks)))
         or 'none: a failure restarts training from scratch (BackupAndRestore("backup") resumes it)',
     }
-    devices = replicas // workers
     lines = [
-        f"unisono: fit on {replicas} replicas: {workers} workers, each with {devices} {platform} "
-        f"device{'s' if devices > 1 else ''}"
+        f"unisono: fit on {replicas} replica{'s' * (replicas > 1)}: {workers} workers, "
+        f"each with {devices} {platform} device{'s' * (devices > 1)}"
     ]
     return "\n".join([*lines, *(f"  {name:13} {value}" for name, value in rows.items() if value)])
 

@@ -64,8 +64,8 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             chosen by `communication_options`.
         sync: `LocalUpdates` lets each replica train by itself for some steps, between which nothing is sent.
             None averages the gradients of each step.
-        devices_per_replica: of how many devices of a process each replica consists, for models that do not
-            fit on one device.
+        devices_per_replica: of how many devices each replica consists, for models that do not fit on one:
+            devices of a process, or all devices of several.
         layout_map: along which axes variables are cut over the devices of a replica, as in
             `MirroredStrategy`.
 

@@ -21,7 +21,7 @@ from unisono.step._compiler import Entry
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._functional import ReplicatedStep, Slot
 from unisono.training.groups._batch_placement import BatchStager
-from unisono.training.groups._multi_step import multi_step_program
+from unisono.training.groups._multi_step import multi_step_program, smallest_of
 
 #: How the batches of a group lie on the replicas: each is split along its rows, or has an axis of replicas.
 _STACKED = PartitionSpec(None, AXIS)
@@ -58,6 +58,7 @@ class GroupedProgram:
         self.one.scopes.clear()
         replicas, slots = self.one.replicas, self._plan_slots
         outputs: list[Output] = []
+        axis = AXIS if replicas.num_replicas_in_sync > 1 else None
         proposed, (count, *batches) = (arrays[:1], arrays[1:]) if self.agrees else ([], arrays)
 
         def several(
@@ -71,7 +72,7 @@ class GroupedProgram:
             else:
                 number = self.slots if self.is_constant else count
                 results, new = multi_step_program(step, self.slots)(state, (number, batches))
-            return results, [jax.lax.pmin(x[0], AXIS) for x in proposed], new
+            return results, [smallest_of(x, axis) for x in proposed], new
 
         if self._is_split:
             specs = [s.layout.spec for s in slots]

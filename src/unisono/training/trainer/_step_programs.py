@@ -114,7 +114,8 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             rows = replicas.mesh.sharded if key.mode is Mode.JOINED else None
             whole, batch = group.choice.program(whole, batch, key.slots, rows)
         if key.slots > 1 and self.agree:
-            whole, batch, outputs = with_agreed_size(whole, AXIS), (SHARDED, batch), (outputs, UNSHARDED)
+            axis = AXIS if replicas.num_replicas_in_sync > 1 else None
+            whole, batch, outputs = with_agreed_size(whole, axis), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
@@ -127,6 +128,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             out_specs=(outputs, specs),
             process_group=replicas.process_group,
             donates=not key.keeps_state,
+            result_sharding=replicas.mesh.results,
         )
 
     def _merges_once(self, key: ProgramKey) -> bool:
