@@ -173,9 +173,6 @@ class ReplicaMesh:
 
         Args:
             value: a number; processes may give different ones.
-
-        Returns:
-            Shape `(replicas,)`, or `(devices,)` where replicas span processes.
         """
         return jax.make_array_from_callback(
             (self.num_replicas,), self.sharded, lambda index: np.full(1, value)

@@ -171,11 +171,7 @@ class ProcessGroup(abc.ABC):
         """
 
     def are_alike_in_replicas(self, data: bytes) -> bool:
-        """Return whether the processes of each replica have the same bytes; see `of_replicas`.
-
-        Args:
-            data: of this process.
-        """
+        """Return whether the processes of each replica have the same bytes; see `of_replicas`."""
         return True
 
     @abc.abstractmethod
