@@ -54,7 +54,7 @@ class ShardedCutLayout(ShardedLayout):
 
     def __init__(self, mesh: ReplicaGrid, group: ProcessGroup, cuts: CutStateLayout) -> None:
         super().__init__(mesh, group)
-        self._grid, self._cuts = mesh, cuts
+        self._cuts = cuts
         #: Optimizers of weights of which it is not known yet how they are cut.
         self._waiting: weakref.WeakSet[keras.Optimizer] = weakref.WeakSet()
 
