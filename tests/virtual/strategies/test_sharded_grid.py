@@ -144,17 +144,23 @@ def test_first_values_are_those_of_one_device(layout):
 
 def test_a_first_value_is_whole_on_no_device(monkeypatch):
     """The initializer runs in a program of all devices of a replica, and each makes its part."""
+    from unisono.model_parallel import _first_values
     from unisono.step._value_handle import DeferredValue
 
     made = []
-    whole = DeferredValue.whole
 
-    def noted(self):
-        value = whole(self)
-        made.append((self.shape, isinstance(value, jax.core.Tracer)))
-        return value
+    def noted(original):
+        def make(self, *seed):
+            value = original(self, *seed)
+            made.append((self.shape, isinstance(value, jax.core.Tracer)))
+            return value
 
-    monkeypatch.setattr(DeferredValue, "whole", noted)
+        return make
+
+    for kind, name in ((DeferredValue, "whole"), (_first_values.FirstValueProgram, "drawn")):
+        monkeypatch.setattr(kind, name, noted(getattr(kind, name)))
+    # Of other tests.
+    _first_values._compiled.cache_clear()
     model = compiled(grid("fully_sharded"))
     assert model.get_layer("up").kernel.shape == (INPUTS, WIDTH)
     assert ((INPUTS, WIDTH), True) in made
