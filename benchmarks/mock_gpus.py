@@ -3,12 +3,14 @@
     pip install jax-cuda12-plugin jax-cuda12-pjrt    # in the version of JAX; without NVIDIA's libraries
     python benchmarks/mock_gpus.py [--gpus 2 8 64] [--workload transformer]
     python benchmarks/mock_gpus.py --platform cpu --gpus 2 8    # virtual CPU devices, to try this program
+    python benchmarks/mock_gpus.py --gpus 8 --devices-per-replica 2    # replicas of two GPUs
 
 The step is traced on as many virtual CPU devices, which the library takes for GPUs, and lowered for CUDA.
 XLA then compiles it for a topology of H200s (`jax.experimental.topologies`), of 8 in each host, from a
 description of the GPU. Kernels that are chosen by measurement on a GPU are chosen by rules instead;
 collectives, the schedule and memory are as for the real devices. A process for each number of GPUs compiles
-the step of each layout, and the table counts in its text:
+the step of each layout; with `--devices-per-replica` that of replicas which share the weights as the model's
+program says. The table counts in its text:
 
 - collectives, and the bytes of their results on a GPU;
 - pairs of a start and an end, and how many of them have computation in between, which hides the exchange;
@@ -125,17 +127,18 @@ def size_of(shape):
     return total
 
 
-def lowered_for(workload, layout, devices, target):
-    """The lowered training step of a workload on all devices.
+def lowered_for(workload, layout, devices, target, per_replica=1):
+    """The lowered training step of a workload on all devices, with as many rows for each.
 
     Args:
         target: the platform, in JAX' words: `"cuda"` or `"cpu"`.
+        per_replica: how many devices a replica has.
     """
     import keras
     import workloads
 
     from unisono._mesh import ReplicaMesh
-    from unisono.strategies._replicated import ReplicatedStrategy, layout_of
+    from unisono.strategies._replicated import ReplicatedStrategy, layout_of, mesh_of
     from unisono.step._dispatch import CompiledStep
     from unisono.training.trainer._lowered_step import lowered_step
 
@@ -150,7 +153,7 @@ def lowered_for(workload, layout, devices, target):
         """The strategy of these devices, with a layout."""
 
         def __init__(self):
-            super().__init__(ReplicaMesh(tuple(devices)))
+            super().__init__(mesh_of(tuple(devices), per_replica))
             self._state_layout = layout_of(layout, self.cross_device_ops, None, self._mesh, self._group)
 
     keras.utils.clear_session()
@@ -193,15 +196,16 @@ def compiled_for_gpus(lowered, count, xla):
     return program.to_string(), done.get_compiled_memory_stats()
 
 
-def measure(workload, layout, devices, platform, xla):
+def measure(workload, layout, devices, platform, xla, per_replica=1):
     """A line of the table, as values for JSON."""
-    lowered = lowered_for(workload, layout, devices, "cuda" if platform == "gpu" else "cpu")
+    lowered = lowered_for(workload, layout, devices, "cuda" if platform == "gpu" else "cpu", per_replica)
     if platform == "gpu":
         text, plan = compiled_for_gpus(lowered, len(devices), xla)
     else:
         step = lowered.compile()
         text, plan = step.as_text(), step.memory_analysis()
-    values = vars(Collectives.of(text)) | {"gpus": len(devices), "layout": layout}
+    name = layout if per_replica == 1 else f"{layout}, {per_replica} a replica"
+    values = vars(Collectives.of(text)) | {"gpus": len(devices), "layout": name}
     return values | {"arguments": plan.argument_size_in_bytes, "temporary": plan.temp_size_in_bytes}
 
 
@@ -231,7 +235,10 @@ def lines_of(options, count):
     env = os.environ | {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "3", "PJRT_NPROC": str(2 * count)}
     env |= {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [*command, "--workload", options.workload, *(f"--xla={k}={v}" for k, v in options.xla)],
+        [
+            *command, "--workload", options.workload, *(f"--xla={k}={v}" for k, v in options.xla),
+            "--devices-per-replica", str(options.devices_per_replica),
+        ],
         env=env, stdout=subprocess.PIPE, text=True, check=False, timeout=LIMIT,
     )  # fmt: skip
     if done.returncode:
@@ -260,6 +267,7 @@ def main():
         "--xla", type=lambda text: tuple(text.split("=", 1)), action="append", default=[],
         metavar="NAME=VALUE", help="an option of XLA's compiler; may be given several times",
     )  # fmt: skip
+    parser.add_argument("--devices-per-replica", type=int, default=1, metavar="N")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -270,8 +278,11 @@ def main():
         devices = start(count)
         if options.platform == "gpu":
             check_plugin()
-        for layout in LAYOUTS:
-            found = measure(options.workload, layout, devices, options.platform, dict(options.xla))
+        per_replica = options.devices_per_replica
+        for layout in LAYOUTS if per_replica == 1 else LAYOUTS[:1]:
+            found = measure(
+                options.workload, layout, devices, options.platform, dict(options.xla), per_replica
+            )
             print(json.dumps(found), flush=True)
         return
     print(table([line for count in options.gpus for line in lines_of(options, count)]))

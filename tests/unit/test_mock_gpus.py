@@ -74,6 +74,8 @@ def test_a_program_is_lowered_for_cuda_with_virtual_devices(tmp_path):
         "lowered = mock_gpus.lowered_for('mlp', 'mirrored', devices, 'cuda')\n"
         "text = lowered.as_text()\n"
         "print(text.count('stablehlo.all_reduce'), text.count('collective_permute'))\n"
+        "text = mock_gpus.lowered_for('mlp', 'mirrored', devices, 'cuda', 2).as_text()\n"
+        "print(text.count('{\\\"model\\\"}'))\n"
     )
     env = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PJRT_NPROC": "8"}
     env["PYTHONPATH"] = os.pathsep.join([str(FOLDER), env.get("PYTHONPATH", "")])
@@ -81,7 +83,9 @@ def test_a_program_is_lowered_for_cuda_with_virtual_devices(tmp_path):
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    reduces, permutes = map(int, done.stdout.split())
+    reduces, permutes, parts = map(int, done.stdout.split())
     # Not the exchange of partners that is faster on CPUs.
     assert reduces >= 1
     assert permutes == 0
+    # Weights in parts on the devices of a replica.
+    assert parts > 0

@@ -1,5 +1,7 @@
 """The TPU's resolver and initialisation, on CPU devices given by hand."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -43,21 +45,61 @@ def test_a_part_of_the_cores(four):
     assert experimental.shutdown_tpu_system(four) is None
 
 
-def test_a_replica_is_one_core(four):
+def test_replicas_of_several_cores(four):
+    experimental = unisono.tpu.experimental
+    topology = experimental.initialize_tpu_system(four)
+    assignment = experimental.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=2)
+    assert (assignment.num_replicas, assignment.num_cores_per_replica) == (2, 2)
+    assert [str(d) for d in assignment.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    pairs = [[[3, 0, 0, 0], [1, 0, 0, 0]], [[0, 0, 0, 0], [2, 0, 0, 0]]]
+    strategy = unisono.TPUStrategy(four, experimental.DeviceAssignment(topology, pairs))
+    assert strategy.num_replicas_in_sync == 2
+    assert [str(d) for d in strategy.mesh.devices_of(0)] == ["cpu:3", "cpu:1"]
+    assert unisono.TPUStrategy(four, experimental_spmd_xla_partitioning=True).num_replicas_in_sync == 4
+
+
+def v3_8():
+    """The topology of a TPU with 2 x 2 chips of two cores, as JAX describes its devices."""
+    places = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
+    cores = [types.SimpleNamespace(coords=p[:3], core_on_chip=p[3], process_index=0) for p in places]
+    return unisono.tpu.experimental.Topology(tuple(cores))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "replicas", "first_cores"),
+    [
+        # What TensorFlow 2.21 returns, of each replica the first core.
+        ([1, 1, 1, 2], None, 4, [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0]]),
+        ([1, 2, 1, 2], None, 2, [[0, 0, 0, 0], [1, 0, 0, 0]]),
+        (None, None, 4, [[0, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 1]]),
+        ([1, 1, 1, 1], [2, 1, 1, 1], 4, [[0, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0], [1, 0, 0, 1]]),
+    ],
+)
+def test_blocks_of_cores_lie_as_in_tensorflow(shape, stride, replicas, first_cores):
+    build = unisono.tpu.experimental.DeviceAssignment.build
+    assignment = build(v3_8(), shape, stride, replicas)
+    assert assignment.core_assignment[:, 0].tolist() == first_cores
+    assert len(assignment.devices) == replicas * assignment.num_cores_per_replica
+
+
+def test_blocks_that_do_not_fit(four):
     build = unisono.tpu.experimental.DeviceAssignment.build
     topology = unisono.tpu.experimental.initialize_tpu_system(four)
-    for wrong in ({"computation_shape": [2, 1, 1, 1]}, {"num_replicas": 5}, {"num_replicas": 0}):
+    wrong = [{"computation_shape": [2, 1, 1, 1], "num_replicas": 3}, {"num_replicas": 5}, {"num_replicas": 0}]
+    wrong += [{"computation_shape": [2, 1, 1]}, {"computation_shape": [2, 0, 1, 1]}]
+    wrong += [{"computation_stride": [0, 1, 1, 1]}]
+    for options in wrong:
         with pytest.raises(ValueError, match="Received"):
-            build(topology, **wrong)
-    for places in ([[[0, 0, 0]]], [[[0, 0, 0, 0], [1, 0, 0, 0]]]):
-        with pytest.raises(ValueError, match="Received"):
-            unisono.tpu.experimental.DeviceAssignment(topology, places)
-    with pytest.raises(ValueError, match="must have a core"):
-        _ = unisono.tpu.experimental.DeviceAssignment(topology, [[[9, 0, 0, 0]]]).devices
+            build(topology, **options)
+    with pytest.raises(ValueError, match=r"from 1 to 0: .* mesh of shape \[2, 2, 1, 2\]"):
+        build(v3_8(), [1, 2, 2, 2])
+    with pytest.raises(ValueError, match=r"the shape \(replicas, cores per replica, 4\)"):
+        unisono.tpu.experimental.DeviceAssignment(topology, [[[0, 0, 0]]])
+    for places, message in (([[[9, 0, 0, 0]]], "must have a core"), ([[[1, 0, 0, 0]] * 2], "twice")):
+        with pytest.raises(ValueError, match=message):
+            _ = unisono.tpu.experimental.DeviceAssignment(topology, places).devices
     with pytest.raises(TypeError, match="initialize_tpu_system"):
         unisono.tpu.experimental.DeviceAssignment("v3-8", [[[0, 0, 0, 0]]])
-    with pytest.raises(ValueError, match="one core"):
-        unisono.TPUStrategy(four, experimental_spmd_xla_partitioning=True)
     with pytest.raises(TypeError, match="TPUClusterResolver"):
         unisono.TPUStrategy("grpc://10.0.0.1:8470")
 
@@ -69,8 +111,8 @@ def test_logical_devices(four):
     assert strategy.experimental_replicate_to_logical_devices(x) is x
     with pytest.raises(ValueError, match="logical_device_id=1"):
         strategy.experimental_assign_to_logical_device(x, 1)
-    for parts in ([2, 1], [1]):
-        with pytest.raises(ValueError, match=r"Write \[1, 1\]"):
+    for parts, message in (([2, 1], r"Write \[1, 1\]"), ([1], "rank of the tensor, 2")):
+        with pytest.raises(ValueError, match=message):
             strategy.experimental_split_to_logical_devices(x, parts)
 
 

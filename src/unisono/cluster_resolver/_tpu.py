@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,11 @@ class Topology:
         return shape
 
     @property
+    def _is_line(self) -> bool:
+        """True if the devices are no TPU cores, and have numbers along x alone."""
+        return not any(hasattr(device, "coords") for device in self.devices)
+
+    @property
     def device_coordinates(self) -> np.ndarray:
         """The places of all cores, of shape `(tasks, cores per task, 4)`."""
         places = [coordinates_of(device, i) for i, device in enumerate(self.devices)]
@@ -85,15 +91,16 @@ class DeviceOrderMode(enum.IntEnum):
 
 
 class DeviceAssignment:
-    """Which cores of a TPU are the replicas.
+    """Which cores of a TPU are the replicas, one or several for each.
 
     Args:
         topology: as `initialize_tpu_system` returns it.
-        core_assignment: places of shape `(replicas, 1, 4)`: a replica is one core.
+        core_assignment: places of shape `(replicas, cores per replica, 4)`. The cores of a replica are its
+            logical devices, in this order.
 
     Raises:
         InvalidTypeError: when `topology` is not a `Topology`.
-        InvalidArgumentError: for another shape, several cores in a replica, or a place without a core.
+        InvalidArgumentError: for another shape.
 
     >>> from unisono.spi import resolve_devices
     >>> topology = Topology(resolve_devices(["cpu:0", "cpu:1"]))
@@ -110,14 +117,9 @@ class DeviceAssignment:
         places = np.asarray(core_assignment, np.int32)
         if places.ndim != 3 or places.shape[2] != topology.mesh_rank or not places.size:
             raise InvalidArgumentError(
-                f"`core_assignment` must have the shape (replicas, 1, {topology.mesh_rank}). Received: shape "
-                f"{places.shape}. Write `DeviceAssignment.build(topology, num_replicas=2)`, for example."
-            )
-        # A strategy maps replicas to devices one by one: models over several cores are not supported.
-        if places.shape[1] != 1:
-            raise InvalidArgumentError(
-                f"A replica is one core. Received: {places.shape[1]} cores per replica. Split the cores into "
-                "replicas of one core each: `DeviceAssignment.build(topology, num_replicas=...)`."
+                f"`core_assignment` must have the shape (replicas, cores per replica, {topology.mesh_rank}). "
+                f"Received: shape {places.shape}. Write `DeviceAssignment.build(topology, num_replicas=2)`, "
+                "for example."
             )
         self.topology, self.core_assignment = topology, places
 
@@ -128,24 +130,29 @@ class DeviceAssignment:
 
     @property
     def num_cores_per_replica(self) -> int:
-        """How many cores a replica has: one."""
-        return 1
+        """How many cores a replica has."""
+        return int(self.core_assignment.shape[1])
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """The cores, in replica order.
+        """The cores of the first replica, then of the second, and so on.
 
         Raises:
-            InvalidArgumentError: for a place without a core.
+            InvalidArgumentError: for a place without a core, or a place given twice.
         """
         every = {coordinates_of(d, i): d for i, d in enumerate(self.topology.devices)}
         devices = []
-        for place in self.core_assignment[:, 0].tolist():
+        for place in self.core_assignment.reshape(-1, self.topology.mesh_rank).tolist():
             if tuple(place) not in every:
                 raise InvalidArgumentError(
                     f"Each place must have a core. Received: {place}. There are: {sorted(every)}."
                 )
             devices.append(every[tuple(place)])
+            if devices.count(devices[-1]) > 1:
+                raise InvalidArgumentError(
+                    f"A core must be in one replica, once. Received: {place} twice. There are: "
+                    f"{sorted(every)}."
+                )
         return tuple(devices)
 
     @classmethod
@@ -157,28 +164,75 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> DeviceAssignment:
-        """Return an assignment of the first cores.
+        """Return an assignment of blocks of neighbouring cores.
+
+        Devices that are no TPU cores, with which a program is tried, have no neighbours: a replica gets as
+        many consecutive ones as its block has cores, whatever the form of the block.
 
         Args:
             topology: as `initialize_tpu_system` returns it.
-            computation_shape: cores of a replica along each dimension; all 1.
-            computation_stride: accepted for TensorFlow's signature.
-            num_replicas: how many cores.
-            device_order_mode: accepted for it, too.
+            computation_shape: how many cores a replica has along each of the 4 dimensions; all 1 by default.
+            computation_stride: how far apart these are; all 1 by default.
+            num_replicas: how many blocks.
+            device_order_mode: accepted for TensorFlow's signature.
 
         Raises:
-            InvalidArgumentError: for replicas of several cores, or more replicas than cores.
+            InvalidArgumentError: for sizes that are not positive, or blocks that do not fit.
+
+        >>> topology = initialize_tpu_system(TPUClusterResolver(devices=["cpu:0", "cpu:1"]))
+        >>> DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2]).num_cores_per_replica
+        2
         """
-        if computation_shape is not None and any(size != 1 for size in computation_shape):
+        shape = _sizes("computation_shape", computation_shape, topology)
+        stride = _sizes("computation_stride", computation_stride, topology)
+        mesh = topology.mesh_shape
+        if topology._is_line:
+            fitting = len(topology.devices) // int(shape.prod())
+        else:
+            fitting = int((mesh // (shape * stride) * stride).prod())
+        if not 1 <= num_replicas <= fitting:
             raise InvalidArgumentError(
-                f"A replica is one core. Received: computation_shape={computation_shape!r}. Leave it out."
+                f"`num_replicas` must be from 1 to {fitting}: so many replicas with computation_shape="
+                f"{shape.tolist()} and computation_stride={stride.tolist()} fit in a TPU mesh of shape "
+                f"{mesh.tolist()}. Received: num_replicas={num_replicas}. Write a smaller number or shape."
             )
-        cores = topology.device_coordinates.reshape(-1, 1, topology.mesh_rank)
-        if not 1 <= num_replicas <= len(cores):
-            raise InvalidArgumentError(
-                f"`num_replicas` must be from 1 to {len(cores)}. Received: num_replicas={num_replicas}."
-            )
-        return cls(topology, cores[:num_replicas])
+        if topology._is_line:
+            cores = topology.device_coordinates.reshape(-1, topology.mesh_rank)
+            return cls(topology, cores[: num_replicas * shape.prod()].reshape(num_replicas, -1, mesh.size))
+        return cls(topology, _blocks(mesh, shape, stride, num_replicas))
+
+
+def _sizes(name: str, given: Sequence[int] | None, topology: Topology) -> np.ndarray:
+    """Return a number for each dimension of a topology."""
+    rank = topology.mesh_rank
+    sizes = np.asarray([1] * rank if given is None else given, np.int32)
+    if sizes.shape != (rank,) or (sizes < 1).any():
+        raise InvalidArgumentError(
+            f"`{name}` must have a positive number for each of the {rank} dimensions of the topology. "
+            f"Received: {name}={given!r}. Write {[1] * (rank - 1) + [2]}, for example."
+        )
+    return sizes
+
+
+def _blocks(mesh: np.ndarray, shape: np.ndarray, stride: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of replicas whose cores are blocks of a mesh: `(replicas, cores, dimensions)`.
+
+    As TensorFlow's `device_assignment` without rings: replicas are packed as close to a cube as possible, and
+    are counted over the cores of a chip first.
+    """
+    footprint, rank = shape * stride, mesh.size
+    limits = (mesh // footprint * stride).tolist()
+    replicas, remaining = [0] * rank, count
+    # The most limited dimension first; of equal ones the cores of a chip, then x, y and z.
+    order = sorted(range(rank), key=lambda i: (limits[i], (i + 1) % rank))
+    for left, i in zip(range(rank, 0, -1), order, strict=True):
+        replicas[i] = min(math.ceil(remaining ** (1 / left)), limits[i])
+        remaining = -(-remaining // replicas[i])
+    within = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, rank) * stride
+    counted = np.unravel_index(np.arange(count), [*reversed(replicas[:-1]), replicas[-1]])
+    places = np.stack([*reversed(counted[:-1]), counted[-1]], -1)
+    starts = places // stride * footprint + places % stride
+    return np.asarray(starts[:, None] + within[None], np.int32)
 
 
 class HardwareFeature:
