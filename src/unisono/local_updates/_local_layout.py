@@ -31,10 +31,11 @@ import numpy as np
 
 from unisono._context import ReplicaEngine, current, entered
 from unisono._errors import BackendError, ContextError, InvalidArgumentError
-from unisono._mesh import ReplicaMesh, exchange_devices
+from unisono._mesh import AXIS, ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import own_ops
 from unisono.collectives._process_group import ProcessGroup
+from unisono.local_updates._weights_of_slots import note_weight, noting_weights, weight_of
 from unisono.sharding._sharded_layout import PartsLayout, updated_parts
 from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
@@ -75,14 +76,19 @@ class RowsLayout(ShardedVariableLayout):
         return np.asarray(own).reshape(self.shape[1:])
 
     def from_file(self, saved: np.ndarray) -> np.ndarray:
-        """Return rows for this number of replicas, of those of another one or of a file's only one."""
-        if saved.shape == self.shape[1:]:
-            return np.broadcast_to(saved, self.shape)
-        is_other = saved.shape[1:] == self.shape[1:] and saved.shape != self.shape
-        return saved[np.arange(self.shape[0]) % len(saved)] if is_other else saved
+        """Return rows for this number of replicas."""
+        return fitted_rows(self.shape, saved)
 
 
-def _first_row(shape: tuple[int, ...], saved: np.ndarray) -> np.ndarray:
+def fitted_rows(shape: tuple[int, ...], saved: np.ndarray) -> np.ndarray:
+    """Return rows of a shape, of those for another number of replicas or of a file's only one."""
+    if saved.shape == shape[1:]:
+        return np.broadcast_to(saved, shape)
+    is_other = saved.shape[1:] == shape[1:] and saved.shape != shape
+    return saved[np.arange(shape[0]) % len(saved)] if is_other else saved
+
+
+def first_row(shape: tuple[int, ...], saved: np.ndarray) -> np.ndarray:
     """Return the first of saved rows; any other value as it is."""
     row: np.ndarray = saved[0] if saved.shape[1:] == shape and saved.shape != shape else saved
     return row
@@ -145,6 +151,7 @@ class Turn(NamedTuple):
         others: places of what is joined with it.
         rules: how each of the others becomes one.
         values: places of the outer optimizer's variables.
+        cuts: how weights and others lie on the devices of each replica; None for replicas of one device.
     """
 
     outer: keras.Optimizer | None
@@ -152,6 +159,7 @@ class Turn(NamedTuple):
     others: list[tuple[int, int]]
     rules: list[Merge]
     values: list[tuple[int, int]]
+    cuts: tuple[list[Any], list[Any]] | None = None
 
     def of(self, state: Sequence[Sequence[Any]]) -> Taken:
         """Return weights, others and values of a state."""
@@ -168,7 +176,14 @@ class Turn(NamedTuple):
 
     def exchanged(self, taken: Taken, engine: ReplicaEngine) -> Taken:
         """Return what all replicas continue from, in the trace of one of them; one message."""
-        return self.joined(taken, engine.all_reduce(ReduceOp.SUM, self.to_send(taken, engine)), engine)
+        sums = functools.partial(engine.all_reduce, ReduceOp.SUM)
+        if self.cuts is not None:
+            # Part by part: to pack whole arrays, XLA would gather them.
+            axes = {*jax.sharding.get_abstract_mesh().axis_names} - {AXIS}
+            sums = jax.shard_map(
+                sums, in_specs=(self.cuts,), out_specs=self.cuts, axis_names=axes, check_vma=False
+            )
+        return self.joined(taken, sums(self.to_send(taken, engine)), engine)
 
     def to_send(self, taken: Taken, engine: ReplicaEngine) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return what a replica adds to the sums over all, of weights and of the others."""
@@ -246,6 +261,10 @@ class LocalLayout(PartsLayout):
     def added(self, optimizer: keras.Optimizer) -> _OuterState:
         """Return what `extend` has added to an optimizer."""
         return self._added[optimizer]
+
+    def pair(self, variable: keras.Variable, rule: Merge) -> PairLayout:
+        """Return how a variable lies that replicas change apart."""
+        return PairLayout(self._mesh, rule)
 
     def extend(self, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
         """Give an optimizer a row for each replica, and the outer optimizer's variables.
@@ -409,11 +428,13 @@ def _fragment(
     """Return a fragment, whose outer optimizer's variables are now the inner one's, too."""
     outer, first = sync._new_outer(), len(optimizer.variables)
     if outer is not None:
-        outer.build([weights[i] for i in places])
+        with noting_weights(outer):
+            outer.build([weights[i] for i in places])
     for number, variable in enumerate([] if outer is None else outer.variables, first - steps - 1):
         initial = functools.partial(_value_of, variable)
         # Not by a name in which Keras counts the models of the program.
-        optimizer.add_variable(variable.shape, initial, variable.dtype, name=f"outer_{number}")
+        added = optimizer.add_variable(variable.shape, initial, variable.dtype, name=f"outer_{number}")
+        note_weight(added, weight_of(variable))
     return Fragment(places, outer, list(range(first, len(optimizer.variables))))
 
 
@@ -445,4 +466,4 @@ class LoneLayout(StateLayout):
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Note that the variable has a row for each of several replicas."""
-        lie_as(variable, FittedLayout(self._mesh, functools.partial(_first_row, tuple(variable.shape))))
+        lie_as(variable, FittedLayout(self._mesh, functools.partial(first_row, tuple(variable.shape))))

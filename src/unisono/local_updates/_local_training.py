@@ -43,7 +43,6 @@ from unisono.local_updates._local_phase import (
     PhaseEnd,
     Place,
     rows_in_parts,
-    rows_on_replicas,
     turn_of,
     when_exchanged,
 )
@@ -113,13 +112,12 @@ class LocalState(FitState):
 
     def _layouts_of_state(self) -> tuple[list[VariableLayout], ...]:
         super()._layouts_of_state()
-        mesh = self._replicas.mesh
         rules = LocalStep(self._model, self._replicas, self._task).rules()
         layouts: list[list[VariableLayout]] = []
         for number, part in enumerate(variables_of(self._model, self._task)):
             layouts.append(
                 [
-                    PairLayout(mesh, rule)
+                    self.local.pair(variable, rule)
                     if number == TRAINABLE or (rule in _MERGED and number != OPTIMIZER)
                     else self._layout.of(variable)
                     for variable, rule in zip(part, rules[number], strict=True)
@@ -190,7 +188,11 @@ class LocalState(FitState):
         """Return what the exchange of a fragment changes: the last one's that of all but weights, too."""
         fragments = self.local.added(self._model.optimizer).fragments
         is_last = number == len(fragments) - 1
-        return turn_of(self._model, fragments[number], self.joined() if is_last else [])
+        turn = turn_of(self._model, fragments[number], self.joined() if is_last else [])
+        if self._replicas.mesh.devices_per_replica == 1:
+            return turn
+        weights, others = ([self._layouts[p][i].cut for p, i in ps] for ps in (turn.weights, turn.others))  # type: ignore[attr-defined]
+        return turn._replace(cuts=(weights, others))
 
     def _exchanged_if(
         self,
@@ -248,7 +250,9 @@ class LocalState(FitState):
         self.held = HeldState(tuple(values))
         for (p, i), rows in phase.rows.items():
             held = stored_value(parts[p][i])
-            values[p][i] = mesh.put(held, mesh.replicated), rows_on_replicas(mesh, rows)
+            lies: Any = self._layouts[p][i].sharding
+            shared, own = lies
+            values[p][i] = mesh.put(held, shared), mesh.put(np.asarray(rows), own)
             returned[p].see(i, held)
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:

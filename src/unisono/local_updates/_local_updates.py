@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import keras
 
 from unisono._checks import whole_number
-from unisono._errors import InvalidArgumentError, InvalidTypeError
+from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from unisono._mesh import ReplicaMesh
 from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import LocalLayout, LoneLayout
@@ -114,6 +114,8 @@ class LocalUpdates(Synchronization):
         """
         if self._is_synchronous:
             return layout
+        if mesh.devices_per_replica > 1:
+            return self._layout_of_grid(layout, mesh, group)
         if type(layout) is not StateLayout:
             raise InvalidArgumentError(
                 "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
@@ -123,6 +125,26 @@ class LocalUpdates(Synchronization):
         is_alone = mesh.num_replicas == 1
         phases = LocalPhases()
         return LoneLayout(mesh, self, phases) if is_alone else LocalLayout(mesh, group, self, phases)
+
+    def _layout_of_grid(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
+        """Return the state layout of replicas of several devices; see `_layout`.
+
+        Raises:
+            UnsupportedError: where fragments are exchanged beside the steps, or by several processes.
+        """
+        if self.overlap or mesh.spans_processes:
+            received = f"{self!r} and devices_per_replica={mesh.devices_per_replica}"
+            raise UnsupportedError(
+                "Replicas of several devices train apart within a process, and wait for each exchange. "
+                f"Received: {received}{' on several workers' * mesh.spans_processes}. Leave `overlap` out, "
+                "or take replicas of one device."
+            )
+        from unisono.local_updates._local_cut_layout import LocalCutLayout, LoneCutLayout
+
+        phases = LocalPhases()
+        if mesh.num_replicas == 1:
+            return LoneCutLayout(layout, mesh, self, phases)
+        return LocalCutLayout(layout, mesh, group, self, phases)
 
     def _split(self, sizes: Sequence[int]) -> list[list[int]]:
         """Return for each fragment which weights it has, by their places.

@@ -321,7 +321,7 @@ def cut_layout(
     unsupported = {
         f"state_layout={state_layout!r} across processes": state_layout != "mirrored"
         and mesh.processes_per_replica > 1,
-        f"sync={sync!r}": sync is not None,
+        f"state_layout={state_layout!r} with a `sync`": state_layout != "mirrored" and sync is not None,
         f"cross_device_ops={ops!r}": ops._layout(plain, mesh, group) is not plain,
     }
     if received := next((name for name, is_given in unsupported.items() if is_given), None):
@@ -334,6 +334,8 @@ def cut_layout(
         cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)
     else:
         cuts = CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops, group)
+    if sync is not None:
+        return sync._layout(cuts, mesh, group)
     # One replica has no others to share its state with.
     if state_layout == "mirrored" or mesh.num_replicas == 1:
         return cuts

@@ -105,11 +105,19 @@ def _assign(
     if isinstance(held, ValueHandle):
         store_value(self, held)
         store_value(self, held.assigned(new))
+    elif new is value and _is_putting_back():
+        # A step's own result, which lies as it is to lie; the next step knows it again.
+        pass
     elif (layout := own_layout(self)) is not None and not isinstance(new, jax.core.Tracer):
         store_value(self, layout.assigned(new))
     elif new is (stored_value(value) if isinstance(value, keras.Variable) else value):
         _own_array(self)
     return result
+
+
+def _is_putting_back() -> bool:
+    """Return whether Keras' loop ends, and its state is put back into the variables."""
+    return getattr(_PUTTING_BACK, "state", False)
 
 
 def _own_array(variable: keras.Variable) -> None:
@@ -121,8 +129,8 @@ def _own_array(variable: keras.Variable) -> None:
     stored = stored_value(variable)
     if not isinstance(stored, jax.Array) or isinstance(stored, jax.core.Tracer):
         return
-    # A step's own results are new arrays; at the end of Keras' loop its state is put back.
-    if current_frame() is None and not getattr(_PUTTING_BACK, "state", False):
+    # A step's own results are new arrays.
+    if current_frame() is None:
         # A trace around this code must not make a tracer of it, which would outlive the trace.
         with jax.ensure_compile_time_eval():
             store_value(variable, jax.device_put(stored, may_alias=False))

@@ -1,0 +1,128 @@
+"""`LocalUpdates` with replicas of several devices: the numbers of replicas of one device, in parts."""
+
+import keras
+import numpy as np
+import pytest
+
+import unisono
+from tests.support import devices
+from unisono.checkpoint import Checkpoint
+from unisono.step._keras_internals import stored_value
+
+pytestmark = pytest.mark.numbers
+
+L = keras.layers
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+CUT = {".*up/kernel": (None, "model"), ".*up/bias": ("model",), ".*down/kernel": ("model", None)}
+CUT |= {".*norm/(gamma|beta|moving_.*)": ("model",)}
+
+
+def local(replicas, size, outer=True, every=2, layout_map=CUT, **options):
+    make = (lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)) if outer else None
+    options = {"sync": unisono.LocalUpdates(every, make, **options)}
+    if size > 1:
+        options |= {"devices_per_replica": size, "layout_map": layout_map}
+    return unisono.MirroredStrategy(devices(replicas * size), **options)
+
+
+def compiled(strategy, wide=16, optimizer=lambda: keras.optimizers.Adam(0.01)):
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        layers = [L.Dense(wide, name="up"), L.ReLU(), L.BatchNormalization(name="norm")]
+        model = keras.Sequential([keras.Input((6,)), *layers, L.Dropout(0.2), L.Dense(3, name="down")])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(), loss, metrics=["accuracy"])
+    return model
+
+
+def data(rows):
+    return np.random.default_rng(0).normal(size=(rows, 6)).astype("float32"), np.arange(rows) % 3
+
+
+def trained(strategy, steps=5, model=None, **options):
+    """Five steps: two phases, and one that the end of the epoch ends."""
+    model = model or compiled(strategy, **options)
+    x, y = data(8 * steps)
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    found = [*map(np.asarray, history["loss"] + history["accuracy"]), model.predict(x, verbose=0)]
+    return model, found
+
+
+def values(model):
+    return [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)]
+
+
+def assert_close(found, wanted):
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+def part_of(variable):
+    return stored_value(variable).addressable_shards[0].data.shape
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"outer": False}, marks=pytest.mark.exhaustive),
+        pytest.param({"fragments": 2}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_numbers_are_those_of_replicas_of_one_device(options):
+    wanted_model, wanted = trained(local(2, 1, **options))
+    model, found = trained(local(2, 2, **options))
+    assert_close([*found, *values(model)], [*wanted, *values(wanted_model)])
+    assert part_of(model.get_layer("up").kernel) == (6, 8)
+    parts = {v.path.split("/")[-1]: part_of(v) for v in model.optimizer.variables}
+    # A row of each replica, in parts on its devices.
+    assert next(shape for name, shape in parts.items() if "up_kernel_momentum" in name) == (1, 6, 8)
+    if options.get("outer", True):
+        assert (6, 8) in [shape for name, shape in parts.items() if name.startswith("outer_")]
+
+
+@pytest.mark.exhaustive
+def test_axes_that_the_program_decides():
+    # Adam would enlarge the roundings of so many weights.
+    options = {"steps": 3, "wide": 1024, "optimizer": lambda: keras.optimizers.SGD(0.001, momentum=0.9)}
+    wanted_model, wanted = trained(local(2, 1), **options)
+    model, found = trained(local(2, 2, layout_map="auto"), **options)
+    assert_close([*found, *values(model)], [*wanted, *values(wanted_model)])
+    assert part_of(model.get_layer("up").kernel) == (6, 512)
+    parts = [part_of(v) for v in model.optimizer.variables]
+    # A slot of the inner optimizer, and one of the outer.
+    assert parts.count((1, 6, 512)) == 1
+    assert parts.count((6, 512)) == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("other", [(1, 2), (2, 1), (4, 2)])
+def test_a_checkpoint_goes_to_another_number_of_replicas_and_devices(tmp_path, other):
+    model, _ = trained(local(2, 2))
+    path = Checkpoint(model=model).write(tmp_path / "checkpoint")
+    strategy = local(*other)
+    again = compiled(strategy)
+    with strategy.scope():
+        again.optimizer.build(again.trainable_variables)
+    Checkpoint(model=again).restore(path)
+    for ours, theirs in zip(again.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    names = [
+        [v.path.split("/")[-1] for v in m.optimizer.variables if "outer" in v.path] for m in (model, again)
+    ]
+    assert names[0] == names[1]
+    trained(None, model=again)
+
+
+def test_weights_that_a_callback_reads_in_a_phase_do_not_end_it():
+    found = []
+    for reads in (False, True):
+        model = compiled(local(2, 2))
+        read = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, m=model: m.jax_state_sync()
+        )
+        x, y = data(40)
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[read] * reads)
+        found.append(values(model))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
