@@ -51,7 +51,7 @@ CLAUSES = {
     r"\bReturn what\b": 135,
     r'("""|#: )What\b': 189,
     r'("""|#: )Whether\b': 92,
-    r"\b(those|that)\s+of\b|\bone\s+that\b": 269,
+    r"\b(those|that)\s+of\b|\bone\s+that\b": 268,
     r"\bas there\b": 9,
     r"\bfound(: [^=\n]+)? = ": 163,
     r"\bdef take\b|\b_meet\b|\bwish\b|\bclass Turn\b": 41,

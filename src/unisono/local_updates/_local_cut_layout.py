@@ -146,7 +146,7 @@ class FittedCutLayout(CutLayout):
 
 
 class _OverParts(StateLayout):
-    """What a layout of replicas that train apart leaves to the layout below, which cuts the weights."""
+    """The part of a layout of replicas that train apart which the layout below decides: it cuts weights."""
 
     _below: StateLayout
 
@@ -223,7 +223,7 @@ class LocalCutLayout(_OverParts, LocalLayout):
         lie_as(variable, layout)
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
-        """Return what a program takes; see `LocalLayout.place`."""
+        """Return the arrays of a program; see `LocalLayout.place`."""
         pairs = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
         new = [i for i in pairs if not isinstance(values[i], tuple)]
         placed = {i: values[i] for i in pairs}
@@ -286,7 +286,7 @@ class LoneCutLayout(_OverParts, LoneLayout):
 def _spread(
     mesh: ReplicaMesh, rules: tuple[Merge, ...], cuts: tuple[PartitionSpec, ...]
 ) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """Return what makes rows of shared values."""
+    """Return the program for rows of shared values."""
     engine = SpmdEngine(mesh.num_replicas, own_ops(mesh.platform))
 
     def rows(shared: list[jax.Array]) -> list[jax.Array]:
