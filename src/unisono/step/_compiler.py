@@ -187,9 +187,8 @@ class Entry:
         pairs: list[tuple[Slot, Any]] = [(s, _stored(s)) for s in new]
         pairs = [p for p in pairs if isinstance(p[1], AgreedHandle) or not isinstance(p[1], ValueHandle)]
         given = [x.token if isinstance(x, AgreedHandle) else x for _, x in pairs]
-        group = self.replicas.process_group
-        known = [False] * len(given)
-        equal: Any = group.equal_arrays(given, known, self._kind, "The variables of the step") or ()
+        equal_arrays, unknown = self.replicas.process_group.equal_arrays, [False] * len(given)
+        equal: Any = equal_arrays(given, unknown, self._kind, "The variables of the step") or ()
         for (slot, own), value in zip(pairs, equal, strict=True):
             agreed = own.agreed(value) if isinstance(own, AgreedHandle) else slot.layout.assigned(value)
             _store(slot, agreed)

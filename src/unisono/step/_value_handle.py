@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 #: The seeds that workers can tell each other.
 _SEEDS = range(1 << 32)
 
-
 #: Whether code reads variables in parts, as they are.
 _IN_PARTS: ContextVar[bool] = ContextVar("unisono_in_parts", default=False)
-
 
 #: True where code is traced for the shapes of its results alone.
 _FOR_SHAPES: ContextVar[bool] = ContextVar("unisono_for_shapes", default=False)

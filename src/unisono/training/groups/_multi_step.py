@@ -162,36 +162,6 @@ def of_constant_count(program: Program, count: int) -> Program:
     return lambda state, several: program(state, (count, several[1]))
 
 
-def with_agreed_size(program: Program, axis_name: str | None) -> Program:
-    """Return a program that also returns the smallest group size that the processes propose.
-
-    Args:
-        program: from `(state, data)` to `(logs, state)`, run on every device of `axis_name`; None where a
-            single replica has devices of several processes.
-
-    Returns:
-        A function of `(state, (proposed, data))` that gives `(logs, smallest)` and the state; a replica
-        proposes one size, or one for each of its devices.
-    """
-
-    def with_wish(state: PyTree, data: tuple[jax.Array, PyTree]) -> tuple[PyTree, PyTree]:
-        logs, state = program(state, data[1])
-        return (logs, smallest_of(data[0], axis_name)), state
-
-    return with_wish
-
-
-def smallest_of(proposed: jax.Array, axis_name: str | None) -> jax.Array:
-    """Return the smallest group size that the processes propose.
-
-    Args:
-        proposed: by the processes of a replica.
-        axis_name: of the replicas; None where there is one.
-    """
-    smallest = proposed.min()
-    return smallest if axis_name is None else jax.lax.pmin(smallest, axis_name)
-
-
 def slots_for(batch: PyTree, wanted: int | None = None, least: int = 1, most: int = MOST_STEPS) -> int:
     """Return how many batches like this one may share a program; 1 where it must run alone.
 

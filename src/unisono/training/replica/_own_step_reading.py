@@ -25,11 +25,11 @@ from unisono.step._keras_internals import stored_dtype
 from unisono.step.variables._merge_rules import Merge, kind_of
 from unisono.training._jaxprs import value_numbers
 from unisono.training.replica._fused_metrics import NeedsPeersError
-from unisono.training.replica._per_replica_layers import replaced_calls
 from unisono.training.replica._rows import StandInEngine, rows_of
 from unisono.training.replica._step_reading import (
     StateRules,
     StepReading,
+    calls_apart,
     cause_of,
     shapes_of,
     unreadable,
@@ -201,7 +201,7 @@ class _OwnStep:
             state.append(flat[start : start + len(part)])
             start += len(part)
         engine = ReadingEngine(self._total // (rows_of(batch) or 1), unknown, kept)
-        with replaced_calls(self._model, self._apart):
+        with calls_apart(self._model, self._apart):
             logs, new = self._run(engine, tuple(state), batch)
         self._ops = [op for op, _ in engine.reduced]
         paths = jax.tree_util.tree_leaves_with_path(logs)

@@ -16,10 +16,7 @@ import keras
 
 from unisono._types import PyTree
 from unisono.step._keras_internals import all_layers
-from unisono.training.replica._rows import DiscardingScope
-
-#: Attribute of a layer that is meant to see the rows of one replica alone.
-_PER_REPLICA = "_unisono_per_replica"
+from unisono.training.replica._rows import PER_REPLICA, DiscardingScope, is_per_replica
 
 Layer = TypeVar("Layer", bound=keras.Layer)
 
@@ -38,7 +35,7 @@ def per_replica(layer: Layer) -> Layer:
 
     >>> centered = per_replica(keras.layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0)))
     """
-    setattr(layer, _PER_REPLICA, True)
+    setattr(layer, PER_REPLICA, True)
     return layer
 
 
@@ -54,16 +51,6 @@ def replaced_calls(model: keras.Model, found: dict[int, keras.Layer]) -> Iterato
             if is_per_replica(layer):
                 stack.enter_context(_replaced_call(layer, found))
         yield
-
-
-def is_per_replica(layer: keras.Layer) -> bool:
-    """Return whether a layer may see the rows of one replica alone: one that is marked, or normalizes."""
-    return getattr(layer, _PER_REPLICA, False) or isinstance(layer, keras.layers.BatchNormalization)
-
-
-def is_synchronized(layer: keras.Layer) -> bool:
-    """Return whether a layer normalizes over the rows of all replicas, as one device does."""
-    return isinstance(layer, keras.layers.BatchNormalization) and bool(getattr(layer, "synchronized", False))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,9 @@ import numpy as np
 from unisono._context import ReplicaEngine
 from unisono._types import PyTree, Tree
 
+#: Attribute of a layer that is meant to see the rows of one replica alone; see `per_replica`.
+PER_REPLICA = "_unisono_per_replica"
+
 
 class StandInEngine(abc.ABC):
     """An engine for a step that is read before it runs: arrays stand for what replicas would reduce."""
@@ -155,3 +158,13 @@ class _MaskProbe(keras.Layer):
         """Keep the mask for `_masks`."""
         self.mask = mask
         return inputs
+
+
+def is_per_replica(layer: keras.Layer) -> bool:
+    """Return whether a layer may see the rows of one replica alone: one that is marked, or normalizes."""
+    return getattr(layer, PER_REPLICA, False) or isinstance(layer, keras.layers.BatchNormalization)
+
+
+def is_synchronized(layer: keras.Layer) -> bool:
+    """Return whether a layer normalizes over the rows of all replicas, as one device does."""
+    return isinstance(layer, keras.layers.BatchNormalization) and bool(getattr(layer, "synchronized", False))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 
 import jax
@@ -26,8 +26,7 @@ from unisono._system._blocks import set_for_block
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
 from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
-from unisono.training.replica._per_replica_layers import is_per_replica, is_synchronized, replaced_calls
-from unisono.training.replica._rows import DiscardingScope, masks_of, rows_of
+from unisono.training.replica._rows import DiscardingScope, is_per_replica, is_synchronized, masks_of, rows_of
 from unisono.training.rows._row_analysis import row_states
 from unisono.training.rows._row_states import (
     AccumulatedSum,
@@ -238,6 +237,15 @@ def read_per_replica(
     return dataclasses.replace(known, draws=forward.draws, others=tuple(others))
 
 
+def calls_apart(model: keras.Model, found: dict[int, keras.Layer]) -> AbstractContextManager[None]:
+    """Replace layers that are meant to see one replica's rows for a block; see `replaced_calls`."""
+    if not any(map(is_per_replica, all_layers(model))):
+        return nullcontext()
+    from unisono.training.replica._per_replica_layers import replaced_calls
+
+    return replaced_calls(model, found)
+
+
 class _Forward:
     """The part of a step that relates rows: from a batch to outputs, losses and new states. Pure."""
 
@@ -273,7 +281,7 @@ class _Forward:
         pairs += [(v, jnp.zeros(tuple(v.shape), stored_dtype(v))) for v in self.model.metrics_variables]
         kwargs = {"training": self.training} if takes_training(self.model) else {}
         with entered(None), DiscardingScope(pairs, collect_losses=True) as scope:
-            with replaced_calls(self.model, self.apart):
+            with calls_apart(self.model, self.apart):
                 outputs = self.model(x, **kwargs)
             losses = [jnp.sum(loss) for loss in self.model.losses]
             self.num_losses = len(losses)

@@ -20,8 +20,9 @@ from unisono.step._call_signature import Call, Output
 from unisono.step._compiler import Entry
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._functional import ReplicatedStep, Slot
+from unisono.training.groups._agreed_size import smallest_of
 from unisono.training.groups._batch_placement import BatchStager
-from unisono.training.groups._multi_step import multi_step_program, smallest_of
+from unisono.training.groups._multi_step import multi_step_program
 
 #: How the batches of a group lie on the replicas: each is split along its rows, or has an axis of replicas.
 _STACKED = PartitionSpec(None, AXIS)

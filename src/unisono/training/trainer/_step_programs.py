@@ -19,7 +19,7 @@ from unisono.step._dispatch import CompiledStep
 from unisono.step._engines import SHARDED, UNSHARDED
 from unisono.training.groups._batch_placement import BatchGroup
 from unisono.training.groups._batch_policy import Mode
-from unisono.training.groups._multi_step import multi_step_program, of_constant_count, with_agreed_size
+from unisono.training.groups._multi_step import multi_step_program, of_constant_count
 from unisono.training.replica._losses import check_labels
 from unisono.training.trainer._fit_state import FitState
 from unisono.training.trainer._merge_once import merge_once
@@ -114,6 +114,8 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             rows = replicas.mesh.sharded if key.mode is Mode.JOINED else None
             whole, batch = group.choice.program(whole, batch, key.slots, rows)
         if key.slots > 1 and self.agree:
+            from unisono.training.groups._agreed_size import with_agreed_size
+
             axis = AXIS if replicas.num_replicas_in_sync > 1 else None
             whole, batch, outputs = with_agreed_size(whole, axis), (SHARDED, batch), (outputs, UNSHARDED)
         specs, shardings = self._state.specs, self._state.shardings
