@@ -169,9 +169,10 @@ class _OverParts(StateLayout):
 
     def _lie_for(self, variable: keras.Variable, weight: keras.Variable) -> None:
         """Let an optimizer's variable lie as its weight, which may have been decided since it was made."""
-        held = own_layout(variable)
-        if isinstance(held, CutRowsLayout):
-            lie_as(variable, dataclasses.replace(held, cut=_cut_of(weight)))
+        # By its shape: the layout below may have decided meanwhile how a slot of the weight's form lies.
+        rows = (self._mesh.num_replicas, *weight.shape)
+        if tuple(variable.shape) == rows:
+            lie_as(variable, CutRowsLayout(self._mesh, rows, _cut_of(weight)))
         elif any(cut := _cut_of(weight)):
             lie_as(variable, FittedCutLayout(self._mesh, cut, tuple(variable.shape)))  # type: ignore[arg-type]
 

@@ -326,9 +326,9 @@ def cut_layout(
     }
     if received := next((name for name, is_given in unsupported.items() if is_given), None):
         raise UnsupportedError(
-            "Replicas of several devices average the gradients of each step, as they are. "
-            f"Received: devices_per_replica={mesh.devices_per_replica} and "
-            f"{received}. Leave {received.partition('=')[0]} out."
+            "Replicas of several devices send gradients as they are, and divide their state between them "
+            "where each belongs to one process and exchanges at each step. Received: devices_per_replica="
+            f"{mesh.devices_per_replica} and {received}. Leave {received.partition('=')[0]} out."
         )
     if layout_map is None or layout_map == "auto":
         cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)

@@ -105,19 +105,13 @@ def _assign(
     if isinstance(held, ValueHandle):
         store_value(self, held)
         store_value(self, held.assigned(new))
-    elif new is value and _is_putting_back():
-        # A step's own result, which lies as it is to lie; the next step knows it again.
-        pass
+    elif new is value and getattr(_PUTTING_BACK, "state", False):
+        return result  # a step's own: the next step knows it again
     elif (layout := own_layout(self)) is not None and not isinstance(new, jax.core.Tracer):
         store_value(self, layout.assigned(new))
     elif new is (stored_value(value) if isinstance(value, keras.Variable) else value):
         _own_array(self)
     return result
-
-
-def _is_putting_back() -> bool:
-    """Return whether Keras' loop ends, and its state is put back into the variables."""
-    return getattr(_PUTTING_BACK, "state", False)
 
 
 def _own_array(variable: keras.Variable) -> None:

@@ -418,9 +418,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(SIMPLE_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(("add", "sub", "add_any"), _sum_of_two),
     **dict.fromkeys(("mul", "div"), _product),
-    **dict.fromkeys(
-        ("neg", "copy", "copy_p", "stop_gradient", "real", "imag", "conj", "sharding_constraint"), _linear
-    ),
+    **dict.fromkeys(("neg", "copy", "copy_p", "stop_gradient", "real", "imag", "conj"), _linear),
+    "sharding_constraint": _linear,
     "complex": _linear_in_all,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(("slice", "dynamic_slice"), cut),
