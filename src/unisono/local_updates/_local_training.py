@@ -125,7 +125,7 @@ class LocalState(FitState):
             )
         return tuple(layouts)
 
-    def in_step(self, step: PureStep) -> PureStep:
+    def in_step(self, step: PureStep, is_joined: bool = False) -> PureStep:
         """Return a step for the arrays of a program, which exchanges the fragments that are due."""
         layouts, ends = self._layouts, np.array(self.local.sync._ends)
 

@@ -103,6 +103,27 @@ def test_training_gives_the_numbers_of_one_device(one_device, replicas, size):
     assert_close(values(model), values(wanted_model))
 
 
+@pytest.mark.parametrize(
+    "layout", ["mirrored", "sharded", pytest.param("fully_sharded", marks=pytest.mark.exhaustive)]
+)
+def test_rows_that_relate_to_each_other_are_computed_by_one_program(layout):
+    """A layer takes the mean over a batch, in batches that divide and one that does not."""
+
+    def make():
+        layers = [L.Dense(64, activation="relu", name="up"), L.Lambda(lambda h: h - keras.ops.mean(h, 0))]
+        return keras.Sequential([keras.Input((8,)), *layers, L.Dense(WORDS, name="down")])
+
+    x = np.random.default_rng(1).normal(size=(26, 8)).astype("float32")
+    y = np.arange(26) % WORDS
+    found = []
+    for strategy in (grid(2, 2, UP_AND_DOWN, state_layout=layout), unisono.OneDeviceStrategy(devices(1)[0])):
+        model = compiled(strategy, make)
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False).history["loss"]
+        logs = model.evaluate(x, y, batch_size=8, verbose=0)
+        found.append([*history, *logs, model.predict(x, batch_size=8, verbose=0), *values(model)])
+    assert_close(*found)
+
+
 def cut_axis(variable):
     """The axis of a variable that its devices share; None for one that is whole on each."""
     value = stored_value(variable)

@@ -381,9 +381,9 @@ class FitState:
             self._layouts = self._layouts_of_state()
             self.sizes, self._returned = sizes, None
 
-    def in_step(self, step: PureStep) -> PureStep:
-        """Return a step for the arrays of a program."""
-        layouts, in_replica = self._layouts, self._replicas.mesh.num_replicas > 1
+    def in_step(self, step: PureStep, is_joined: bool = False) -> PureStep:
+        """Return a step for the arrays of a program: of each replica, or one of all where it is joined."""
+        layouts, in_replica = self._layouts, self._replicas.mesh.num_replicas > 1 and not is_joined
 
         def program(state: State, batch: PyTree) -> tuple[PyTree, State]:
             entered = tuple(

@@ -99,7 +99,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         step, batch, outputs = self._single_step(key)
         same = key.mode, key.true_rows, key.sizes
         if same not in self._traced:
-            self._traced[same] = jax.jit(self._state.in_step(step))
+            self._traced[same] = jax.jit(self._state.in_step(step, key.mode is Mode.JOINED))
         whole = self._traced[same]
         if self._merges_once(key):
             otherwise = multi_step_program(jax.jit(step), slots=key.slots) if key.slots > 1 else step
