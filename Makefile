@@ -96,8 +96,10 @@ soak: $(VENV)/installed  ## random files, random jobs and random faults; MINUTES
 	$(BIN)/python -m tests.fuzzing --minutes $(MINUTES)/3 --seed $(SEED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
 
+SCHEDULES ?= 1000000
+
 simulate: $(VENV)/installed  ## the protocols in a simulated world; MINUTES=30 SEED=10000 for more of other ones
-	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED) --schedules $(SCHEDULES)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
