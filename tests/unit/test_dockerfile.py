@@ -34,7 +34,8 @@ def test_what_is_copied_is_there_and_is_what_a_build_reads():
     copied = [name for words in instructions("COPY") for name in words.split()[:-1]]
     assert all((REPOSITORY / name).exists() for name in copied)
     fragments = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"]
-    read = {"pyproject.toml", *(part["path"] for part in fragments), *project["project"]["license-files"]}
+    read = {"pyproject.toml", *(part["path"] for part in fragments if "text" not in part)}
+    read |= {*project["project"]["license-files"]}
     read |= {Path(p).parts[0] for p in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
     assert set(copied) == read
 

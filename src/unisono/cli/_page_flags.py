@@ -23,8 +23,6 @@ WatchKey = Annotated[
     typer.Option(
         "--key",
         metavar="FILE",
-        exists=True,
-        dir_okay=False,
         help="The key of the workers or servers at HOST:PORT.",
     ),
 ]

@@ -51,6 +51,11 @@ def folder_at(addresses: Sequence[str], key: Path | None = None) -> LogFolder:
             )
     environ = dict(process_environ())
     if key is not None:
+        if not key.is_file():
+            raise InvalidArgumentError(
+                f"The key for watching must be a file. Received: --key {key}, which is none. Write the path "
+                "of the file that the job's tasks have."
+            )
         for name in (VARIABLE, WATCH_VARIABLES[0]):
             environ.pop(name, None)
         environ |= {FILE_VARIABLE: str(key), WATCH_VARIABLES[1]: str(key)}

@@ -79,6 +79,11 @@ def test_a_wrong_key_is_said_at_once(worker, files):
     assert time.monotonic() - began < 20
 
 
+def test_a_key_that_is_no_file_is_said_before_anything_is_asked(tmp_path):
+    with pytest.raises(InvalidArgumentError, match=r"must be a file\. Received: --key .*none"):
+        find_job("127.0.0.1:1", tmp_path / "none")
+
+
 def test_another_machine_wants_a_key():
     with pytest.raises(ClusterError, match=r"watched with a key. Received: 10\.0\.0\.1:2222, and no key"):
         find_job("10.0.0.1:2222")

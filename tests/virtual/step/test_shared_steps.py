@@ -18,9 +18,9 @@ class ListeningGroup(SingleProcessGroup):
     def note_step(self, kind, batches):
         self.steps.append((kind, [x.shape for x in batches[0]]))
 
-    def broadcast_arrays(self, tree):
-        self.first.append(len(tree))
-        return [np.full_like(v, 7) for v in tree]
+    def equal_arrays(self, arrays, known, key, what, batch=None):
+        self.first.append(len(arrays))
+        return [np.full_like(v, 7) for v in arrays]
 
 
 class Listening(unisono.MirroredStrategy):
