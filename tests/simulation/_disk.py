@@ -198,6 +198,8 @@ class Disk:
         """Make a folder."""
         folder, name = self.place(path, host)
         if name in folder.names:
+            # The server has said so: Linux forgets then what it believed of the name.
+            self._seen.get(host, {}).pop(folder.number, None)
             raise _error(errno.EEXIST, path)
         self._change(folder, host, (name, Folder(next(self._numbers), self.now_ns())))
 

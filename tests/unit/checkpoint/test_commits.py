@@ -292,6 +292,22 @@ def test_one_is_replaced_only_where_that_is_wanted(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]
 
 
+def test_names_are_flushed_before_and_after_what_a_sweep_deletes(tmp_path, monkeypatch):
+    """A power loss must neither undo the dead process' renames, nor bring back a half-deleted commit."""
+    order, flush, remove = [], _commits.flush, _commits._remove
+    monkeypatch.setattr(_commits, "flush", lambda path: (order.append(f"flush {path.name}"), flush(path)))
+    monkeypatch.setattr(_commits, "_remove", lambda path: (order.append("delete"), remove(path)))
+    (tmp_path / "run").mkdir()
+    for kind in ("partial", "replaced"):
+        (tmp_path / "run" / f".best.{socket.gethostname()}@{2**30}.00000000.{kind}").mkdir()
+    (tmp_path / "run" / "best").mkdir()
+    assert len(_commits.sweep(tmp_path / "run")) == 2
+    assert order == ["flush run", "delete", "delete", "flush run"]
+    order.clear()
+    _commits.sweep(tmp_path / "run")
+    assert order == []
+
+
 def test_what_a_living_process_writes_is_not_swept(tmp_path):
     aside = tmp_path / f".ckpt-2.{os.uname().nodename}@{os.getpid()}.0a1b2c3d.partial"
     aside.mkdir()

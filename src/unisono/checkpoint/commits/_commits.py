@@ -381,9 +381,17 @@ def sweep(directory: Place) -> list[Path]:
         if match and match["host"] == socket.gethostname() and not _is_alive(int(match["pid"])):
             if match["kind"] == "replaced" and not (directory / match["name"]).exists():
                 os.rename(path, directory / match["name"])
-                continue
-            _remove(path)
-            swept.append(path)
+            else:
+                swept.append(path)
+    if swept:
+        # The dead process may not have flushed the names that it gave: a power loss must not undo them, and
+        # keep what is deleted here.
+        flush(directory)
+    for path in swept:
+        _remove(path)
+    if swept:
+        # After a power loss a remainder that is back could be taken for a commit that was being replaced.
+        flush(directory)
     return swept
 
 
