@@ -149,6 +149,8 @@ def test_spanning_data_of_a_function():
     assert float(np.asarray(total).sum()) == sum(range(replicas))
 
 
+# Data of each worker's own have no known length: Keras learns it at the end of the first epoch.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("policy", ["DATA", "OFF"])
 def test_spanning_pipelines_in_fit(policy):
     """Shuffled without a seed on each worker; and where each replica has files of its own."""
