@@ -118,6 +118,8 @@ def test_another_machine_needs_the_key_and_one_address(hosts, tmp_path, key):
                 list((tmp_path / "tmp").rglob("*.jsonl")) or any(p.poll() for p in tasks.processes.values())
             )
         )
+        # They compile at first.
+        until(lambda: " runs " in watch("--key", key, cluster["worker"][0])[1])
         for address in cluster["worker"]:
             code, out, err = watch("--key", key, address)
             assert code == 0, err + tasks.text
