@@ -30,7 +30,6 @@ from unisono.local_updates._local_layout import (
     first_row,
     fitted_rows,
 )
-from unisono.local_updates._weights_of_slots import note_weight, weight_of
 from unisono.model_parallel._cut_layout import CutLayout
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._keras_internals import of_shapes, set_shape, store_value, stored_value
@@ -47,6 +46,7 @@ from unisono.step._layout import (
 )
 from unisono.step._value_handle import whole_value
 from unisono.step.variables._merge_rules import Merge, localize
+from unisono.step.variables._weights_of_slots import note_weight, weight_of
 from unisono.training._chief_save import new_slot_reference
 
 if TYPE_CHECKING:

@@ -35,7 +35,6 @@ from unisono._mesh import AXIS, ReplicaMesh, exchange_devices
 from unisono._values import ReduceOp
 from unisono.collectives._cross_device import own_ops
 from unisono.collectives._process_group import ProcessGroup
-from unisono.local_updates._weights_of_slots import note_weight, noting_weights, weight_of
 from unisono.sharding._sharded_layout import PartsLayout, updated_parts
 from unisono.sharding._shards import ShardedVariableLayout, Shards
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
@@ -52,6 +51,7 @@ from unisono.step._layout import (
     mark_added,
 )
 from unisono.step.variables._merge_rules import Merge, localize
+from unisono.step.variables._weights_of_slots import note_weight, noting_weights, weight_of
 
 if TYPE_CHECKING:
     from unisono.local_updates._local_updates import LocalUpdates

@@ -23,7 +23,7 @@ from unisono._types import PyTree
 from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.collectives._process_group import ProcessGroup
 from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, cuts_and_reasons
-from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of, weight_of
+from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.model_parallel._traced_model import (
     forward_pass,
@@ -34,6 +34,7 @@ from unisono.model_parallel._traced_model import (
 )
 from unisono.step._layout import is_slot, lie_as, own_layout
 from unisono.step._value_handle import DeferredValue
+from unisono.step.variables._weights_of_slots import weight_of
 from unisono.training.replica._step_reading import shapes_of
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -44,16 +43,13 @@ from unisono.step._layout import (
     own_layout,
 )
 from unisono.step._value_handle import DeferredValue, ValueHandle, VariableValue, whole_value
+from unisono.step.variables._weights_of_slots import note_weight
 from unisono.training._chief_save import new_slot_reference
 
 _LOG = logging.getLogger("unisono")
 
 #: Bytes from which on a weight that is not cut is worth a warning.
 LARGE = 64 * 10**6
-
-
-#: The attribute of an optimizer's variable of the shape of a weight: a weak reference to the weight.
-_SLOT_OF = "_unisono_slot_of"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +123,8 @@ def note_weight_of(slot: keras.Variable, weight: keras.Variable | None = None) -
     weight = new_slot_reference() if weight is None else weight
     if weight is None or tuple(weight.shape) != tuple(slot.shape):
         return None
-    object.__setattr__(slot, _SLOT_OF, weakref.ref(weight))
+    note_weight(slot, weight)
     return weight
-
-
-def weight_of(slot: keras.Variable) -> keras.Variable | None:
-    """Return the weight for which an optimizer has made a variable of its shape; None if not known."""
-    reference = getattr(slot, _SLOT_OF, None)
-    return None if reference is None else reference()
 
 
 class CutStateLayout(StateLayout):

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from unisono._types import PyTree
 from unisono.collectives._process_group import ProcessGroup
-from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of, weight_of
+from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.sharding._fully_sharded_layout import FullyShardedLayout, is_gathered
 from unisono.sharding._gradients_in_parts import is_split
@@ -36,6 +36,7 @@ from unisono.step._layout import (
     own_layout,
 )
 from unisono.step._value_handle import DeferredValue, VariableValue
+from unisono.step.variables._weights_of_slots import weight_of
 from unisono.training.trainer._trainer_step import TrainerTask
 
 if TYPE_CHECKING:
