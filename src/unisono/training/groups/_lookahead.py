@@ -76,10 +76,15 @@ class StepLookahead(BatchSource):
     def continue_from(self, is_unchanged: bool) -> None:
         """Discard what runs ahead where a callback has changed the state, which none does here."""
 
-    def begin_epoch(self, steps: int | None) -> None:
-        """Note that an epoch begins; discard what is left of one that was interrupted."""
+    def begin_epoch(self, steps: int | None, ends_data: bool = False) -> None:
+        """Note that an epoch begins; discard what is left of one that was interrupted.
+
+        Args:
+            steps: of the epoch; None where the length of the data is unknown.
+            ends_data: whether there are no batches behind these steps.
+        """
         # Keras asks for as many at each call, also at the last one.
-        self.left = steps and -(-steps // self._per_call) * self._per_call
+        self.left = steps if ends_data else steps and -(-steps // self._per_call) * self._per_call
         self.epoch_steps, self.epoch = steps, object()
         self._held.clear()
         self._again.clear()

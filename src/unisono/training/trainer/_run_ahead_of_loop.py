@@ -77,11 +77,15 @@ def wraps() -> list[KerasWrap]:
 
 
 class _EpochMarks(keras.callbacks.Callback):
-    """Gives the train function its lookahead, and the lookahead the length of each epoch."""
+    """Gives the train function its lookahead, and the lookahead the length of each epoch.
 
-    def __init__(self, lookahead: StepLookahead) -> None:
+    Args:
+        ends_data: whether an epoch is as long as the data, not as long as `fit` was told.
+    """
+
+    def __init__(self, lookahead: StepLookahead, ends_data: bool) -> None:
         super().__init__()
-        self.lookahead = lookahead
+        self.lookahead, self._ends_data = lookahead, ends_data
 
     def on_train_begin(self, logs: Logs = None) -> None:
         # Keras makes the train function within `fit`, before this hook.
@@ -90,7 +94,7 @@ class _EpochMarks(keras.callbacks.Callback):
         self.lookahead.planned = steps and steps * self.params["epochs"]
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        self.lookahead.begin_epoch(self.params["steps"])
+        self.lookahead.begin_epoch(self.params["steps"], self._ends_data)
 
 
 def _sees_batches(callback: keras.callbacks.Callback, name: str) -> bool:
@@ -176,7 +180,9 @@ def with_lookahead(
         if lookahead is None:
             yield arguments
         else:
-            yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead)]}
+            told = arguments.get("steps_per_epoch") or keras.config.max_steps_per_epoch()
+            marks = _EpochMarks(lookahead, ends_data=told is None)
+            yield {**arguments, "callbacks": [*flat_callbacks(callbacks), marks]}
     finally:
         set_lookahead(model.train_function, None)
         if lookahead is not None:

@@ -185,9 +185,9 @@ class Speculation(StepLookahead):
             return False
         return sum(started.left > 0 for started in self._started) < _GROUPS
 
-    def begin_epoch(self, steps: int | None) -> None:
+    def begin_epoch(self, steps: int | None, ends_data: bool = False) -> None:
         """Note that an epoch begins; discard what is left of one that was interrupted."""
-        super().begin_epoch(steps)
+        super().begin_epoch(steps, ends_data)
         self._is_first = True
         self._started.clear()
 
