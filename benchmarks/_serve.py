@@ -68,8 +68,13 @@ def main():
     peer = importlib.import_module(f"peers.{module}").start(place, **arguments)
     peer.first()
     answer(stream, seconds=time.perf_counter() - BEGAN)
+    settled = set()
     for line in sys.stdin:
-        answer(stream, **timed(peer, line.strip()))
+        action = line.strip()
+        if action not in settled:
+            settled.add(action)
+            peer.settle(action)
+        answer(stream, **timed(peer, action))
     stream.close()
     # Group members that end at different times can wait for each other at exit: nothing is left to save.
     sys.stderr.flush()

@@ -15,6 +15,7 @@ updates that the chief's CPU time would allow.
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -26,7 +27,6 @@ import sys
 import tempfile
 import threading
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -270,9 +270,8 @@ def main():
         show_light(options)
         return
     frameworks = list(CLUSTERS)
-    try:
-        version("tensorflow")
-    except PackageNotFoundError:
+    # Not by the package's name: `tensorflow-cpu` has another one.
+    if importlib.util.find_spec("tensorflow") is None:
         frameworks.remove("TensorFlow")
         print("TensorFlow is not installed: only Unisono is measured.")
     rates = {}

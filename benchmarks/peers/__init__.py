@@ -92,9 +92,12 @@ class Peer:
         actions: by name, what can be timed and the rows of its data.
         steps: the optimizer steps so far: the suite checks that all of an action were made.
         training: the actions that make steps, and how many.
+        settle: is called with an action before its first turn, which does not count: does it until the peer
+            has chosen how steps run.
     """
 
     first: Callable[[], Any]
     actions: dict[str, tuple[Callable[[], Any], int]]
     steps: Callable[[], int]
     training: dict[str, int]
+    settle: Callable[[str], None] = lambda action: None

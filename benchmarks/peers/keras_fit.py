@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import time
 
 from peers import Peer
 
@@ -12,6 +13,8 @@ TOGETHER = (10, 32, 40)
 TEST_BATCH = 128
 #: Calls of `evaluate` or `predict` in a turn: one is too short to be timed well.
 TESTS = 3
+#: Seconds until a peer must have chosen how its steps run.
+SETTLE_LIMIT = 90
 
 
 def start(place, who):
@@ -71,6 +74,16 @@ def tf_strategy(devices):
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
     return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(devices)])
+
+
+def is_decided(model):
+    """Whether all functions of a model have chosen whether their steps run in a loop of constant length."""
+    for name in ("train_function", "test_function", "predict_function"):
+        groups = getattr(getattr(getattr(model, name, None), "loop", None), "_constant", None)
+        for trial in groups._trials.values() if groups else ():
+            if trial.phase.name not in ("TOGETHER", "ALONE"):
+                return False
+    return True
 
 
 def with_own_step(model, tape):
@@ -156,23 +169,36 @@ def peer(place, scope, backup_callback=None, tape=None):
         for _ in range(TESTS):
             model.predict(tested()[0], batch_size=TEST_BATCH, verbose=0)
 
+    def settle(action):
+        """Let Unisono measure whether steps run in a loop, whose programs it compiles beside the steps."""
+        if place.platform != "gpu":
+            return
+        until = time.monotonic() + SETTLE_LIMIT
+        actions[action][0]()
+        while not is_decided(model):
+            if time.monotonic() > until:
+                raise TimeoutError(f"{action!r} must choose how steps run within {SETTLE_LIMIT} s")
+            actions[action][0]()
+
     odd = batch - 1
+    actions = {
+        "fit": (fit, len(x)),
+        "fit, callback": (lambda: fit([SeesBatches()]), len(x)),
+        "fit, backup": (fit_with_backup, len(x)),
+        "fit, odd batch": (lambda: fit(size=odd, rows=steps * odd), steps * odd),
+        **{
+            f"fit, {count} steps per execution": (functools.partial(fit_together, count), len(x))
+            for count in TOGETHER
+        },
+        "fit, own step": (fit_own_step, len(x)),
+        "evaluate, same batch": (lambda: model.evaluate(x, y, batch_size=batch, verbose=0), len(x)),
+        "evaluate": (evaluate, TESTS * steps * TEST_BATCH),
+        "predict": (predict, TESTS * steps * TEST_BATCH),
+    }
     return Peer(
         first=lambda: fit(rows=batch),
-        actions={
-            "fit": (fit, len(x)),
-            "fit, callback": (lambda: fit([SeesBatches()]), len(x)),
-            "fit, backup": (fit_with_backup, len(x)),
-            "fit, odd batch": (lambda: fit(size=odd, rows=steps * odd), steps * odd),
-            **{
-                f"fit, {count} steps per execution": (functools.partial(fit_together, count), len(x))
-                for count in TOGETHER
-            },
-            "fit, own step": (fit_own_step, len(x)),
-            "evaluate, same batch": (lambda: model.evaluate(x, y, batch_size=batch, verbose=0), len(x)),
-            "evaluate": (evaluate, TESTS * steps * TEST_BATCH),
-            "predict": (predict, TESTS * steps * TEST_BATCH),
-        },
+        actions=actions,
+        settle=settle,
         steps=lambda: int(model.optimizer.iterations.numpy()),
         training=dict.fromkeys(["fit", "fit, callback", "fit, backup", "fit, odd batch"], steps),
     )

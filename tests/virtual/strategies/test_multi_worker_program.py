@@ -3,7 +3,6 @@
 import contextlib
 import random
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import keras
@@ -268,9 +267,15 @@ def test_workers_change_to_groups_of_constant_length_together(monkeypatch):
     for name, value in (("_WARM_UP", 2), ("_MEASURED", 2), ("_IDLE", 0.0), ("_ASK_EVERY", 4)):
         monkeypatch.setattr(_constant_groups, name, value)
     monkeypatch.setattr(_constant_groups, "pays", lambda alone, together: True)
-    with ThreadPoolExecutor(1) as thread:
-        monkeypatch.setattr(_constant_groups, "_threads", lambda: thread)
-        grouped, history = trained()
+    compilations, original = [], _constant_groups._in_thread
+    monkeypatch.setattr(
+        _constant_groups,
+        "_in_thread",
+        lambda compile_: compilations.append(original(compile_)) or compilations[-1],
+    )
+    grouped, history = trained()
+    for compilation in compilations:
+        compilation.result(60)
     # From here on it is compiled on all workers.
     (trial,) = grouped.train_function.loop._constant._trials.values()
     assert trial.phase.name in ("COMPILE", "TRY", "TOGETHER")

@@ -5,7 +5,6 @@ Here virtual CPU devices stand for GPUs: the platform decides alone whether a lo
 
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import keras
@@ -36,13 +35,14 @@ def as_on_gpus(monkeypatch):
 def compiled_at_once(monkeypatch):
     """Compile before the next step, so that it is known when the first group runs."""
 
-    class AtOnce(ThreadPoolExecutor):
-        def submit(self, *args):
-            future = super().submit(*args)
-            future.exception()
-            return future
+    original = _constant_groups._in_thread
 
-    monkeypatch.setattr(_constant_groups, "_threads", lambda: AtOnce(1))
+    def at_once(compile_):
+        future = original(compile_)
+        future.exception()
+        return future
+
+    monkeypatch.setattr(_constant_groups, "_in_thread", at_once)
 
 
 @pytest.fixture
@@ -168,12 +168,14 @@ def test_the_loop_has_a_constant_length_and_reads_nothing_back():
 def test_a_training_that_ends_first_does_not_wait(monkeypatch, dispatches):
     gate, began = threading.Event(), threading.Event()
 
-    class Slow(ThreadPoolExecutor):
-        def submit(self, compile_):
-            return super().submit(lambda: (began.set(), gate.wait(60), compile_())[-1])
+    compilations = []
+    original = _constant_groups._in_thread
 
-    thread = Slow(1)
-    monkeypatch.setattr(_constant_groups, "_threads", lambda: thread)
+    def slow(compile_):
+        compilations.append(original(lambda: (began.set(), gate.wait(60), compile_())[-1]))
+        return compilations[-1]
+
+    monkeypatch.setattr(_constant_groups, "_in_thread", slow)
     x, y = (values[:960] for values in digits())
     model = model_of(1)
     model.fit(x, y, batch_size=16, epochs=2, verbose=0)
@@ -181,7 +183,8 @@ def test_a_training_that_ends_first_does_not_wait(monkeypatch, dispatches):
     assert not gate.is_set()
     assert len(dispatches) == 120
     gate.set()
-    thread.shutdown()
+    for compilation in compilations:
+        compilation.result(60)
     # Those who train on get it.
     dispatches.clear()
     model.fit(x, y, batch_size=16, epochs=2, verbose=0)

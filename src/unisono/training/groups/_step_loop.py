@@ -55,14 +55,14 @@ class GroupTrace(NamedTuple):
     Args:
         result_bytes: what the results of one of its steps take in the devices' memory; 0 for logs.
         discard: called where the program is not used.
-        compilation: compiles it, in any thread.
+        lowering: lowers it, in any thread.
         use: lets groups run what was compiled.
     """
 
     jaxpr: jex.ClosedJaxpr
     result_bytes: int
     discard: Callable[[], object]
-    compilation: Callable[[], Any]
+    lowering: Callable[[], jax.stages.Lowered]
     use: Callable[[Any], None]
 
 

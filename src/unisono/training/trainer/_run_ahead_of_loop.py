@@ -80,7 +80,7 @@ class _EpochMarks(keras.callbacks.Callback):
     """Gives the train function its lookahead, and the lookahead the length of each epoch.
 
     Args:
-        ends_data: whether an epoch is as long as the data, not as long as `fit` was told.
+        ends_data: whether an epoch is as long as the data, not as long as an argument says.
     """
 
     def __init__(self, lookahead: StepLookahead, ends_data: bool) -> None:
@@ -180,8 +180,8 @@ def with_lookahead(
         if lookahead is None:
             yield arguments
         else:
-            told = arguments.get("steps_per_epoch") or keras.config.max_steps_per_epoch()
-            marks = _EpochMarks(lookahead, ends_data=told is None)
+            limit = arguments.get("steps_per_epoch") or keras.config.max_steps_per_epoch()
+            marks = _EpochMarks(lookahead, ends_data=limit is None)
             yield {**arguments, "callbacks": [*flat_callbacks(callbacks), marks]}
     finally:
         set_lookahead(model.train_function, None)
