@@ -172,13 +172,14 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
             traced: jex.ClosedJaxpr = self._compiled.trace(donated, kept).jaxpr
         return traced
 
-    def lowering(self, donated: Donated, kept: Kept) -> Callable[[], jax.stages.Lowered]:
-        """Return a function that lowers the program in any thread; it is traced in this one."""
+    def compilation(self, donated: Donated, kept: Kept) -> Callable[[], jax.stages.Compiled]:
+        """Return a function that compiles the program in any thread; it is traced in this one."""
         with garbage_collection_paused():
-            return self._compiled.trace(donated, kept).lower
+            traced = self._compiled.trace(donated, kept)
+        return lambda: traced.lower().compile()
 
     def use(self, program: jax.stages.Compiled) -> None:
-        """Let further calls run what was compiled, which JAX starts from Python code."""
+        """Let further calls run what `compilation` has compiled, which JAX starts from Python code."""
         self._program, self._careful = program, math.inf
 
     def lower(self, donated: Donated, kept: Kept) -> jax.stages.Lowered:

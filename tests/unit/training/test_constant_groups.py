@@ -5,12 +5,11 @@ import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-import jax
 import pytest
 
 import unisono
 from unisono.training.groups import _constant_groups
-from unisono.training.groups._constant_groups import _all_forms, _first_phase, _Phase, _Trial, best_length
+from unisono.training.groups._constant_groups import _first_phase, _Phase, _Trial, best_length
 
 
 class Thread:
@@ -42,7 +41,7 @@ def thread(monkeypatch):
 class Steps:
     """Takes steps of 1 ms, one by one, as a train function does."""
 
-    def __init__(self, trial, compile_=lambda: ["program"]):
+    def __init__(self, trial, compile_=lambda: "program"):
         self.trial, self.compile, self.now, self.epoch = trial, compile_, 0.0, object()
         self.used, self.prepared = [], []
 
@@ -92,28 +91,6 @@ def test_the_faster_form_is_kept(thread, together, phase):
     assert steps.trial.phase is phase
 
 
-def test_the_fastest_form_of_the_loop_is_kept(thread):
-    """Each form is measured as often; one that XLA has rejected is not."""
-    steps = Steps(_Trial(ALONE, 10), lambda: ["plain", None, "graph", "unrolled"])
-    steps.take(64)
-    thread.run()
-    steps.take(1)
-    for seconds in (0.004, 0.003, 0.004, 0.002, 0.002, 0.002):
-        assert steps.trial.phase is _Phase.TRY
-        steps.trial.note_group(seconds)
-    for _ in range(3):
-        steps.trial.note_group(0.0025)
-    assert steps.trial.phase is _Phase.TOGETHER
-    assert steps.used == ["plain", "graph", "unrolled", "graph"]
-
-
-def test_a_form_that_xla_rejects_is_left_out():
-    known = {"xla_embed_ir_in_executable": True}
-    plain, rejected, other = _all_forms(jax.jit(lambda x: x + 1).trace(1).lower, [{"unknown": True}, known])
-    assert rejected is None
-    assert plain(2) == other(2) == 3
-
-
 def test_where_long_steps_keep_the_devices_behind_no_loop_is_compiled(thread):
     steps = Steps(_Trial(ALONE, 10))
     assert steps.take(64, is_idle=False, seconds=0.02) is _Phase.ALONE
@@ -155,27 +132,24 @@ def test_a_program_that_does_not_compile_is_not_used(thread, caplog):
 
 def test_processes_decide_alike(thread):
     """By what all of them have found: here the other one is slower in groups, and compiles for longer."""
-    others = {"idle": True, "compiled": None, "times": [0.001, 0.004]}
+    others = {"idle": True, "compiled": [False, False], "times": [0.001, 0.004]}
 
     def gather(data):
         own = json.loads(data)
         if isinstance(own, bool):
             return [data, json.dumps(others["idle"]).encode()]
-        is_time = own and isinstance(own[0], float)
+        is_time = not isinstance(own[0], bool)
         return [data, json.dumps(others["times" if is_time else "compiled"]).encode()]
 
-    forms = ["plain", "graph", None]
-    steps = Steps(_Trial(SimpleNamespace(size=2, gather=gather), 10), lambda: forms)
+    steps = Steps(_Trial(SimpleNamespace(size=2, gather=gather), 10))
     assert steps.take(64) is _Phase.COMPILE
     thread.run()
     assert steps.take(640) is _Phase.COMPILE
-    others["compiled"] = [0, 2]
+    others["compiled"] = [True, False]
     assert steps.take(64) is _Phase.TRY
     for _ in range(3):
         steps.trial.note_group(0.002)
     assert steps.trial.phase is _Phase.ALONE
-    # Forms that the other one does not have are not tried.
-    assert steps.used == ["plain", "plain"]
     others["idle"] = False
     steps = Steps(_Trial(SimpleNamespace(size=2, gather=gather), 10))
     assert steps.take(64) is _Phase.ALONE

@@ -7,11 +7,14 @@ programs for a kind of batch.
 
 Whether the loop is faster is measured. Steps run one by one first. Where a step is short, or the devices
 wait for the host before most of them, the loop's program is compiled in a thread, beside the steps that
-follow, also with options by which CUDA graphs hold the loops within a step, which few kernels make slow.
-When they are ready, a few groups run alone, and the form with the shortest time for a step is kept. A
+follow. When it is ready, a few groups run alone, and the form with the shorter time for a step is kept. A
 device that is never ready may still be slow for the host's sake: its kernels are launched one by one, by a
 thread of XLA's. Where a step is long and the host is ahead, a loop could gain little, and is never compiled.
 The environment may decide it instead.
+
+XLA's options to put the loops within a step into CUDA graphs, too, or to unroll them there, changed nothing
+that could be measured in an MLP, a CNN and a transformer, and made an LSTM slower (H200, JAX 0.11.2,
+2026-11-28).
 
 Tests: tests/unit/training/test_constant_groups.py, tests/virtual/training/test_constant_groups.py.
 """
@@ -22,7 +25,7 @@ import enum
 import json
 import logging
 import statistics
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -57,23 +60,12 @@ _MEASURED = 32
 #: The share of steps before which the devices waited for the host, from which on a loop may pay.
 _IDLE = 0.5
 #: Seconds of a step up to which a loop may pay in any case. On an H200 a transformer's step of 270 kernels
-#: took 1.9 ms by itself, and 0.9 in a loop, while no step found the device ready (2026-11-28).
+#: took 1.9 ms by itself, and 0.8 in a loop, while no step found the device ready (2026-11-28).
 _SHORT = 0.01
 #: Groups that run alone to be measured; their shortest time counts, as the first one loads the program.
 _TRIALS = 3
 #: Steps after which processes ask each other again whether the program is compiled.
 _ASK_EVERY = 64
-
-
-#: Of XLA's compiler, by name.
-CompilerOptions: TypeAlias = Mapping[str, str | bool]
-#: What XLA puts into CUDA graphs anyway, and loops.
-_GRAPHS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE"
-#: Forms of a loop of steps on GPUs, besides XLA's own: the loops within a step as nodes of a CUDA graph.
-_LOOPS: Sequence[CompilerOptions] = (
-    {"xla_gpu_enable_command_buffer": _GRAPHS},
-    {"xla_gpu_enable_command_buffer": _GRAPHS, "xla_gpu_command_buffer_unroll_loops": True},
-)
 
 
 class _Phase(enum.Enum):
@@ -91,9 +83,8 @@ class _Phase(enum.Enum):
 SWITCH = "UNISONO_STEPS_TOGETHER"
 _CHOICES = {"": _Phase.WARM_UP, "always": _Phase.TOGETHER, "never": _Phase.ALONE}
 
-#: Compiles the forms of a program, in another thread, and lets groups run one of them. A form that this
-#: version of XLA cannot compile is None; the first one is there.
-Preparation: TypeAlias = tuple[Callable[[], Sequence[object]], Callable[[object], None]]
+#: Compiles a program, in another thread, and lets groups run what was compiled.
+Preparation: TypeAlias = tuple[Callable[[], object], Callable[[object], None]]
 #: Makes the program of a group of some length; returns None where steps must run one by one.
 Prepare: TypeAlias = Callable[[int], Preparation | None]
 
@@ -127,15 +118,6 @@ def _first_phase() -> _Phase:
     return _CHOICES[chosen]
 
 
-def loop_options(platform: str) -> Sequence[CompilerOptions]:
-    """Return further options for the compiler of a loop of steps, each of which may make it faster.
-
-    >>> loop_options("cpu")
-    ()
-    """
-    return _LOOPS if platform == "gpu" else ()
-
-
 def pays(alone: float, together: float) -> bool:
     """Return whether steps should run together, by the seconds that one of them takes."""
     return together < alone
@@ -156,12 +138,9 @@ class _Trial:
         self._epoch: object = None
         self._last = 0.0
         self._alone: list[float] = []
-        #: By form, what a step took in the groups that were measured.
-        self._together: dict[int, list[float]] = {}
-        self._compiled: Future[Sequence[object]] | None = None
-        self._use: Callable[[object], None] = lambda program: None
-        #: The forms that all processes have, and have not measured yet.
-        self._untried: list[int] = []
+        self._together: list[float] = []
+        self._compiled: Future[object] | None = None
+        self._use: Callable[[object], None] | None = None
 
     def note_step(self, epoch: object, is_idle: bool, now: float) -> None:
         """Note that a step of this kind is about to run by itself.
@@ -193,44 +172,28 @@ class _Trial:
             self._compiled = _in_thread(compile_)
             self._begin(_Phase.COMPILE)
         elif self.phase is _Phase.COMPILE and self._is_time_to_ask() and self._compiled is not None:
-            # None while it is compiled; nothing after it has failed.
-            found = self._forms(self._compiled) if self._compiled.done() else None
-            answers = self._of_all(found)
-            if any(answer == [] for answer in answers):
+            answers = self._of_all([self._compiled.done(), self._compiled.done() and self._has_failed()])
+            if any(failed for _, failed in answers):
                 self._begin(_Phase.ALONE)
-            elif all(answer is not None for answer in answers):
-                self._untried = [form for form in answers[0] or () if all(form in a for a in answers if a)]
-                self._try_next(self._compiled.result())
+            elif all(done for done, _ in answers):
+                self.put_to_use()
                 self._begin(_Phase.TRY)
+
+    def put_to_use(self) -> None:
+        """Let groups run in the program that was compiled."""
+        if self._use is not None and self._compiled is not None:
+            self._use(self._compiled.result())
 
     def note_group(self, seconds: float) -> None:
         """Note how long a group took that ran alone, from taking its first batch on."""
-        if self._compiled is None:
+        self._together.append(seconds / self.length)
+        if len(self._together) < _TRIALS:
             return
-        form = list(self._together)[-1]
-        self._together[form].append(seconds / self.length)
-        if len(self._together[form]) < _TRIALS:
-            return
-        programs = self._compiled.result()
-        if self._untried:
-            self._try_next(programs)
-            return
-        times = self._of_all([statistics.median(self._alone), *map(min, self._together.values())])
-        alone, *together = (max(each) for each in zip(*times, strict=True))
-        best = min(range(len(together)), key=together.__getitem__)
-        form = list(self._together)[best]
-        self._use(programs[form])
-        # What is not used gives its memory on the devices back.
-        self._compiled = None
-        self._begin(_Phase.TOGETHER if pays(alone, together[best]) else _Phase.ALONE)
-        _LOG.debug("A step takes %.3f ms by itself, %s in a group of %d.", 1000 * alone,
-                   " or ".join(f"{1000 * each:.3f}" for each in together), self.length)  # fmt: skip
-
-    def _try_next(self, programs: Sequence[object]) -> None:
-        """Let groups run in the next form."""
-        form = self._untried.pop(0)
-        self._together[form] = []
-        self._use(programs[form])
+        times = self._of_all([statistics.median(self._alone), min(self._together)])
+        alone, together = (max(each) for each in zip(*times, strict=True))
+        self._begin(_Phase.TOGETHER if pays(alone, together) else _Phase.ALONE)
+        _LOG.debug("A step takes %.3f ms by itself, %.3f in a group of %d.",
+                   1000 * alone, 1000 * together, self.length)  # fmt: skip
 
     def _begin(self, phase: _Phase) -> None:
         self.phase, self._steps = phase, 0
@@ -238,15 +201,14 @@ class _Trial:
     def _is_time_to_ask(self) -> bool:
         return self._processes.size == 1 or self._steps % _ASK_EVERY == 0
 
-    def _forms(self, compiled: Future[Sequence[object]]) -> list[int]:
-        """Return the numbers of the forms that were compiled; without any, steps run by themselves."""
-        error = compiled.exception()
-        if error is not None:
+    def _has_failed(self) -> bool:
+        """Return whether the compilation failed, for which steps by themselves need no error."""
+        error = self._compiled and self._compiled.exception()
+        if error:
             _LOG.warning(
                 "Steps run one by one, as the program of %d was not compiled: %s", self.length, error
             )
-            return []
-        return [number for number, program in enumerate(compiled.result()) if program is not None]
+        return bool(error)
 
     def _of_all(self, value: _Answer) -> list[_Answer]:
         if self._processes.size == 1:
@@ -274,7 +236,7 @@ class ConstantGroups:
     ) -> None:
         self._model, self._processes, self._runner = model, replicas.process_group, runner
         self._stagers, self._notes, self._timer = stagers, notes, timer
-        self._run_ahead, self._platform = run_ahead_of(replicas.mesh), replicas.mesh.platform
+        self._run_ahead = run_ahead_of(replicas.mesh)
         self._trials: dict[Hashable, _Trial] = {}
         self._began = 0.0
         #: Batches that were too few for a group, and follow alone.
@@ -336,7 +298,7 @@ class ConstantGroups:
         if trace.jaxpr.effects or slots_of_size(trace.result_bytes) < length:
             trace.discard()
             return None
-        return partial(_all_forms, trace.lowering, loop_options(self._platform)), trace.use
+        return trace.compilation, trace.use
 
     def _group(
         self, alone: BatchGroup, source: BatchSource, iterator: Iterator[PyTree], length: int
@@ -362,20 +324,7 @@ def _own(batch: PyTree) -> PyTree:
     return jax.tree.map(owned, batch)
 
 
-def _all_forms(lower: Callable[[], jax.stages.Lowered], options: Sequence[CompilerOptions]) -> list[object]:
-    """Compile a program without options, and with each of some; None where XLA rejects them."""
-    lowered = lower()
-    forms: list[object] = [lowered.compile()]
-    for each in options:
-        try:
-            forms.append(lowered.compile(compiler_options=dict(each)))
-        except jax.errors.JaxRuntimeError as error:
-            _LOG.debug("A form of the program of several steps was not compiled: %s", error)
-            forms.append(None)
-    return forms
-
-
-def _in_thread(compile_: Callable[[], Sequence[object]]) -> Future[Sequence[object]]:
+def _in_thread(compile_: Callable[[], object]) -> Future[object]:
     """Compile in a thread, which then ends. At its own end Python waits for it: nothing can interrupt XLA."""
     threads = ThreadPoolExecutor(1, "unisono-compilation")
     compiled = threads.submit(compile_)

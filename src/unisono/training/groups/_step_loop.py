@@ -55,14 +55,14 @@ class GroupTrace(NamedTuple):
     Args:
         result_bytes: what the results of one of its steps take in the devices' memory; 0 for logs.
         discard: called where the program is not used.
-        lowering: lowers it, in any thread.
+        compilation: compiles it, in any thread.
         use: lets groups run what was compiled.
     """
 
     jaxpr: jex.ClosedJaxpr
     result_bytes: int
     discard: Callable[[], object]
-    lowering: Callable[[], jax.stages.Lowered]
+    compilation: Callable[[], Any]
     use: Callable[[Any], None]
 
 

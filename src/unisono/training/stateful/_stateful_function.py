@@ -166,8 +166,8 @@ class StatefulFunction:
         if self._task is TrainerTask.PREDICT:
             outputs = jaxpr.out_avals[: len(jaxpr.out_avals) - program.num_other_outputs]
             size = int(sum(x.size * x.dtype.itemsize for x in outputs) // stager.slots)
-        lower = program.step.lowering(*program.arguments(call))
-        return GroupTrace(jaxpr, size, lambda: None, lower, program.step.use)
+        compile_ = program.step.compilation(*program.arguments(call))
+        return GroupTrace(jaxpr, size, lambda: None, compile_, program.step.use)
 
     def _repeated(self, group: BatchGroup) -> RepeatedEntry:
         """Return the program for several batches like the first one."""

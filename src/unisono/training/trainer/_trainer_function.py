@@ -174,4 +174,4 @@ class TrainerFunction:
             outputs = jaxpr.out_avals[: -1 - len(jax.tree.leaves(state))]
             size = int(sum(x.size * x.dtype.itemsize for x in outputs) // stager.slots)
         remove = lambda: self._programs.remove(program)  # noqa: E731
-        return GroupTrace(jaxpr, size, remove, program.lowering(state, data), program.use)
+        return GroupTrace(jaxpr, size, remove, program.compilation(state, data), program.use)
