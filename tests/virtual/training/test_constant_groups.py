@@ -229,6 +229,52 @@ def test_callbacks_see_every_so_many_steps(dispatches):
 
 
 @pytest.mark.numbers
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_steps_run_ahead_of_callbacks_that_see_batches(replicas, compiled_at_once, dispatches):
+    """Epochs of 40 steps and one of 13 rows: once a group is tried, steps are handed out one by one."""
+    x, y = (values[: 40 * 24 + 13] for values in digits())
+    seen = []
+    for model in (model_of(replicas), plain_model()):
+        looks = Looks()
+        model.fit(x, y, batch_size=24, epochs=3, verbose=0, shuffle=False, callbacks=[looks])
+        seen.append(looks.batches)
+    assert [batch for batch, _ in seen[0]] == [batch for batch, _ in seen[1]]
+    np.testing.assert_allclose(*([loss for _, loss in one] for one in seen), rtol=1e-5)
+    assert len(dispatches) < 60
+
+
+class Reads(keras.callbacks.Callback):
+    """Reads the weights at some batches, and changes them at another."""
+
+    def __init__(self, batches, changed=None):
+        super().__init__()
+        self.at, self.changed, self.read = batches, changed, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch in self.at:
+            self.read.append(self.model.get_weights())
+        if batch == self.changed:
+            self.model.set_weights([0.5 * value for value in self.model.get_weights()])
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("changed", [None, 50])
+def test_a_callback_reads_the_weights_within_a_group(changed, compiled_at_once):
+    """The group runs again up to that step; what follows a change is computed anew."""
+    x, y = (values[: 70 * 24] for values in digits())
+    read, ours = [], model_of(2)
+    for model in (ours, plain_model()):
+        reads = Reads([3, 30, 41], changed)
+        model.fit(x, y, batch_size=24, verbose=0, shuffle=False, callbacks=[reads])
+        read.append([*reads.read, model.get_weights()])
+    for a, b in zip(*read, strict=True):
+        for value, expected in zip(a, b, strict=True):
+            np.testing.assert_allclose(value, expected, **CLOSE)
+    slots = {key.slots for key in ours.train_function._programs if key.keeps_state}
+    assert max(slots) > 1
+
+
+@pytest.mark.numbers
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_data_of_unknown_length_that_write_into_their_last_batch(compiled_at_once, dispatches):
     """What was taken for a group that does not get full runs one by one, with the rows it was given."""

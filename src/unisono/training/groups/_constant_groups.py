@@ -245,7 +245,13 @@ class ConstantGroups:
         self._tried: _Trial | None = None
 
     def next_group(
-        self, source: BatchSource, iterator: Iterator[PyTree], alone: BatchGroup, most: int, room: int
+        self,
+        source: BatchSource,
+        iterator: Iterator[PyTree],
+        alone: BatchGroup,
+        most: int,
+        room: int,
+        keeps_state: bool = False,
     ) -> BatchGroup:
         """Return a group of constant length, or else the one of its first batch alone.
 
@@ -253,21 +259,25 @@ class ConstantGroups:
             alone: the batch that was taken.
             most: how many batches may be in a program.
             room: how many may run before something must happen in between.
+            keeps_state: whether the group may run again, up to any of its steps.
         """
         self._began, self._tried = perf_counter(), None
+        if keeps_state and self._model.steps_per_execution > 1:
+            # These are one program already, which Keras asks for.
+            return alone
         if source.is_again and self._num_given_back:
             self._num_given_back -= 1
             return alone
-        trial = self._trial_of(alone, source, most)
+        trial = self._trial_of(alone, source, most, keeps_state)
         if trial.phase is _Phase.ALONE:
             return alone
         if trial.phase is not _Phase.TOGETHER:
             newest = self._run_ahead.newest
             trial.note_step(source.epoch, newest is None or newest.is_ready(), self._began)
-            trial.advance(partial(self._prepare, alone))
+            trial.advance(partial(self._prepare, alone, keeps_state))
         if trial.phase not in (_Phase.TRY, _Phase.TOGETHER) or trial.length > room:
             return alone
-        group = self._group(alone, source, iterator, trial.length)
+        group = self._group(alone, source, iterator, trial.length, keeps_state)
         if group.count == trial.length:
             self._tried = trial if trial.phase is _Phase.TRY else None
             return group
@@ -276,13 +286,14 @@ class ConstantGroups:
         self._num_given_back = group.count - 1
         return BatchGroup(group.first, alone.mode, alone.rows)
 
-    def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int) -> _Trial:
+    def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int, keeps_state: bool) -> _Trial:
         """Return the trial of a kind of batch, of which the programs differ from all others."""
-        kind = alone.mode, alone.rows, alone.choice is None, form_of(alone.first)
+        kind = alone.mode, alone.rows, alone.choice is None, keeps_state, form_of(alone.first)
         if kind not in self._trials:
             # More than one step is not tried out where the user asks for it.
             wanted: int = self._model.steps_per_execution
-            length = best_length(most, source.epoch_steps, wanted) if source.is_ahead else wanted
+            is_free = source.is_ahead or keeps_state
+            length = best_length(most, source.epoch_steps, wanted) if is_free else wanted
             trial = self._trials[kind] = _Trial(self._processes, length)
             if length < 2 or wanted > 1:
                 trial.phase = _Phase.ALONE if length < 2 else _Phase.TOGETHER
@@ -290,10 +301,11 @@ class ConstantGroups:
                 trial.phase = _first_phase()
         return self._trials[kind]
 
-    def _prepare(self, alone: BatchGroup, length: int) -> Preparation | None:
+    def _prepare(self, alone: BatchGroup, keeps_state: bool, length: int) -> Preparation | None:
         """Trace the program of a group; return None where its steps must run one by one."""
         stager = self._stagers.get(alone.first, length)
-        trace = self._runner.trace(BatchGroup(alone.first, alone.mode, alone.rows, stager), stager)
+        group = BatchGroup(alone.first, alone.mode, alone.rows, stager, keeps_state)
+        trace = self._runner.trace(group, stager)
         stager.is_unread = True
         if trace.jaxpr.effects or slots_of_size(trace.result_bytes) < length:
             trace.discard()
@@ -301,11 +313,16 @@ class ConstantGroups:
         return trace.compilation, trace.use
 
     def _group(
-        self, alone: BatchGroup, source: BatchSource, iterator: Iterator[PyTree], length: int
+        self,
+        alone: BatchGroup,
+        source: BatchSource,
+        iterator: Iterator[PyTree],
+        length: int,
+        keeps_state: bool,
     ) -> BatchGroup:
         """Return a group of the next batches, up to a length; it holds them all."""
         stager = self._stagers.get(alone.first, length)
-        group = BatchGroup(_own(alone.first), alone.mode, alone.rows, stager, holds=True)
+        group = BatchGroup(_own(alone.first), alone.mode, alone.rows, stager, keeps_state, holds=True)
         more = source.take_more(iterator, length - 1, stager.fits, waits=True)
         group.fill(self._notes.each(source, map(_own, more)), self._timer)
         stager.is_unread = group.count < length

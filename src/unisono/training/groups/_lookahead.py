@@ -80,8 +80,7 @@ class StepLookahead(BatchSource):
         """Note that an epoch begins; discard what is left of one that was interrupted.
 
         Args:
-            steps: of the epoch; None where the length of the data is unknown.
-            ends_data: whether there are no batches behind these steps.
+            steps: of the epoch, behind which no batches follow if it `ends_data`; None where unknown.
         """
         # Keras asks for as many at each call, also at the last one.
         self.left = steps if ends_data else steps and -(-steps // self._per_call) * self._per_call

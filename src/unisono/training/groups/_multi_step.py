@@ -91,11 +91,12 @@ MOST_STEPS, _BYTES = 32, 8 << 20
 Program = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
-def multi_step_program(step: Program, slots: int) -> Program:
+def multi_step_program(step: Program, slots: int, is_masked: bool = False) -> Program:
     """Return the program that repeats a step over the first batches of several.
 
     Args:
         step: from `(state, batch)` to `(logs, state)`; pure.
+        is_masked: whether all slots are computed, and those behind the first `count` change nothing.
 
     Returns:
         A function of `(state, (count, batches))`, whose arrays have a first dimension of `slots`.
@@ -118,8 +119,14 @@ def multi_step_program(step: Program, slots: int) -> Program:
             logs = jax.tree.map(jnp.asarray, logs)
             return logs, jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), state, new)
 
+        def at(i: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
+            logs, new = one(state, entry_at(i, batches))
+            if is_masked:
+                new = jax.tree.map(lambda old, x: jnp.where(i < count, x, old), state, new)
+            return logs, new
+
         shapes, _ = jax.eval_shape(lambda state: one(state, entry_at(0, batches)), state)
-        return repeated(count, slots, shapes, lambda i, state: one(state, entry_at(i, batches)), state)
+        return repeated(slots if is_masked else count, slots, shapes, at, state)
 
     return program
 

@@ -159,14 +159,18 @@ class StepLoop:
                 # long before the other devices have read their batches, where replicas train apart.
                 token = self._run_ahead.newest
                 self.group_size.wait_for_capacity(token, group.count, group.seconds, agreed)
-            if self._constant is not None:
-                self._constant.note_started(group.count)
+            self.note_started(group)
             results.append(GroupResult(value, group.count, is_stacked))
             left -= group.count
         if not results:
             self._notes.share([])
             raise StopIteration
         return results
+
+    def note_started(self, group: BatchGroup) -> None:
+        """Note that a group was started; wait for it where it is measured."""
+        if self._constant is not None:
+            self._constant.note_started(group.count)
 
     def take(
         self,
@@ -204,10 +208,10 @@ class StepLoop:
         alone = BatchGroup(first, mode, rows)
         if slots < 2 or mode in (Mode.WHOLE, Mode.JOINED):
             return alone
-        if self._constant is not None and not keeps_state:
+        if self._constant is not None:
             stops = self._kind == "train" and self._model.stop_training
             room = min(1 if stops else source.room + 1 if is_ahead else left, self.limit())
-            return self._constant.next_group(source, iterator, alone, slots, room)
+            return self._constant.next_group(source, iterator, alone, slots, room, keeps_state)
         if self._can_loop is False:
             return alone
         stager = self._stagers.get(first, slots)

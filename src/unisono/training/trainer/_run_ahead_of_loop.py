@@ -181,8 +181,7 @@ def with_lookahead(
             yield arguments
         else:
             limit = arguments.get("steps_per_epoch") or keras.config.max_steps_per_epoch()
-            marks = _EpochMarks(lookahead, ends_data=limit is None)
-            yield {**arguments, "callbacks": [*flat_callbacks(callbacks), marks]}
+            yield {**arguments, "callbacks": [*flat_callbacks(callbacks), _EpochMarks(lookahead, not limit)]}
     finally:
         set_lookahead(model.train_function, None)
         if lookahead is not None:

@@ -160,6 +160,7 @@ class Speculation(StepLookahead):
         logs, after = start_steps(function.timer, group, start)
         function.num_steps += group.count
         function.loop.group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
+        function.loop.note_started(group)
         return StartedGroup(group, group.stager, program, state, data, logs, after)
 
     def _give_up(self) -> None:

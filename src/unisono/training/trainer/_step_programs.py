@@ -101,13 +101,15 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         if same not in self._traced:
             self._traced[same] = jax.jit(self._state.in_step(step, key.mode is Mode.JOINED))
         whole = self._traced[same]
-        if self._merges_once(key):
+        # It may run again up to any of its steps.
+        is_masked = self._is_constant and key.keeps_state
+        if self._merges_once(key) and not is_masked:
             otherwise = multi_step_program(jax.jit(step), slots=key.slots) if key.slots > 1 else step
             whole = self._state.in_step(merge_once(self._step, key.slots, otherwise))
         elif key.slots > 1:
-            whole = multi_step_program(whole, slots=key.slots)
+            whole = multi_step_program(whole, slots=key.slots, is_masked=is_masked)
         if key.slots > 1:
-            if self._is_constant:
+            if self._is_constant and not is_masked:
                 whole = of_constant_count(whole, key.slots)
             batch, outputs = (UNSHARDED, _stacked(batch)), _stacked(outputs)
         if group.choice is not None:
