@@ -79,7 +79,7 @@ def tf_strategy(devices):
 def is_decided(model):
     """Whether all functions of a model have chosen whether their steps run in a loop of constant length."""
     for name in ("train_function", "test_function", "predict_function"):
-        groups = getattr(getattr(getattr(model, name, None), "loop", None), "_constant", None)
+        groups = getattr(getattr(getattr(model, name, None), "loop", None), "constant", None)
         for trial in groups._trials.values() if groups else ():
             if trial.phase.name not in ("TOGETHER", "ALONE"):
                 return False

@@ -277,7 +277,7 @@ def test_workers_change_to_groups_of_constant_length_together(monkeypatch):
     for compilation in compilations:
         compilation.result(60)
     # From here on it is compiled on all workers.
-    (trial,) = grouped.train_function.loop._constant._trials.values()
+    (trial,) = grouped.train_function.loop.constant._trials.values()
     assert trial.phase.name in ("COMPILE", "TRY", "TOGETHER")
     for a, b in zip(grouped.get_weights(), ours.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -108,7 +108,7 @@ def test_an_epoch_is_few_dispatches(compiled_at_once, dispatches, monkeypatch):
     x, y = (values[: 60 * 16] for values in digits())
     model = model_of(2)
     model.fit(x, y, batch_size=16, epochs=3, verbose=0)
-    (trial,) = model.train_function.loop._constant._trials.values()
+    (trial,) = model.train_function.loop.constant._trials.values()
     dispatches.clear()
     model.fit(x, y, batch_size=16, verbose=0)
     assert len(dispatches) == 60 // trial.length + 60 % trial.length <= 4

@@ -125,15 +125,16 @@ class StepLoop:
         self._notes = BatchNotes(replicas.process_group, kind, self.timer)
         #: True if the step of the batch that was taken last runs op by op.
         self.was_eager = False
-        self._constant: ConstantGroups | None = None
+        #: Takes groups where a loop must have a constant length; None elsewhere.
+        self.constant: ConstantGroups | None = None
         if self._can_loop is False:
             make = load("groups of constant length")
-            self._constant = make(model, replicas, runner, self._stagers, self._notes, self.timer)
+            self.constant = make(model, replicas, runner, self._stagers, self._notes, self.timer)
 
     @property
     def is_constant(self) -> bool:
         """True if a group always has as many batches as its program has room for."""
-        return self._constant is not None
+        return self.constant is not None
 
     @property
     def is_eager(self) -> bool:
@@ -159,18 +160,14 @@ class StepLoop:
                 # long before the other devices have read their batches, where replicas train apart.
                 token = self._run_ahead.newest
                 self.group_size.wait_for_capacity(token, group.count, group.seconds, agreed)
-            self.note_started(group)
+            if self.constant is not None:
+                self.constant.note_started(group.count)
             results.append(GroupResult(value, group.count, is_stacked))
             left -= group.count
         if not results:
             self._notes.share([])
             raise StopIteration
         return results
-
-    def note_started(self, group: BatchGroup) -> None:
-        """Note that a group was started; wait for it where it is measured."""
-        if self._constant is not None:
-            self._constant.note_started(group.count)
 
     def take(
         self,
@@ -208,10 +205,10 @@ class StepLoop:
         alone = BatchGroup(first, mode, rows)
         if slots < 2 or mode in (Mode.WHOLE, Mode.JOINED):
             return alone
-        if self._constant is not None:
+        if self.constant is not None:
             stops = self._kind == "train" and self._model.stop_training
             room = min(1 if stops else source.room + 1 if is_ahead else left, self.limit())
-            return self._constant.next_group(source, iterator, alone, slots, room, keeps_state)
+            return self.constant.next_group(source, iterator, alone, slots, room, keeps_state)
         if self._can_loop is False:
             return alone
         stager = self._stagers.get(first, slots)

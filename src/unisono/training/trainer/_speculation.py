@@ -160,7 +160,8 @@ class Speculation(StepLookahead):
         logs, after = start_steps(function.timer, group, start)
         function.num_steps += group.count
         function.loop.group_size.wait_for_capacity(jax.tree.leaves(logs), group.count, group.seconds)
-        function.loop.note_started(group)
+        if function.loop.constant is not None:
+            function.loop.constant.note_started(group.count)
         return StartedGroup(group, group.stager, program, state, data, logs, after)
 
     def _give_up(self) -> None:
