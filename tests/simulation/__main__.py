@@ -4,9 +4,11 @@ python -m tests.simulation --minutes 3 --seed 0 --jobs 2     # all protocols, as
 python -m tests.simulation --protocol pushes --schedules 1000
 python -m tests.simulation --protocol restarts --seed 17 --show   # one schedule: who sent what when
 python -m tests.simulation --mistakes                        # which planted mistakes are found, and how soon
+python -m tests.simulation --speed                           # schedules in a second of CPU, as a table
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import multiprocessing
 import os
@@ -25,23 +27,30 @@ def main(argv=None):
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule")
     parser.add_argument("--schedules", type=int, default=10**9, help="of each protocol at most")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=_cores(), help="processes; by default one for each core")
     parser.add_argument("--protocol", action="append", help="its name; several times for several")
     parser.add_argument(
         "--show", action="store_true", help="print the schedule of the seed, also if all holds"
     )
     parser.add_argument("--mistakes", action="store_true")
+    parser.add_argument("--speed", action="store_true")
     parser.add_argument("--only", help="a part of the name of the mistakes to plant")
     arguments = parser.parse_args(argv)
     if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
         os.environ["PYTHONHASHSEED"] = _HASH_SEED
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *(argv or sys.argv[1:])])
     os.environ.setdefault("KERAS_BACKEND", "jax")
+    if arguments.speed:
+        return _measure(arguments)
     if arguments.mistakes:
         return _try_mistakes(arguments)
     if arguments.show:
         return _show(arguments)
     return _search(arguments)
+
+
+def _cores():
+    return len(os.sched_getaffinity(0))
 
 
 def _chosen(arguments):
@@ -51,6 +60,34 @@ def _chosen(arguments):
     if unknown:
         sys.exit(f"A protocol must be one of {', '.join(protocols())}. Received: {', '.join(unknown)}.")
     return {name: fn for name, fn in protocols().items() if name in (arguments.protocol or protocols())}
+
+
+# --- speed -------------------------------------------------------------------------------------------------
+
+#: Schedules of each protocol that are timed, of which the first ones warm it up.
+_TIMED, _WARM = 300, 20
+
+
+def _measure(arguments):
+    """Print what a schedule costs: CPU time, so that other programs on the machine count little."""
+    from tests.simulation._primitives import simulated
+    from tests.simulation._runner import run_many
+
+    chosen = _chosen(arguments)
+    most = min(arguments.schedules, _TIMED)
+    print("| protocol | schedules a CPU second | on all cores | switches | messages |\n|---|---|---|---|---|")
+    with simulated() as look:
+        for name, protocol in chosen.items():
+            run_many(protocol, range(_WARM), look)
+            tally, _ = run_many(protocol, range(arguments.seed, arguments.seed + most), look)
+            rate = tally.schedules / tally.spent
+            switches, messages = tally.switches / tally.schedules, tally.messages / tally.schedules
+            row = f"{rate:.0f} | {rate * _cores():.0f} | {switches:.0f} | {messages:.0f}"
+            print(f"| `{name}` | {row} |", flush=True)
+    load, date = os.getloadavg()[0], time.strftime("%Y-%m-%d")
+    busy = ", busy machine" if load > _cores() / 2 else ""
+    print(f"\n{date}, {_cores()} cores, load {load:.1f}{busy}")
+    return 0
 
 
 # --- many schedules ----------------------------------------------------------------------------------------
@@ -89,20 +126,31 @@ def _print_row(name, tally, seconds):
     print(f"{name:24}{numbers[0]:10}{numbers[1]:9}{numbers[2]:10}{numbers[3]:10}{rate:10.0f}", flush=True)
 
 
+#: Seeds that a process takes at a time.
+_CHUNK = 32
+
+
 def _in_jobs(name, arguments, share):
-    """Run a protocol in several processes; return the tally, the seeds that failed, and the seconds."""
+    """Run a protocol in several processes; return the tally, the seeds that failed, and the seconds.
+
+    They take seeds in turns from one counter. Where a seed fails, those below it are run to their end: the
+    lowest one is the same, whichever process is faster.
+    """
     from tests.simulation._runner import Tally
 
     began = time.monotonic()
     jobs = max(1, arguments.jobs)
-    tasks = [(name, arguments.seed + job, jobs, arguments.schedules, share) for job in range(jobs)]
+    context = multiprocessing.get_context("fork")
+    # The next chunk of seeds, and the lowest seed that has failed.
+    shared = context.Value("q", 0), context.Value("q", 2**62)
+    task = name, arguments.seed, arguments.schedules, share, shared
     if jobs == 1:
-        results = [_job(*tasks[0])]
+        results = [_job(task)]
     else:
         # Forked: protocols and what they test are imported once.
         _warm(name)
-        with multiprocessing.get_context("fork").Pool(jobs) as pool:
-            results = pool.starmap(_job, tasks)
+        with concurrent.futures.ProcessPoolExecutor(jobs, context, _keep, (task,)) as pool:
+            results = list(pool.map(_kept_job, range(jobs)))
     tally, failed = Tally(), []
     for found, seeds in results:
         tally.join(found)
@@ -115,19 +163,48 @@ def _warm(name):
     from tests.simulation._runner import run_one
     from tests.simulation.protocols import protocols
 
+    protocol = protocols()[name]
     with simulated():
-        run_one(protocols()[name], 0)
+        run_one(protocol, 0)
 
 
-def _job(name, first, step, most, seconds):
+class _Kept:
+    task = None
+
+
+def _keep(task):
+    _Kept.task = task
+
+
+def _kept_job(_):
+    return _job(_Kept.task)
+
+
+def _job(task):
     from tests.simulation._primitives import simulated
-    from tests.simulation._runner import run_many
+    from tests.simulation._runner import Tally, run_many
     from tests.simulation.protocols import protocols
 
-    seeds = range(first, first + most, step)
+    name, first, most, seconds, (counter, lowest) = task
+    protocol = protocols()[name]
+    total, failed = Tally(), []
+    until = time.monotonic() + seconds
     with simulated() as look:
-        tally, failures = run_many(protocols()[name], seeds, look, time.monotonic() + seconds)
-    return tally, [failure.seed for failure in failures]
+        while time.monotonic() < until:
+            with counter.get_lock():
+                begin = counter.value
+                counter.value += _CHUNK
+            seeds = range(first + begin, first + min(begin + _CHUNK, most))
+            if not seeds or seeds[0] > lowest.value:
+                break
+            tally, failures = run_many(protocol, seeds, look)
+            total.join(tally)
+            if failures:
+                failed += [failure.seed for failure in failures]
+                with lowest.get_lock():
+                    lowest.value = min(lowest.value, failed[-1])
+                break
+    return total, failed
 
 
 def _failure(name, seed):

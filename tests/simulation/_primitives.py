@@ -102,10 +102,20 @@ class Lock:
         return self.owner is not None
 
     def __enter__(self):
+        world = ACTIVE.world
+        # The most frequent way: not held, and no thread is interrupted.
+        if self.owner is None and world is not None and not world._preempt and not world.is_over:
+            self.owner, self.depth = world.current, 1
+            return True
         return self.acquire()
 
     def __exit__(self, *_):
-        self.release()
+        world = ACTIVE.world
+        is_short = self.depth == 1 and not self.waiters and world is not None and not world._preempt
+        if is_short and self.owner is world.current:
+            self.owner, self.depth = None, 0
+        else:
+            self.release()
 
     # for Condition
 

@@ -13,6 +13,9 @@ import traceback
 
 from tests.simulation._world import FAULT, ORDER, PREEMPT, World
 
+#: Protocols of which a schedule was run in this process.
+_IMPORTED = set()
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -101,24 +104,26 @@ def run_many(protocol, seeds, look=lambda: None, until=None, most_failures=1):
     # Collections in the middle of a schedule would not be a choice.
     gc.disable()
     try:
-        # Once for what it imports, which is looked after then.
-        run_one(protocol, seeds[0])
-        look()
-        for count, seed in enumerate(seeds):
+        if protocol not in _IMPORTED:
+            # Once for what it imports, which is looked after then.
+            run_one(protocol, seeds[0])
+            look()
+            _IMPORTED.add(protocol)
+        # What is there, modules above all, is not searched again and again.
+        gc.freeze()
+        for count, seed in enumerate(seeds, 1):
             if until is not None and time.monotonic() > until:
                 break
             outcome = run_one(protocol, seed)
             tally.add(outcome.world)
-            if count == 0:
-                gc.collect()
-                gc.freeze()
-            elif count % 64 == 0:
+            if count % 64 == 0:
                 gc.collect()
             if outcome.error is not None:
                 failures.append(outcome)
                 if len(failures) >= most_failures:
                     break
     finally:
+        gc.collect()
         gc.unfreeze()
         if was_enabled:
             gc.enable()

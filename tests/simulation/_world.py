@@ -36,11 +36,11 @@ A world fails with `Deadlock` when no event is left and a fiber waits that is no
 Tests: tests/unit/test_simulation.py.
 """
 
-import heapq
 import itertools
 import random
 import traceback
 from collections import Counter
+from heapq import heappop, heappush
 
 import greenlet
 
@@ -48,6 +48,8 @@ import greenlet
 FAULT, ORDER, PREEMPT, DELAY, SETTING, DATA = "fault", "order", "preempt", "delay", "setting", "data"
 #: What `uniform` distinguishes.
 _STEPS = 1024
+#: Makes the seed of what is no choice another one.
+_OF_IDENTITIES = 1 << 64
 #: The wall clock at the start of each world: 2030-01-01.
 EPOCH = 1_893_456_000.0
 
@@ -87,6 +89,12 @@ class Fiber(greenlet.greenlet):
         self.number = next(world.numbers)
         #: The object of the class `Thread` that it runs, and its values of `threading.local`.
         self.thread = None
+
+    def time_out(self):
+        """Go on, as the time of a wait is over."""
+        self.waiters.remove(self)
+        self.waiters = self.timer = None
+        self.world.ready.append(self)
 
     def _body(self):
         world = self.world
@@ -196,15 +204,19 @@ class World:
     def __init__(self, seed=0, choices=None, is_recorded=False, limit=3600.0, most_switches=400_000):
         self.seed, self.limit, self.most_switches = seed, limit, most_switches
         self.random = random.Random(seed)
+        self._draw = self.random.random
         #: For names and numbers that differ between processes; no choice.
-        self.identities = random.Random(f"identities of {seed}")
+        self.identities = random.Random(seed + _OF_IDENTITIES)
         self._given = None if choices is None else iter(choices)
         self.is_recorded = is_recorded or choices is not None
+        #: Draws that need not be kept take the short way.
+        self._is_plain = not self.is_recorded
         self.choices, self.kinds, self.notes = [], [], []
         if self.is_recorded:
             self.choose = self._choose_and_keep
             self.chance = self._chance_and_keep
         self.hub = greenlet.getcurrent()
+        self._to_hub = self.hub.switch
         self.now, self.wall_offset = 0.0, 0.0
         self.ready, self.events, self.numbers = [], [], itertools.count(1)
         self.fibers = {}
@@ -232,11 +244,11 @@ class World:
 
     def choose(self, n, kind=DATA):
         """Return a whole number from 0 to n - 1."""
-        return int(self.random.random() * n)
+        return int(self._draw() * n)
 
     def chance(self, p, kind=DATA):
         """Return True with a probability."""
-        return self.random.random() < p
+        return self._draw() < p
 
     def _choose_and_keep(self, n, kind=DATA):
         chosen = (
@@ -278,7 +290,7 @@ class World:
     def call_later(self, seconds, fn):
         """Call a function, which must not wait, after some seconds."""
         timer = Timer(fn)
-        heapq.heappush(self.events, (self.now + max(seconds, 0.0), next(self.numbers), timer))
+        heappush(self.events, (self.now + (seconds if seconds > 0.0 else 0.0), next(self.numbers), timer))
         return timer
 
     def spawn(self, fn, name="fiber", process=None):
@@ -305,9 +317,13 @@ class World:
         fiber = self.current
         if fiber is None:
             return
-        if share == 0.0 or (self._preempt and self.chance(self._preempt * share, PREEMPT)):
-            self.ready.append(fiber)
-            self.hub.switch()
+        if share:
+            # The most frequent of all calls.
+            p = self._preempt * share
+            if not p or not (self._draw() < p if self._is_plain else self.chance(p, PREEMPT)):
+                return
+        self.ready.append(fiber)
+        self._to_hub()
 
     def point(self):
         """Let the present process be killed here, between two calls that no other thread sees apart."""
@@ -328,13 +344,13 @@ class World:
         fiber.why, fiber.was_woken, fiber.waiters = why, False, waiters
         waiters.append(fiber)
         if timeout is not None:
-            fiber.timer = self.call_later(timeout, lambda: self._time_out(fiber))
-        self.hub.switch()
+            fiber.timer = self.call_later(timeout, fiber.time_out)
+        self._to_hub()
         return fiber.was_woken
 
     def sleep(self, seconds):
         """Wait for some seconds."""
-        self.block([], max(seconds, 0.0), "sleep")
+        self.block([], seconds, "sleep")
 
     def wake(self, waiters):
         """Wake the first fiber of a list; return whether there was one."""
@@ -346,11 +362,6 @@ class World:
             fiber.timer.fn = fiber.timer = None
         self.ready.append(fiber)
         return True
-
-    def _time_out(self, fiber):
-        fiber.waiters.remove(fiber)
-        fiber.waiters = fiber.timer = None
-        self.ready.append(fiber)
 
     # --- the run -------------------------------------------------------------------------------------
 
@@ -378,8 +389,8 @@ class World:
             if not count:
                 self._next_event(events)
                 continue
-            place = 0
-            if count > 1 and self._order and (self._order == 1.0 or self.chance(self._order, ORDER)):
+            place, order, stall = 0, self._order, self._stall
+            if count > 1 and order and (order == 1.0 or self.chance(order, ORDER)):
                 place = self.choose(count, ORDER)
             fiber = ready.pop(place)
             process = fiber.process
@@ -391,7 +402,7 @@ class World:
             if process.risk and self.faults_left > 0 and self.fault(process.risk, f"kill {process.name}"):
                 process.kill()
                 continue
-            if self._stall and self.chance(self._stall, DELAY):
+            if stall and self.chance(stall, DELAY):
                 self.call_later(self.uniform(0.0, 2.0), lambda fiber=fiber: ready.append(fiber))
                 continue
             self.switches += 1
@@ -403,7 +414,7 @@ class World:
 
     def _next_event(self, events):
         while events:
-            self.now, _, timer = heapq.heappop(events)
+            self.now, _, timer = heappop(events)
             if self.now > self.limit:
                 raise Overdue(f"It must end within {self.limit:g} s.\n{self.stacks()}")
             if timer.fn is not None:

@@ -19,8 +19,8 @@ from unisono.standalone._protocol import CLIENT, LEASE_GRACE, LEASE_SECONDS
 _SLOW, _REPEAT = 1.0, 2.0
 #: The same of one that the network repeats.
 _LATEST = 25.0
-#: Seconds between two looks of a server.
-_TICK = 0.1
+#: Seconds between two looks of a server; most events of a schedule are these.
+_TICK = 0.5
 #: Seconds from the last sign of a client to the end of its processes, at most.
 _BOUND = LEASE_SECONDS + LEASE_GRACE + 2.0
 
@@ -223,7 +223,9 @@ def leases(world):
             world.sleep(world.uniform(0.2, 4.0))
             _disturb(world, server, clients)
             _check_silent(world, server, clients)
-        world.sleep(_LATEST + _BOUND + _SLOW + 2.0 + sum(end - begin for begin, end in server.pauses))
+        # Without a fault each client has ended its own processes.
+        late = _LATEST + _BOUND if world.faults else 0.0
+        world.sleep(late + _SLOW + 2.0 + sum(end - begin for begin, end in server.pauses))
         _check_silent(world, server, clients)
         left = [job.name for job in server.jobs if job.is_running]
         world.check(not left, lambda: f"Processes of {left} run on after their clients have ended.")

@@ -487,6 +487,11 @@ def pushes(world):
     run_servers(world, plan)
 
 
+def few_pushes(world):
+    """The same with two closures, of which many more schedules are searched in the same time."""
+    run_servers(world, Plan(workers=1 + world.choose(2, SETTING), closures=2, reads=1))
+
+
 def restarts(world):
     """Servers with a log are killed at any switch, and started again; so are workers, and the chief."""
     chiefs = 1 + world.choose(2, SETTING)
@@ -534,4 +539,4 @@ def absence(world):
         raise client.error
 
 
-PROTOCOLS = {"pushes": pushes, "restarts": restarts, "absence": absence}
+PROTOCOLS = {"few_pushes": few_pushes, "pushes": pushes, "restarts": restarts, "absence": absence}

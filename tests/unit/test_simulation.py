@@ -1,5 +1,6 @@
 """The simulated world: time, choices, deadlocks, kills; real modules get it, and lose it again."""
 
+import argparse
 import functools
 import os
 import subprocess
@@ -8,6 +9,7 @@ import threading
 import time
 
 import pytest
+from tests.simulation import __main__ as search
 from tests.simulation import _primitives as sim
 from tests.simulation._history import History
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
@@ -280,3 +282,19 @@ def test_the_command_gives_a_schedule_again():
     shown = [run().stdout for _ in range(2)]
     assert "everything held" in shown[0]
     assert shown[0] == shown[1]
+
+
+def test_processes_take_seeds_in_turns_and_the_lowest_failing_one_is_the_same(monkeypatch):
+    def fails(world):
+        # The lower one of two that fail takes its process longer.
+        if world.seed == 3:
+            time.sleep(0.2)
+        world.check(world.seed not in (3, 40), "no schedule fails")
+
+    monkeypatch.setitem(protocols(), "fails", fails)
+    arguments = argparse.Namespace(seed=0, schedules=1000, jobs=2)
+    _, failed, _ = search._in_jobs("fails", arguments, share=30.0)
+    assert min(failed) == 3
+    arguments.seed, arguments.schedules = 41, 200
+    tally, failed, _ = search._in_jobs("fails", arguments, share=30.0)
+    assert (tally.schedules, failed) == (200, [])
