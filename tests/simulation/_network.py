@@ -59,6 +59,8 @@ class SimulatedNetwork(LoopbackNetwork):
         self._parted = {}
         self._processes = {}
         self._connections = {}
+        #: When requests went out, by client and number, and when clients noticed that a connection was lost.
+        self.sent_at, self.noticed_at = {}, []
 
     def part(self, one, other, seconds, both=True):
         """Cut the network between two processes, by name, in one direction or both."""
@@ -115,6 +117,7 @@ class SimulatedNetwork(LoopbackNetwork):
         def notice():
             if self._broken.get(rpc_client, (None,))[0] == connection:
                 del self._broken[rpc_client]
+                self.noticed_at.append((rpc_client, self.world.now))
                 rpc_client._pending.fail_sent("the connection was lost")
 
         def tell():
@@ -138,6 +141,7 @@ class SimulatedNetwork(LoopbackNetwork):
             return
         if not rpc_client._pending.mark_sent(frame.request):
             return
+        self.sent_at.setdefault((rpc_client, frame.request), self.world.now)
         parts = _through_bytes(frame)
 
         def deliver():
@@ -210,14 +214,19 @@ class SimulatedNetwork(LoopbackNetwork):
             world.note("lost", source.name, target.name, text)
         connection, sent_at = self._connections[rpc_client], world.now
 
-        def arrive():
-            is_there = connection == self._connections[rpc_client] and deliver()
+        def arrive(is_kept=False):
+            is_there = (is_kept or connection == self._connections[rpc_client]) and deliver()
             if world.is_recorded:
                 kind = "message" if is_there else "lost"
                 world.note(kind, source.name, target.name, f"{text} (sent {sent_at:.3f})")
 
-        for copy in range(copies):
-            world.call_later(delay + copy * world.uniform(0.0, self.latest / 2, DELAY), arrive)
+        if copies:
+            world.call_later(delay, arrive)
+        if copies > 1:
+            # Some that a client has repeated wait in a queue, and are sent on its next connection.
+            is_kept = is_lossy and target is not self._processes[rpc_client] and bool(world.choose(2, DELAY))
+            later = delay + world.uniform(0.0, self.latest / 2, DELAY)
+            world.call_later(later, lambda: arrive(is_kept))
 
 
 def _take_answers(answers):

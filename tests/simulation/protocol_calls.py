@@ -129,6 +129,11 @@ def _ask(world, network, index):
             world.check(False, f"A request ends by its deadline of {timeout} s.")
         took = world.now - began
         world.check(took <= timeout + slack, f"A request took {took:.3f} s of {timeout:g} s.")
+        sent_at = network.sent_at.get((client, frame.request), world.now)
+        for lost, at in network.noticed_at:
+            if lost is client and sent_at < at:
+                why = f"A request must end with its connection, not {world.now - at:.3f} s later."
+                world.check(world.now <= at + slack, why)
         if error is not None:
             may_fail = world.faults or closes or timeout < 3 or has_stalled
             world.check(may_fail, lambda: f"Nothing was lost, and a request fails: {error}")

@@ -93,6 +93,7 @@ sim.extend(os, sched_setscheduler=lambda *args: None)
 #: Where a server may be killed while it writes files.
 sim.POINTS += [
     (_records.RecordFile, "_put"),
+    (_records.RecordFile, "begin"),
     (_records.RecordFile, "stage"),
     (_container, "checksum"),
     (_acknowledged.AcknowledgedFile, "note"),
@@ -188,6 +189,9 @@ class Servers:
         world.faults_left = 1 + world.choose(6, SETTING)
         self.replaced = []
         self.starts = 0
+        #: With a small log images are written in the middle of a job, too.
+        self.log_bytes = world.pick((1 << 16, 1), SETTING) if plan.durable else 0
+        self.parts = world.pick((0.0, 0.1), SETTING)
         self.risks = {
             "ps": world.pick((0.0, 0.003, 0.02), SETTING) if plan.durable else 0.0,
             "worker": world.pick((0.0, 0.01), SETTING),
@@ -240,7 +244,7 @@ class Servers:
         """Be a parameter server."""
         durable = None
         if self.plan.durable:
-            durable = DurableStore(self.folder / f"ps{index}", log_bytes=1 << 16, interval=None)
+            durable = DurableStore(self.folder / f"ps{index}", log_bytes=self.log_bytes, interval=None)
             self.world.check(
                 durable.store.damage is None, lambda: f"No state may be damaged. {durable.store.damage}"
             )
@@ -375,8 +379,18 @@ class Servers:
             self.take_back(job)
             world.sleep(0.5)
             if job is not self.job:
-                # It still thinks that it leads: what it writes must be refused, or dropped by the next one.
-                client.write(key_of(0, REGISTER), np.float32(999))
+                # It still thinks that it leads: what it asks must be refused, or dropped by the next one.
+                refused = None
+                for is_read in (True, False) if world.choose(2) else (False, True):
+                    try:
+                        if is_read:
+                            client.rows([key_of(0, ROWS)], [np.array([0, 1])]).result()
+                        else:
+                            client.write(key_of(0, REGISTER), np.float32(999))
+                    except (ClusterError, ContextError, InvalidArgumentError) as error:
+                        refused = error
+                if refused is not None:
+                    raise refused
         job.is_over = True
         self.judge(job, client)
 
@@ -390,8 +404,10 @@ class Servers:
     def look(self, job, client, number):
         """Read and write."""
         server = self.world.choose(self.plan.servers)
-        kind = self.world.choose(4)
-        if kind == 0:
+        kind = self.world.choose(5)
+        if kind == 4:
+            self.overlap(job, client, server)
+        elif kind == 0:
             finish = self.begin_read(job, "chief", server)
             dtype = self.world.pick(("float32", "bfloat16", "float16"))
             rounded = client.read(key_of(server, COUNTS, None if dtype == "float32" else dtype))
@@ -412,9 +428,41 @@ class Servers:
             (found,) = client.rows([key_of(server, ROWS)], [np.array([0, 1])]).result()
             history.end(call, tuple(found[:, 0].tolist()))
 
+    def overlap(self, job, client, server):
+        """Pull the same values several times at once: answers may come in another order."""
+        pulls = []
+        for _ in range(4):
+            finish = self.begin_read(job, "chief", server)
+            pulls.append(client.pull([key_of(server, COUNTS)]))
+            pulls[-1].add_done_callback(
+                lambda pull, finish=finish: finish(pull.result()[0]) if pull.exception() is None else None
+            )
+            self.world.sleep(self.world.uniform(0.0, 0.5))
+        for pull in pulls:
+            pull.result()
+
+    def disturb(self):
+        """Cut the network between two processes, and let the wall clock jump."""
+        world = self.world
+        names = [f"ps{i}" for i in range(self.plan.servers)] + [
+            f"worker{i}" for i in range(self.plan.workers)
+        ]
+        while not self.is_over:
+            world.sleep(world.uniform(0.2, 3.0))
+            if world.fault(self.parts, "part"):
+                one = world.pick(("chief", *names[self.plan.servers :]))
+                self.network.part(one, world.pick(names), world.uniform(0.5, 8.0), both=bool(world.choose(2)))
+            if world.fault(self.parts, "wall"):
+                world.wall_offset += world.pick((3600.0, -3600.0))
+
     def judge(self, job, client):
         """Check what a job has left."""
         for server in range(self.plan.servers):
+            call = job.registers[server].begin("chief", "read")
+            job.registers[server].end(call, float(client.read(key_of(server, REGISTER))))
+            call = job.rows[server].begin("chief", "read")
+            (rows,) = client.rows([key_of(server, ROWS)], [np.array([0, 1])]).result()
+            job.rows[server].end(call, tuple(rows[:, 0].tolist()))
             found = client.read(key_of(server, COUNTS)).tolist()
             self.world.check(
                 found == [2.0] * (self.plan.closures // 2) + [1.0] * (self.plan.closures % 2),
@@ -443,6 +491,8 @@ class Servers:
             self.keep(f"ps{index}", lambda index=index: self.serve(index), self.risks["ps"])
         for index in range(plan.workers):
             self.keep(f"worker{index}", lambda index=index: self.work(index), self.risks["worker"])
+        if self.parts:
+            sim.Thread(target=self.disturb, name="disturbs").start()
         for number in range(plan.chiefs):
             is_last = number == plan.chiefs - 1
             chief = world.process(f"chief{number or ''}", self.lead)
