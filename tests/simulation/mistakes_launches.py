@@ -141,4 +141,11 @@ MISTAKES = (
         "threading.Thread(target=lambda: None",
         "leases",
     ),
+    # when a launch is asked to stop
+    _mistake(
+        "the tasks are not asked to save",
+        f"{_GENERATION}:TaskGroup._ask_to_end",
+        "process.send(signal.SIGTERM)",
+        "process.kill()",
+    ),
 )

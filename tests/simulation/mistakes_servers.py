@@ -137,8 +137,9 @@ MISTAKES = (
     Mistake(
         "an older chief may write",
         _KILLED, f"{_SERVER}._check",
-        "if frame.op is not Op.HELLO and 0 < frame.generation < self.store.generation:", "if False:",
-        ((f"{_STORE}.raise_generation", "if generation < self.generation:", "if False:"),),
+        "if frame.op not in self._handlers:",
+        "if frame.op is Op.WRITE and frame.generation < self.store.generation:\n            return\n"
+        "        if frame.op not in self._handlers:",
     ),
     Mistake(
         "an older chief reads a newer one's values",

@@ -42,6 +42,11 @@ _STALL, _GRACE = 15.0, 6.0
 _BOUND = 120.0
 
 
+#: Seconds from SIGTERM to the end of a launch, beside the grace of its tasks: looks of the launcher, and of
+#: the test, and slow threads.
+_STOP_SLACK = 15.0
+
+
 class _Collectives:
     """The messages of one generation: each waits for all processes, and fails where one has ended."""
 
@@ -205,6 +210,8 @@ class _LaunchOfWorld:
         self.fenced_at, self.hit = {}, []
         self.finished = False
         self.launches = 0
+        #: When it was asked to stop.
+        self.stopped_at = 0.0
 
     def begin(self, plan):
         key = self.launches, plan.generation
@@ -368,6 +375,8 @@ def _disturb(world, launch, launcher):
         world.wall_offset += world.pick((3600.0, -3600.0, 86_400.0))
     elif kind == "stop":
         launch.signals.append(signal.SIGTERM)
+        launch.stopped_at = world.now
+        launch.wake()
     elif kind == "capacity":
         launch.capacity = world.pick((1, 2, 3))
     elif kind == "launcher":
@@ -449,6 +458,19 @@ def _goes_on(world, launch, outcome, restarts):
             code in (0, RESTART_WANTED, 128 + signal.SIGTERM),
             lambda: f"A launch that was asked to stop must end with 42 or 143, not {code}.",
         )
+        took = world.now - launch.stopped_at
+        world.check(
+            took <= _GRACE + _STOP_SLACK,
+            lambda: f"A launch that was asked to stop must end within its grace, not after {took:.1f} s.",
+        )
+        if set(world.faults) == {"stop"} and not world._stall:
+            world.check(
+                code in (0, RESTART_WANTED) and launch.acknowledged == launch.trained,
+                lambda: (
+                    f"Tasks that are asked to end save first: {launch.acknowledged} of {launch.trained} "
+                    f"batches are saved, and the launch ends with {code}."
+                ),
+            )
         return code != 0
     if code == 0:
         return False
