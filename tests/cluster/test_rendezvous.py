@@ -350,6 +350,26 @@ def test_process_0_of_another_version():
     )
 
 
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [([], "Process 0 must send what it decides within 0.5 s"), (["missing: process 2"], "must connect")],
+)
+def test_process_0_is_silent_after_its_roster(absent, words, monkeypatch):
+    monkeypatch.setattr(_protocol, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(_client, "_LEAST_SECONDS", LIMIT)
+    roster = ["connected: process 0", "connected: process 1", *absent]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            guest = pool.submit(rendezvous, 1, 2, [address, "b:2"], CONFIG, Timeouts(start_up=0.3))
+            with server.accept()[0] as sock:
+                sock.sendall(_protocol.frame({"kind": "roster", "roster": roster}))
+                (text,) = messages(guest)
+    assert text.startswith(("All processes of a cluster", "Process 0"))
+    assert words in text
+    assert "connected: process 1" in text
+
+
 # --- somebody differs
 
 

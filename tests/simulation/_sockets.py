@@ -83,7 +83,15 @@ class Network:
     """
 
     def __init__(
-        self, world, delay=0.01, late=0.0, latest=2.0, reset=0.0, descriptors=0.0, buffer=1 << 16, is_short=False
+        self,
+        world,
+        delay=0.01,
+        late=0.0,
+        latest=2.0,
+        reset=0.0,
+        descriptors=0.0,
+        buffer=1 << 16,
+        is_short=False,
     ):
         self.world, self.delay, self.late, self.latest = world, delay, late, latest
         self.reset, self.descriptors, self.buffer, self.is_short = reset, descriptors, buffer, is_short
@@ -140,7 +148,9 @@ class Network:
                 continue
 
             def look(end=end, peer=peer, since=self.world.now):
-                until = max(self._parted.get(pair, 0.0) for pair in ((end.host, peer.host), (peer.host, end.host)))
+                until = max(
+                    self._parted.get(pair, 0.0) for pair in ((end.host, peer.host), (peer.host, end.host))
+                )
                 if end.host.is_down or not (peer.host.is_down or until >= since + _KEEPALIVE):
                     return
                 end._fail(errno.ETIMEDOUT)
@@ -345,7 +355,10 @@ class Socket:
         self._step()
         ip, port = address
         target = self.host if ip.startswith("127.") else self.network.hosts.get(ip)
-        self._local = LOOPBACK if target is self.host and ip != self.host.ip else self.host.ip, next(self.host.ports)
+        self._local = (
+            LOOPBACK if target is self.host and ip != self.host.ip else self.host.ip,
+            next(self.host.ports),
+        )
         self._remote = ip, port
         if target is None:
             return errno.ENETUNREACH
@@ -428,7 +441,9 @@ class Socket:
                 return
             peer._inbox += piece
             if self.world.is_recorded:
-                self.world.note("message", self._process.name, peer._process.name, f"{len(piece)} bytes {_shown(piece)}")
+                self.world.note(
+                    "message", self._process.name, peer._process.name, f"{len(piece)} bytes {_shown(piece)}"
+                )
             peer._tell()
 
         self.network._carry(self.host, peer.host, arrive, sender=self)
@@ -607,7 +622,9 @@ class Selector(selectors._BaseSelectorImpl):
         found = self._ready(keys)
         if not found and (timeout is None or timeout > 0):
             end = None if timeout is None else world.now + timeout
-            _wait_for([key.fileobj for key in keys], lambda: self._ready(keys), world, end, "any of its sockets")
+            _wait_for(
+                [key.fileobj for key in keys], lambda: self._ready(keys), world, end, "any of its sockets"
+            )
             found = self._ready(keys)
         if len(found) > 1 and world.choose(2, ORDER):
             found.reverse()
@@ -652,7 +669,11 @@ class SocketDoors(contextlib.ExitStack):
             "socket": _StandInModule(
                 socket,
                 {name: getattr(network, name) for name in names}
-                | {"socket": network.make_socket, "gethostname": lambda: network.own.name, "has_dualstack_ipv6": lambda: False},
+                | {
+                    "socket": network.make_socket,
+                    "gethostname": lambda: network.own.name,
+                    "has_dualstack_ipv6": lambda: False,
+                },
             ),
             "selectors": _StandInModule(selectors, {"DefaultSelector": selector, "PollSelector": selector}),
             "_Selector": selector,

@@ -54,7 +54,10 @@ class _Cluster:
     def __init__(self, world, network, count, start_up, is_on_one_host, has_generations):
         self.world, self.network, self.count, self.start_up = world, network, count, start_up
         self.has_generations = has_generations
-        hosts = [network.host("node0" if is_on_one_host else f"node{i}") for i in range(1 if is_on_one_host else count)]
+        hosts = [
+            network.host("node0" if is_on_one_host else f"node{i}")
+            for i in range(1 if is_on_one_host else count)
+        ]
         self.hosts = [hosts[i % len(hosts)] for i in range(count)]
         self.addresses = [f"{host.name}:{2222 + i}" for i, host in enumerate(self.hosts)]
         self.generation = 0
@@ -70,7 +73,11 @@ class _Cluster:
         """Start a process of a task."""
         own = self.generation if generation is None else generation
         run = _Run(task, own, began=self.world.now)
-        name = f"task{task}.{own}" if not any(r.task == task for r in self.runs) else f"task{task}.{own}-{next(self.number)}"
+        name = (
+            f"task{task}.{own}"
+            if not any(r.task == task for r in self.runs)
+            else f"task{task}.{own}-{next(self.number)}"
+        )
         self.runs.append(run)
         run.process = self.hosts[task].process(name, lambda: self._run(run))
         self.last_start = self.world.now
@@ -84,7 +91,12 @@ class _Cluster:
             run.result = meet(run.task, self.count, self.addresses, config, Timeouts(start_up=self.start_up))
         except ClusterError as error:
             run.error = str(error)
-        world.note("end", run.process.name, run.process.name, f"{run.error or run.result.secret}"[:150].replace("\n", " "))
+        world.note(
+            "end",
+            run.process.name,
+            run.process.name,
+            f"{run.error or run.result.secret}"[:150].replace("\n", " "),
+        )
         seconds = world.now - began - run.paused
         if not world._stall:
             world.check(
@@ -122,13 +134,16 @@ class _Cluster:
             all(other.generation == run.generation for other in group.values()),
             lambda: f"Two generations must not meet: {run} and {group}",
         )
-        world.check(run.task not in group, lambda: f"Two processes of one number must not meet: {run} and {group}")
+        world.check(
+            run.task not in group, lambda: f"Two processes of one number must not meet: {run} and {group}"
+        )
         group[run.task] = run
         while world.wake(self.waiters):
             pass
         host, _, port = self.addresses[0].partition(":")
         world.check(
-            result.coordinator in (self.addresses[0], f"{self.hosts[0].ip}:{port}") and result.reached == self.hosts[0].ip,
+            result.coordinator in (self.addresses[0], f"{self.hosts[0].ip}:{port}")
+            and result.reached == self.hosts[0].ip,
             lambda: f"All must get the address of process 0, {host} at {self.hosts[0].ip}: {result}",
         )
         # Whoever has seen all has seen one of each that is there, or was there.
@@ -148,8 +163,13 @@ class _Cluster:
                 world.check(not well, lambda: f"Processes {well} were there, and are called missing: {text}")
                 absent = [i for i in range(self.count) if not any(r.task == i for r in self.runs)]
                 world.check(
-                    set(absent) <= set(missing), lambda: f"The error must name {absent}, who never came: {text}"
+                    set(absent) <= set(missing),
+                    lambda: f"The error must name {absent}, who never came: {text}",
                 )
+        elif "must send what it decides" in text:
+            world.check(
+                faults & _OF_NETWORK or world._stall, lambda: f"Process 0 was silent for no reason: {text}"
+            )
         elif "must answer at its address" in text:
             if not faults & _OF_NETWORK and not world._stall:
                 world.check(not self._was_there(0, run), lambda: f"Process 0 was there: {text}")
@@ -161,7 +181,8 @@ class _Cluster:
             world.check(run.generation < newest, lambda: f"{run} is of the newest generation, {newest}.")
         elif "must be able to listen" in text:
             world.check(
-                "program" in faults or any(r.task == 0 and r is not run for r in self.runs)
+                "program" in faults
+                or any(r.task == 0 and r is not run for r in self.runs)
                 or "no descriptor" in faults,
                 lambda: f"The port must be free: {text}",
             )
@@ -249,7 +270,11 @@ def _be_program(world, network, port, seconds):
                 listener.settimeout(max(0.01, end - world.now))
                 with listener.accept()[0] as sock:
                     sock.settimeout(1.0)
-                    sock.sendall(world.pick((b"HTTP/1.1 400 Bad Request\r\n\r\n", b"UN", b"UNIM\x00\x04\x00\x00\x00\x02[]")))
+                    sock.sendall(
+                        world.pick(
+                            (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"UN", b"UNIM\x00\x04\x00\x00\x00\x02[]")
+                        )
+                    )
                     sock.recv(1000)
     except OSError:
         return
@@ -287,7 +312,9 @@ def _disturb(world, cluster):
             f"stranger{next(cluster.number)}", lambda: _be_stranger(world, network, address, data)
         )
     elif kind == "program":
-        cluster.hosts[0].process("program", lambda: _be_program(world, network, 2222, world.uniform(0.5, 10.0)))
+        cluster.hosts[0].process(
+            "program", lambda: _be_program(world, network, 2222, world.uniform(0.5, 10.0))
+        )
         cluster.present[0].process.kill()
     elif kind in ("cut", "one way") and other is not cluster.hosts[task]:
         network.part(cluster.hosts[task], other, world.uniform(0.1, 20.0), both=kind == "cut")
@@ -312,7 +339,12 @@ def rendezvous(world):
         is_short=bool(world.choose(2, SETTING)),
     )
     cluster = _Cluster(
-        world, network, count, start_up, world.choose(3, SETTING) == 2, has_generations=bool(world.choose(2, SETTING))
+        world,
+        network,
+        count,
+        start_up,
+        world.choose(3, SETTING) == 2,
+        has_generations=bool(world.choose(2, SETTING)),
     )
     world.faults_left = world.choose(5, SETTING)
     with SocketDoors(network):
@@ -320,7 +352,9 @@ def rendezvous(world):
             if world.fault(0.1, "late start"):
                 run = cluster.present[task] = _Run(task, 0, is_late=True)
                 seconds = world.uniform(0.0, 1.7 * start_up)
-                run.process = cluster.hosts[task].process(f"launcher{task}", lambda seconds=seconds: world.sleep(seconds))
+                run.process = cluster.hosts[task].process(
+                    f"launcher{task}", lambda seconds=seconds: world.sleep(seconds)
+                )
             else:
                 cluster.present[task] = cluster.start(task)
                 world.sleep(world.uniform(0.0, 0.5))
@@ -359,7 +393,8 @@ def rendezvous(world):
         )
         if not world.faults:
             world.check(
-                not any(run.error for run in cluster.runs), lambda: f"All must meet: {[r.error for r in cluster.runs]}"
+                not any(run.error for run in cluster.runs),
+                lambda: f"All must meet: {[r.error for r in cluster.runs]}",
             )
 
 

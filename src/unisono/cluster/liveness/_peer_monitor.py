@@ -79,7 +79,9 @@ class PeerMonitor:
         """Note a step, a call or a read, which all workers must make; see `begin_step`."""
         is_new = self.status.begin_step(step)
         if is_new and not self.is_aborted:
-            self._compare_with_next(self.status.steps, describe_step(step))
+            # In flight: the watchdog finds a machine that is lost meanwhile long before the limit.
+            with self.status.in_flight.collective():
+                self._compare_with_next(self.status.steps, describe_step(step))
         if self.is_aborted:
             raise ClusterError(self.status.abort_reason)
 
@@ -107,7 +109,8 @@ class PeerMonitor:
         """Wait until the first process has done something, or has continued without; return its answer."""
         question |= {"collectives_begun": self.status.collectives_begun}
         try:
-            answer = self._poll(lambda: self._ask_until(0, question, "done"), self._limit)
+            with self.status.in_flight.collective():
+                answer = self._poll(lambda: self._ask_until(0, question, "done"), self._limit)
         except EndedError as error:
             _LOG.warning("The first worker may not have %s: %s.", action, error)
             return None
@@ -211,7 +214,8 @@ class PeerMonitor:
         except EndedError:
             answer = None
         if answer is None:
-            self._abort_with_diagnosis()
+            if not self.is_aborted:
+                self._abort_with_diagnosis()
         elif not answer["reached"] and answer["finished"]:
             peer = f"{self.name_of(process)} has reached the end of its program after {answer['steps']} steps"
             self.abort(_unequal_ends_text(f"{self._own} begins step {number}, {step}; {peer}"))
@@ -233,10 +237,10 @@ class PeerMonitor:
         return answer if answer[key] or answer.get("finished") or self.is_aborted else None
 
     def _poll(self, ask: Callable[[], _T | None], timeout: float) -> _T | None:
-        """Ask until the answer is not None, or the timeout has passed."""
+        """Ask until the answer is not None, all must end, or the timeout has passed."""
         deadline = time.monotonic() + timeout
         pause = _FIRST_PAUSE
-        while (answer := ask()) is None and time.monotonic() < deadline:
+        while (answer := ask()) is None and not self.is_aborted and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         return answer

@@ -326,7 +326,7 @@ class RendezvousClient:
         except TimeoutError as error:
             if self._roster is None:
                 raise _RetryError("it accepts connections but does not answer as process 0") from error
-            raise ClusterError(_protocol.missing_text(self._roster, self._start_up)) from error
+            raise ClusterError(_protocol.overdue_text(self._roster, self._start_up)) from error
         except OSError as error:
             raise _RetryError(describe(error)) from error
 

@@ -367,6 +367,19 @@ def missing_text(lines: Sequence[str], start_up: float) -> str:
     )
 
 
+def overdue_text(lines: Sequence[str], start_up: float) -> str:
+    """Return the error of a process whose time is over, by the last roster that it has received."""
+    if any(line.startswith("missing") for line in lines):
+        return missing_text(lines, start_up)
+    head = (
+        f"Process 0 must send what it decides within {start_up + GRACE_SECONDS:g} s. Received: nothing since "
+        "this roster, though all have connected:"
+    )
+    return _listed(
+        head, lines, ["See the log of process 0, and whether this process or that one was stopped."]
+    )
+
+
 def _listed(head: str, lines: Sequence[str], tail: Sequence[str]) -> str:
     return "\n".join([head, *(f"  - {line}" for line in lines), *tail])
 
