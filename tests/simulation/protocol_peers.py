@@ -139,6 +139,8 @@ class _Worker:
     code: int | None = None
     steps: int = 0
     shape: int = 8
+    ends_early: bool = False
+    is_stopped: bool = False
 
     def start(self):
         self.process = self.host.process(f"worker{self.number}", self._run)
@@ -190,7 +192,7 @@ class _Worker:
 
     def _train(self, monitor):
         job, world = self.job, self.job.world
-        while self.steps < job.steps:
+        while self.steps < job.steps and not self.ends_early:
             world.sleep(world.uniform(0.1, _STEP))
             # A step of many arrays has a long description.
             batch = [np.zeros((self.shape, i + 1)) for i in range(job.arrays)]
@@ -317,6 +319,7 @@ def _disturb(world, job):
     elif kind == "lose":
         network.lose(worker.host)
     elif kind == "long pause":
+        worker.is_stopped = True
         worker.process.pause(10 * _COLLECTIVE)
     elif kind in ("long cut", "long one way"):
         hit.append(other.number)
@@ -327,7 +330,7 @@ def _disturb(world, job):
                 network.part(worker.host, each.host, math.inf)
         hit = list(range(len(job.workers))) if len(job.workers) == 2 else hit
     elif kind == "ends early":
-        worker.steps = job.steps
+        worker.ends_early = True
     else:
         worker.shape += 1
     if kind in _HARMFUL and not worker.process.is_dead or kind in ("kill", "lose"):
@@ -427,7 +430,7 @@ def peers(world):
                 kubelet.process("probe", lambda worker=worker: _probe(job, worker))
             bound = _bound(job) if job.harm else job.steps * (_STEP + 1.0) + _START_UP + 30.0
             bound *= 3 if world._stall else 1
-            waits = [w for w in running if not w.process.is_paused]
+            waits = [w for w in running if not w.is_stopped]
             if not waits:
                 break
             world.check(

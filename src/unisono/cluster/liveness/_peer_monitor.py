@@ -154,7 +154,7 @@ class PeerMonitor:
             if is_first:
                 running = [p for p, s in states.items() if not (isinstance(s, dict) and s["finished"])]
             if not running:
-                return self._end_all("", self._peers.others)
+                return self._end_all("", self._peers.others, timeout)
             summary = self._summary({p: states[p] for p in running})
             now = time.monotonic()
             absent = [s for s in states.values() if isinstance(s, AbsentError)]
@@ -162,7 +162,7 @@ class PeerMonitor:
             # A process that has ended cannot arrive any more; one that is only silent can.
             if any(isinstance(s, EndedError) for s in absent) or now - all_answered >= timeout:
                 reached = [p for p in self._peers.others if not isinstance(states.get(p), AbsentError)]
-                return self._end_all(summary, reached) if is_first else summary
+                return self._end_all(summary, reached, 0.0) if is_first else summary
             blocked_since = {key: blocked_since.get(key, now) for key in self._blocked(states)}
             if any(now - first >= _STUCK for first in blocked_since.values()):
                 here = f"{self._own} has reached the end of its program after {self.status.steps} steps"
@@ -174,9 +174,19 @@ class PeerMonitor:
             pause = min(2 * pause, longest)
         return None
 
-    def _end_all(self, missing: str, others: Sequence[int]) -> str | None:
-        """Send other processes what this one has found at the end of the programs, and return it."""
-        self._peers.ask_all({"kind": "end", "missing": shortened(missing, _REASON)}, others)
+    def _end_all(self, missing: str, others: Sequence[int], seconds: float) -> str | None:
+        """Send other processes what this one has found at the end of the programs, and return it.
+
+        Whom it does not reach is sent it again for some seconds: a network may have an outage, and whoever
+        has not got it takes the end of this process for a failure.
+        """
+        deadline = time.monotonic() + seconds
+        question = {"kind": "end", "missing": shortened(missing, _REASON)}
+        while absent := _absent(self._peers.ask_all(question, others)):
+            others = [p for p, error in absent.items() if not isinstance(error, EndedError)]
+            if not others or time.monotonic() >= deadline:
+                break
+            time.sleep(_LONGEST_PAUSE)
         return missing or None
 
     def _blocked(self, states: _States) -> list[tuple[int, int, int]]:
