@@ -22,15 +22,26 @@ from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer
 from unisono.cluster.liveness._watchdog import PeerWatchdog
+from unisono.cluster.rendezvous import _protocol
 
 #: As `Timeouts`: for an answer, for a collective, at the end of programs, and for all to connect.
-_HEARTBEAT, _COLLECTIVE, _SHUTDOWN, _START_UP = 3.0, 60.0, 10.0, 20.0
+_HEARTBEAT, _COLLECTIVE, _SHUTDOWN, _START_UP = 3.0, 60.0, 40.0, 20.0
 #: Seconds of a step at most.
 _STEP = 1.0
 #: Seconds within which a lost machine is found by processes that wait for it, as documented.
 _LOST_WITHIN = 4 * _HEARTBEAT + 3.0
 #: Seconds from an abort to the end of a process that is blocked, and for what has no answer.
 _ABORT_WITHIN = 2 * _HEARTBEAT + 2.0
+#: Seconds after which a process has ended that is hit by nothing else.
+_ENDED_WITHIN = {
+    "kill": _LOST_WITHIN,
+    "lose": _LOST_WITHIN + _ABORT_WITHIN,
+    "long cut": _LOST_WITHIN + _ABORT_WITHIN,
+    "long one way": _LOST_WITHIN + _ABORT_WITHIN,
+    "isolate": _LOST_WITHIN + _ABORT_WITHIN,
+    "other shapes": _LOST_WITHIN,
+    "ends early": _LOST_WITHIN,
+}
 #: An outage that is survived is shorter than this.
 _SURVIVED = 3 * _HEARTBEAT
 #: The port for probes.
@@ -225,6 +236,8 @@ class _Job:
         self.harm = None
         self.paused = 0.0
         self.strangers = 0
+        #: Whether somebody was in his last step then.
+        self.is_at_end = False
 
     def leave(self, worker):
         """Wait until all that run have reached the end, as a process does that has other things to do."""
@@ -307,7 +320,8 @@ def _disturb(world, job):
             f"stranger{job.strangers}", lambda: _be_stranger(world, network, (worker.host.ip, port), data)
         )
     elif kind == "short pause":
-        seconds = world.uniform(0.1, _SHUTDOWN - 4.0)
+        # A process that accepts connections is waited for, much longer than a machine that is silent.
+        seconds = world.uniform(0.1, 30.0 if len(job.met) == len(job.workers) else 6.0)
         job.paused = world.now + seconds + _HEARTBEAT
         worker.process.pause(seconds)
     elif kind in ("short cut", "short one way"):
@@ -335,6 +349,7 @@ def _disturb(world, job):
         worker.shape += 1
     if kind in _HARMFUL and not worker.process.is_dead or kind in ("kill", "lose"):
         job.harm = kind, world.now, hit
+        job.is_at_end = any(each.steps >= job.steps - 1 for each in job.workers)
 
 
 def _bound(job):
@@ -369,6 +384,14 @@ def _check_ends(world, job):
         )
         if worker.end == "done":
             continue
+        seconds = worker.ended_at - at
+        is_alone = sum(world.faults.values()) == 1 and len(job.met) == len(job.workers)
+        world.check(
+            not is_alone or job.is_at_end or seconds <= _STEP + _ENDED_WITHIN.get(kind, math.inf),
+            lambda worker=worker, seconds=seconds: (
+                f"{kind} of {hit}: worker {worker.number} ends {seconds:.1f} s later: {worker.end}"
+            ),
+        )
         names = re.findall(r"lost worker (\d)", worker.end)
         world.check(
             kind in ("ends early", "other shapes")

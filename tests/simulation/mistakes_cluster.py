@@ -1,0 +1,160 @@
+"""Mistakes in how tasks find each other, watch each other, and end."""
+
+from tests.simulation._planted import Mistake
+
+_RENDEZVOUS = "unisono.cluster.rendezvous"
+_LIVENESS = "unisono.cluster.liveness"
+
+
+def _of_rendezvous(name, place, old, new):
+    return Mistake(name, f"{_RENDEZVOUS}.{place}", old, new, "rendezvous")
+
+
+def _of_peers(name, place, old, new):
+    return Mistake(name, f"{_LIVENESS}.{place}", old, new, "peers")
+
+
+MISTAKES = (
+    _of_rendezvous(
+        "a process of an older generation is admitted",
+        "_protocol:admit",
+        "if newest is not None and own is not None and own < newest:",
+        "if False:",
+    ),
+    _of_rendezvous(
+        "older processes stay when a newer generation connects",
+        "_protocol:admit",
+        "state.connected.items() if is_newer else ()",
+        "()",
+    ),
+    _of_rendezvous(
+        "a second process of a number takes the place of the first",
+        "_protocol:admit",
+        "if first is not None and first.token != member.token:",
+        "if False:",
+    ),
+    _of_rendezvous(
+        "a process whose connection is lost counts as connected",
+        "_server:RendezvousServer._disconnect",
+        "self._state = _protocol.disconnect(self._state, peer.process_id)",
+        "pass",
+    ),
+    _of_rendezvous(
+        "a connection to itself counts as process 0",
+        "_client:RendezvousClient._connect",
+        "if sock.getsockname() == sock.getpeername():",
+        "if False:",
+    ),
+    _of_rendezvous(
+        "a message is thought to arrive whole",
+        "_protocol:take_frame",
+        "if len(inbox) < _HEADER.size + length:",
+        "if False:",
+    ),
+    _of_rendezvous(
+        "process 0 ends before its last message has arrived",
+        "_server:RendezvousServer._drain",
+        "while self._peers and time.monotonic() < deadline:",
+        "while False:",
+    ),
+    _of_rendezvous(
+        "the socket of a failed attempt stays open",
+        "_client:RendezvousClient._connect",
+        "if sock is not None:",
+        "if False:",
+    ),
+    _of_rendezvous(
+        "another program at the address ends a process",
+        "_client:RendezvousClient._receive",
+        'raise _RetryError(f"another program answers there: {problem}") from problem',
+        "raise ClusterError(str(problem)) from problem",
+    ),
+    _of_rendezvous(
+        "a process that waits is not answered when time is over",
+        "_protocol:outcome",
+        "late = now >= state.began_at + state.start_up",
+        "late = False",
+    ),
+    _of_rendezvous(
+        "a silent process 0 is called a missing process",
+        "_protocol:overdue_text",
+        'if any(line.startswith("missing") for line in lines):',
+        "if True:",
+    ),
+    _of_peers(
+        "a process that is stopped counts as a lost machine",
+        "_watchdog:PeerWatchdog._find_lost",
+        "if isinstance(error, UnreachableError)}",
+        "if isinstance(error, AbsentError)}",
+    ),
+    _of_peers(
+        "one look without an answer is enough",
+        "_watchdog:PeerWatchdog._find_lost",
+        "limit = _PERIODS * self._period",
+        "limit = 0.0",
+    ),
+    _of_peers(
+        "a connection that is reset counts as an end",
+        "_status_server:_PeerRequest.advance",
+        "except ConnectionRefusedError:",
+        "except ConnectionError:",
+    ),
+    _of_peers(
+        "others are not told who is lost",
+        "_peer_monitor:PeerMonitor.broadcast_lost",
+        "remaining = [p for p in self._peers.others if p not in lost]",
+        "remaining = []",
+    ),
+    _of_peers(
+        "a wait for the next worker is not watched",
+        "_peer_monitor:PeerMonitor.begin",
+        "with self.status.in_flight.collective():",
+        "if True:",
+    ),
+    _of_peers(
+        "a worker asks on that was told to end",
+        "_peer_monitor:PeerMonitor._poll",
+        " and not self.is_aborted and",
+        " and",
+    ),
+    _of_peers(
+        "the end of programs is sent once",
+        "_peer_monitor:PeerMonitor._end_all",
+        "deadline = time.monotonic() + seconds",
+        "deadline = 0.0",
+    ),
+    _of_peers(
+        "a lost question is not asked again",
+        "_status_server:_PeerRequest.connect",
+        'self._retry(f"no connection can be opened to it ({_describe(error)})")',
+        "self.answer = EndedError()",
+    ),
+    _of_peers(
+        "a question without the secret is answered",
+        "_status_server:StatusServer._answer",
+        " or not hmac.compare_digest(_encoded(secret), self._secret)",
+        "",
+    ),
+    _of_peers(
+        "who ends early is not noticed",
+        "_peer_monitor:PeerMonitor._blocked",
+        'and s["collectives_begun"] > self.status.collectives_begun',
+        "and False",
+    ),
+    _of_peers(
+        "a blocked process does not end when all must",
+        "_watchdog:PeerWatchdog._run",
+        "if now - aborted_since >= min(_GRACE, self._period):",
+        "if False:",
+    ),
+    _of_peers(
+        "a wait for an answer is measured by the wall clock",
+        "_peer_monitor:PeerMonitor._poll",
+        """deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    while (answer := ask()) is None and not self.is_aborted and time.monotonic() < deadline:""",
+        """deadline = time.time() + timeout
+    pause = _FIRST_PAUSE
+    while (answer := ask()) is None and not self.is_aborted and time.time() < deadline:""",
+    ),
+)
