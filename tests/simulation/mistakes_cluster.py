@@ -1,9 +1,11 @@
 """Mistakes in how tasks find each other, watch each other, and end."""
 
+from tests.simulation import _mistakes
 from tests.simulation._planted import Mistake
 
 _RENDEZVOUS = "unisono.cluster.rendezvous"
 _LIVENESS = "unisono.cluster.liveness"
+_CLIENT = "cluster.rendezvous._client:RendezvousClient"
 
 
 def _of_rendezvous(name, place, old, new):
@@ -40,22 +42,10 @@ MISTAKES = (
         "pass",
     ),
     _of_rendezvous(
-        "a connection to itself counts as process 0",
-        "_client:RendezvousClient._connect",
-        "if sock.getsockname() == sock.getpeername():",
-        "if False:",
-    ),
-    _of_rendezvous(
         "a message is thought to arrive whole",
         "_protocol:take_frame",
         "if len(inbox) < _HEADER.size + length:",
         "if False:",
-    ),
-    _of_rendezvous(
-        "process 0 ends before its last message has arrived",
-        "_server:RendezvousServer._drain",
-        "while self._peers and time.monotonic() < deadline:",
-        "while False:",
     ),
     _of_rendezvous(
         "the socket of a failed attempt stays open",
@@ -74,6 +64,33 @@ MISTAKES = (
         "_protocol:outcome",
         "late = now >= state.began_at + state.start_up",
         "late = False",
+    ),
+    _of_rendezvous(
+        "a process gives up at the first attempt",
+        "_client:RendezvousClient.run",
+        "if remaining <= 0:",
+        "if True:",
+    ),
+    _of_rendezvous(
+        "an older process 0 is not told why it ends",
+        "_server:RendezvousServer._admit",
+        'self._eviction = admission.evicted.get(0, "")',
+        "pass",
+    ),
+    _mistakes.Mistake(
+        "the time of a rendezvous is measured by the wall clock",
+        ("rendezvous",),
+        f"{_CLIENT}.__init__",
+        "self._began_at = began_at",
+        "self._began_at = time.time()",
+        more=(
+            (f"{_CLIENT}._remaining", "grace - time.monotonic()", "grace - time.time()"),
+            (
+                f"{_CLIENT}._until_reminder",
+                "REMIND_SECONDS - time.monotonic()",
+                "REMIND_SECONDS - time.time()",
+            ),
+        ),
     ),
     _of_rendezvous(
         "a silent process 0 is called a missing process",
@@ -146,15 +163,5 @@ MISTAKES = (
         "_watchdog:PeerWatchdog._run",
         "if now - aborted_since >= min(_GRACE, self._period):",
         "if False:",
-    ),
-    _of_peers(
-        "a wait for an answer is measured by the wall clock",
-        "_peer_monitor:PeerMonitor._poll",
-        """deadline = time.monotonic() + timeout
-    pause = _FIRST_PAUSE
-    while (answer := ask()) is None and not self.is_aborted and time.monotonic() < deadline:""",
-        """deadline = time.time() + timeout
-    pause = _FIRST_PAUSE
-    while (answer := ask()) is None and not self.is_aborted and time.time() < deadline:""",
     ),
 )

@@ -15,8 +15,8 @@ from unisono.cluster.rendezvous import _protocol
 from unisono.cluster.rendezvous._client import rendezvous as meet
 from unisono.cluster_resolver._spec import Timeouts
 
-#: Seconds by which a rendezvous may end later than `start_up`: the grace of its clients, or the final messages of
-#: process 0, and their last attempt.
+#: Seconds by which a rendezvous may end later than `start_up`: the grace of its clients, or the final
+#: messages of process 0, and their last attempt.
 _OVER = 5.0 + 2.0
 #: Seconds from the moment when all have started to the moment when they know it, where nothing happens.
 _AT_ONCE = 4.0
@@ -42,6 +42,7 @@ class _Run:
     error: str = ""
     paused: float = 0.0
     is_late: bool = False
+    ended_at: float = 0.0
 
     @property
     def is_alive(self):
@@ -80,6 +81,7 @@ class _Cluster:
         )
         self.runs.append(run)
         run.process = self.hosts[task].process(name, lambda: self._run(run))
+        run.process.at_end(lambda: setattr(run, "ended_at", self.world.now))
         self.last_start = self.world.now
         return run
 
@@ -147,8 +149,21 @@ class _Cluster:
             lambda: f"All must get the address of process 0, {host} at {self.hosts[0].ip}: {result}",
         )
         # Whoever has seen all has seen one of each that is there, or was there.
-        begun = {r.task for r in self.runs if r.generation == run.generation}
-        world.check(len(begun) == self.count, lambda: f"Only {begun} have begun, and {run} has met all.")
+        begun = {
+            r.task for r in self.runs
+            if r.generation == run.generation and (r.is_alive or r.result or r.ended_at > world.now - 1.0)
+        }  # fmt: skip
+        world.check(
+            len(begun) == self.count or run.task or world._stall or set(world.faults) & _OF_NETWORK,
+            lambda: f"Only {begun} are there, and {run} has met all.",
+        )
+        # Who was there first has the number.
+        others = [r for r in self.runs if r.began < run.began - _AT_ONCE and self._waits(r, run)]
+        world.check(
+            not any(r.task == run.task for r in others) or not any(r.task == 0 for r in others)
+            or world._stall or set(world.faults) & _OF_NETWORK,
+            lambda: f"{run} has taken the place of one that was there before.",
+        )  # fmt: skip
 
     def _check_error(self, run):
         """An error says what holds."""
@@ -173,6 +188,11 @@ class _Cluster:
         elif "must answer at its address" in text:
             if not faults & _OF_NETWORK and not world._stall:
                 world.check(not self._was_there(0, run), lambda: f"Process 0 was there: {text}")
+            seconds = world.now - run.began
+            world.check(
+                seconds >= self.start_up - 0.1,
+                lambda: f"{run} has {self.start_up:g} s, and has given up after {seconds:.1f}.",
+            )
         elif "number of its own" in text:
             twins = [r for r in self.runs if r.task == run.task and r is not run]
             world.check(twins, lambda: f"{run} has no twin.")
@@ -189,13 +209,15 @@ class _Cluster:
         else:
             world.fail(AssertionError(f"An error that tells nothing of the cause, with {faults}: {text}"))
 
+    def _waits(self, other, run):
+        """Whether another process waits, undisturbed, in the rendezvous of this one."""
+        is_waiting = other.is_alive and not other.paused and other.result is None and not other.error
+        return is_waiting and other.generation == run.generation
+
     def _was_there(self, task, run):
         """Whether a task has waited in the last seconds of a rendezvous, undisturbed."""
-        return any(
-            r.task == task and r.is_alive and not r.paused and r.generation == run.generation and r.result is None
-            and not r.error and r.began < self.world.now - 2 * _AT_ONCE
-            for r in self.runs
-        )  # fmt: skip
+        since = self.world.now - 2 * _AT_ONCE
+        return any(r.task == task and r.began < since and self._waits(r, run) for r in self.runs)
 
     # --- the supervisor --------------------------------------------------------------------------
 
@@ -370,7 +392,8 @@ def rendezvous(world):
                 if run.is_late and not run.is_alive:
                     cluster.present[task] = cluster.start(task)
                     last_fault = world.now
-                elif run.process.error is not None:
+            for run in cluster.runs:
+                if run.process.error is not None:
                     raise run.process.error
             cluster.supervise()
             paused = max((run.paused for run in cluster.runs), default=0.0)

@@ -345,6 +345,58 @@ def test_leaving_says_on_all_what_the_first_process_has_found(cluster):
     assert three.members[1].wait_for_shutdown(60.0) == texts[0]
 
 
+class FlakyPeers:
+    """The peers, of which questions of one kind are lost at first."""
+
+    def __init__(self, peers, kind, lost):
+        self._peers, self._kind, self.lost = peers, kind, lost
+
+    def __getattr__(self, name):
+        return getattr(self._peers, name)
+
+    def ask_all(self, question, processes):
+        if question["kind"] != self._kind or not self.lost:
+            return self._peers.ask_all(question, processes)
+        self.lost -= 1
+        return {p: UnreachableError("its machine cannot be reached") for p in processes}
+
+    def ask(self, process, question):
+        answer = self.ask_all(question, [process])[process]
+        if isinstance(answer, AbsentError):
+            raise answer
+        return answer
+
+
+def test_the_end_is_sent_again_to_whom_it_has_not_reached(cluster):
+    """Otherwise whoever is cut off for a moment takes the end of the first process for a failure."""
+    two = cluster(2)
+    two.members[0]._peers = FlakyPeers(two.peers[0], "end", 1)
+    two.statuses[1].is_finished = True
+    assert two.members[0].wait_for_shutdown(60.0) is None
+    assert two.statuses[1].end == ""
+
+
+def test_a_wait_for_the_next_process_is_watched_and_ends_with_the_job(cluster):
+    """As a collective is: a machine that is lost meanwhile is found long before the limit."""
+    two = cluster(2)
+    first = two.members[0]
+    flaky = first._peers = FlakyPeers(two.peers[0], "step", 1 << 30)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(first.begin_step, "train", [np.zeros(8)])
+        try:
+            until = time.monotonic() + 30
+            while first.status.in_flight.oldest is None and time.monotonic() < until and not begun.done():
+                time.sleep(0.001)
+            assert first.status.in_flight.oldest is not None
+            first.status.answer({"kind": "abort", "reason": "worker 1 is lost"})
+            with pytest.raises(ClusterError, match="worker 1 is lost"):
+                begun.result(30)
+        finally:
+            flaky.lost = 0
+            two.statuses[1].begin_step(("train", ((8,),)))
+    assert first.status.in_flight.oldest is None
+
+
 def test_leaving_waits_for_one_that_runs(cluster, caplog):
     """The first worker may be writing a model, for longer than `Timeouts.shutdown`."""
     two = cluster(2)
