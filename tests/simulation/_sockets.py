@@ -1,10 +1,10 @@
 """TCP between the hosts of a world: what code gets instead of `socket` and `selectors`, and how it fails.
 
-`SocketDoors` puts it in place in modules of the project while its block runs. Hosts have kernels: they accept
-connections and keep bytes for a process that is stopped, refuse them where no process listens, close and reset
-the connections of one that was killed, and say nothing where a machine is gone. Segments are late, connections are
-reset, parts of the network are cut in one direction or both, descriptors run out, names are not known, reads and
-writes are short.
+`SocketDoors` puts it in place in modules of the project while its block runs. Hosts have kernels: they
+accept connections and keep bytes for a process that is stopped, refuse them where no process listens, close
+and reset the connections of one that was killed, and say nothing where a machine is gone. Segments are late,
+connections are reset, parts of the network are cut in one direction or both, descriptors run out, names are
+not known, reads and writes are short.
 
 Bytes that were sent arrive in order, and once. Not simulated: IPv6, urgent data, and options but keep-alive.
 
@@ -205,7 +205,7 @@ class Network:
 
     # --- what modules get -----------------------------------------------------------------------
 
-    def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):
+    def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
         """Return the addresses of a name, as `socket.getaddrinfo`."""
         if host == "localhost":
             ip = LOOPBACK
@@ -217,7 +217,7 @@ class Network:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, type, 6, "", (ip, port))]
 
-    def make_socket(self, family=socket.AF_INET, type=socket.SOCK_STREAM, proto=0, fileno=None):
+    def make_socket(self, family=socket.AF_INET, type=socket.SOCK_STREAM, proto=0, fileno=None):  # noqa: A002
         """Return a socket of the present process."""
         return Socket(self, self.own)
 

@@ -1,9 +1,9 @@
 """Workers that watch each other: introduction, status servers, peer monitor, watchdog, the end of programs.
 
 `introduce`, `StatusServer`, `Peers`, `PeerMonitor`, `WorkerStatus`, `PeerWatchdog` and `HealthServer` are the
-project's. A worker computes nothing: its collectives wait for all and fail as Gloo's do, or wait for ever as NCCL's,
-and JAX's board of texts is a stub in process 0. Workers are killed and stopped, machines are lost, the network is
-cut, in one direction or both, for a moment or for good; clocks jump, and programs differ.
+project's. A worker computes nothing: its collectives wait for all and fail as Gloo's do, or wait for ever as
+NCCL's, and JAX's board of texts is a stub in process 0. Workers are killed and stopped, machines are lost,
+the network is cut, in one direction or both, for a moment or for good; clocks jump, and programs differ.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ class _Group:
         return all(self.job.network.reaches(a, b) for a in hosts for b in hosts)
 
     def arrive(self, own, number):
-        """Wait until all have arrived at a collective; it fails where a process has ended, if that is seen."""
+        """Wait until all have arrived at a collective; it fails where the end of a process is seen."""
         world, job = self.world, self.job
         self.arrived.setdefault(number, set()).add(own.number)
         end = world.now + _COLLECTIVE
@@ -295,10 +295,9 @@ def _disturb(world, job):
     if kind != "wall" and job.paused > world.now:
         # Two short outages in a row are a long one.
         return
-    if kind in _HARMFUL and len(job.met) < len(job.workers):
-        # Before they have met, there is nobody who watches: that is the introduction's affair.
-        if kind not in ("kill", "lose"):
-            return
+    if kind in _HARMFUL[2:] and len(job.met) < len(job.workers):
+        # Before they have met, only the introduction watches: whether all are there.
+        return
     if not world.fault(0.7, kind):
         return
     network = job.network
@@ -309,9 +308,9 @@ def _disturb(world, job):
     if kind == "wall":
         world.wall_offset += world.pick((3600.0, -3600.0, 1e6))
     elif kind == "stranger":
-        data = world.pick(
-            (b"GET / HTTP/1.1\r\n\r\n", b"", b"UNIM\x00\x04\x00\x00\x00\x02{}", b"UNIM\x00\x09")
-        )
+        abort = _protocol.frame({"kind": "abort", "reason": "a stranger says so", "secret": "guess"})
+        noise = (b"GET / HTTP/1.1\r\n\r\n", b"", b"UNIM\x00\x04\x00\x00\x00\x02{}", b"UNIM\x00\x09")
+        data = world.pick(noise) if world.choose(2) else abort
         port = next(
             (s._local[1] for s in network.sockets_of(worker.process) if s._queue is not None), _PROBED
         )
@@ -347,7 +346,7 @@ def _disturb(world, job):
         worker.ends_early = True
     else:
         worker.shape += 1
-    if kind in _HARMFUL and not worker.process.is_dead or kind in ("kill", "lose"):
+    if (kind in _HARMFUL and not worker.process.is_dead) or kind in ("kill", "lose"):
         job.harm = kind, world.now, hit
         job.is_at_end = any(each.steps >= job.steps - 1 for each in job.workers)
 

@@ -1,8 +1,9 @@
 """The rendezvous: tasks find each other, whoever is late, ends, is replaced, or is no task at all.
 
-`rendezvous`, with its server, its client and their decisions, is the project's; JAX's start, which follows it, is a
-barrier of those that were told the same secret. Tasks are killed, stopped, late, started twice, and go on after
-they were replaced; a supervisor restarts those that fail: each alone, or all of them as a new generation.
+`rendezvous`, with its server, its client and their decisions, is the project's; JAX's start, which follows
+it, is a barrier of those that were told the same secret. Tasks are killed, stopped, late, started twice, and
+go on after they were replaced; a supervisor restarts those that fail: each alone, or all of them as a new
+generation.
 """
 
 import dataclasses
@@ -26,7 +27,8 @@ _HARMLESS = {"stranger", "wall", "connection to itself"}
 _OF_NETWORK = {"reset", "late", "cut", "one way", "no descriptor", "names", "pause", "stranger", "program"}
 
 _KINDS = (
-    "kill", "pause", "duplicate", "stranger", "cut", "one way", "wall", "names", "outlive", "program", "kill all"
+    "kill", "pause", "duplicate", "stranger", "cut", "one way", "wall", "names", "outlive", "program",
+    "kill all",
 )  # fmt: skip
 
 
