@@ -23,6 +23,7 @@ from tests.cluster._workers import free_ports
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.cluster.rendezvous import _addresses, _client, _protocol
 from unisono.cluster.rendezvous._client import RendezvousResult, rendezvous
+from unisono.cluster.rendezvous._server import RendezvousServer
 from unisono.cluster_resolver._spec import Timeouts
 
 CONFIG = {"jax": "0.10.2", "program": "abc", "devices": 2, "generation": 3, "float64": False}
@@ -368,6 +369,20 @@ def test_process_0_is_silent_after_its_roster(absent, words, monkeypatch):
     assert text.startswith(("All processes of a cluster", "Process 0"))
     assert words in text
     assert "connected: process 1" in text
+
+
+def test_an_older_process_0_says_why_it_ends_where_several_newer_ones_arrive_at_once():
+    own = _protocol.Member(0, "hostX", 77, "zero", {"generation": 1})
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        state = _protocol.open_rendezvous(own, 3, ["127.0.0.1:1"], LIMIT, time.monotonic())
+        server = stack.enter_context(RendezvousServer(listener, state))
+        for process in (1, 2):
+            newer = _protocol.Member(process, "hostX", 78, f"token{process}", {"generation": 2})
+            sock = stack.enter_context(socket.create_connection(listener.getsockname()))
+            sock.sendall(_protocol.frame(_protocol.hello(newer)))
+        with pytest.raises(ClusterError, match="of generation 1, the cluster is at 2"):
+            server.run({})
 
 
 # --- somebody differs

@@ -94,7 +94,7 @@ class _Cluster:
         try:
             run.result = meet(run.task, self.count, self.addresses, config, Timeouts(start_up=self.start_up))
         except ClusterError as error:
-            run.error = str(error)
+            run.error = str(error) or "an error without a text"
         world.note(
             "end",
             run.process.name,

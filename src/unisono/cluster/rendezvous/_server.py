@@ -218,7 +218,7 @@ class RendezvousServer:
             elif process == member.process_id:
                 # The same process reconnected: its earlier connection is broken.
                 self._drop(other)
-        self._eviction = admission.evicted.get(0, "")
+        self._eviction = admission.evicted.get(0, self._eviction)
         peer.process_id = member.process_id
         peer.inbox.clear()
         self._roster_changed = True
