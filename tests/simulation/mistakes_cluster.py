@@ -74,7 +74,7 @@ MISTAKES = (
     _of_rendezvous(
         "an older process 0 is not told why it ends",
         "_server:RendezvousServer._admit",
-        'self._eviction = admission.evicted.get(0, self._eviction)',
+        "self._eviction = admission.evicted.get(0, self._eviction)",
         "pass",
     ),
     _mistakes.Mistake(
