@@ -1,9 +1,10 @@
 """Trains a model in a process that may hold so many bytes; `test_larger_than_a_device.py` starts it.
 
 python limited_memory.py LAYOUT BYTES [FOLDER EPOCHS]: in one process, or in those of TF_CONFIG; with backups
-in FOLDER, from where it goes on.
+in FOLDER, from where it goes on. LAYOUT is a `state_layout`, or "devices_per_replica" for one replica of two.
 """
 
+import ctypes
 import re
 import resource
 import sys
@@ -13,6 +14,9 @@ import keras
 import numpy as np
 
 import unisono
+
+#: `M_MMAP_THRESHOLD` of glibc.
+MMAP_THRESHOLD = -3
 
 #: 196 MiB of weights, of which a layer has 12.
 WIDTH, LAYERS = 1792, 16
@@ -25,7 +29,12 @@ def data_bytes():
 
 def main():
     layout, limit = sys.argv[1], int(sys.argv[2])
-    strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
+    # Large arrays that are freed go back to the system: holes between others would count for the bound.
+    ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1 << 20)
+    if layout == "devices_per_replica":
+        strategy = unisono.MultiWorkerMirroredStrategy(devices_per_replica=2)
+    else:
+        strategy = unisono.MultiWorkerMirroredStrategy(state_layout=layout)
     x = np.random.default_rng(0).normal(size=(8, WIDTH)).astype("float32")
     # What the process itself needs, and its compiler, in all layouts.
     with strategy.scope():

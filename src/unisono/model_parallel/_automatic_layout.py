@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import keras
 from jax.sharding import PartitionSpec
 
@@ -90,7 +89,15 @@ class AutomaticStateLayout(CutStateLayout):
         # Any other code than Keras' may count its calls, and must be called once.
         if value.nbytes <= _SMALL or not value.is_repeatable:
             return None
-        return value.lying(lambda assigned: jax.device_put(assigned, may_alias=False))
+        # What is read from a file before the decision is not whole either.
+        return value.lying(self.cut_as(self._evenly(value.shape)).assigned)
+
+    def _evenly(self, shape: Sequence[int]) -> PartitionSpec:
+        """Return how a value lies until it is decided: along its longest axis that divides."""
+        size = self._grid.devices_per_replica
+        axes = [i for i, n in enumerate(shape) if n % size == 0]
+        longest = max(axes, key=lambda i: shape[i], default=None)
+        return PartitionSpec(*[MODEL_AXIS if i == longest else None for i in range(len(shape))])
 
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         """Decide how a model's weights lie, before its first program is made; see `StateLayout.decide`."""

@@ -71,6 +71,12 @@ class SpannedParts(AgreedHandle):
         """Return the variable's value as one array: all workers must call it, unless they called `gather`."""
         return self.layout.gathered(self.array) if self._gathered is None else jnp.asarray(self._gathered)
 
+    def lie_as(self, layout: SpanningLayout) -> None:
+        """Lie in other parts from now on, in place of these ones; all must call it."""
+        with self.layout.group.collective():
+            self.array = _lying(layout.sharding)(self.array).block_until_ready()
+        self.layout = layout
+
     def gather(self) -> None:
         """Bring the value to the host of every worker; all must call it."""
         if self._gathered is None:
@@ -110,7 +116,12 @@ class SpanningLayout(CutLayout):
 
     def place(self, value: VariableValue) -> jax.Array:
         """Return the array that a program takes; see `VariableLayout.place`."""
-        return value.array if isinstance(value, SpannedParts) else super().place(value)
+        if not isinstance(value, SpannedParts):
+            return super().place(value)
+        if value.layout.cut != self.cut:
+            # Read from a file before it was decided how the variable lies.
+            value.lie_as(self)
+        return value.array
 
     def make(self, value: DeferredValue) -> jax.Array:
         """Return a first value, of which each process makes its parts: all run one program."""
@@ -130,18 +141,24 @@ class SpanningLayout(CutLayout):
         """Return the value of the variable after all processes have assigned it a whole array."""
         whole: Any = np.asarray(value)
         token = np.array([2, zlib.crc32(np.ascontiguousarray(whole).tobytes())], np.uint32)
-        return SpannedParts(self.place(whole), self, token)
+        dtype = jax.dtypes.canonicalize_dtype(whole.dtype)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            # A copy: an array of a CPU may be the memory that it was made of, here all of the whole.
+            return np.array(whole if index is None else whole[index], dtype)
+
+        return SpannedParts(jax.make_array_from_callback(whole.shape, self.sharding, part), self, token)
 
     def gathered(self, array: jax.Array) -> jax.Array:
         """Return the whole value: a collective."""
         self.group.note_read()
         with self.group.collective():
-            whole: jax.Array = self.mesh.local(_whole(self.mesh.replicated)(array))
+            whole: jax.Array = self.mesh.local(_lying(self.mesh.replicated)(array))
             # A worker that waits is then seen by those that have ended.
             return whole.block_until_ready()
 
 
 @functools.lru_cache(maxsize=16)
-def _whole(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
+def _lying(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
     # Cached, because a new `jit` would compile at each read.
     return jax.jit(lambda x: x, out_shardings=sharding)

@@ -230,3 +230,17 @@ def test_spanning_layout_by_the_program():
     part = list(variable.shape)
     part[axis] //= own.mesh.size
     assert shapes_here(variable) == {tuple(part)}
+    # In parts from where they are read, along any axis, and then as the program says.
+    again = compiled(strategy("auto"), make=make)
+    given = [np.asarray(v) for v in model.variables]
+    kept = [np.array(x) for x in given]
+    again.set_weights(given)
+    held = next(v for v in again.variables if v.shape == variable.shape)
+    (shape,) = shapes_here(held)
+    assert np.prod(shape) * own.mesh.size == np.prod(held.shape)
+    x, y = data(16)
+    assert_close([again.predict(x, verbose=0)], [model.predict(x, verbose=0)])
+    again.fit(x, y, verbose=0)
+    assert shapes_here(held) == {tuple(part)}
+    # A step takes the memory of its parts, which must not be a user's array.
+    assert_equal(given, kept)
