@@ -63,6 +63,11 @@ class Compression:
         """Whether a replica can be sent its part of the sums alone."""
         return self.kind not in ("power_sgd", "top_k")
 
+    @property
+    def can_divide(self) -> bool:
+        """True if parts of gradients may be compressed each by itself; thin matrices are of whole ones."""
+        return self.kind != "power_sgd"
+
     def applies_to(self, shape: Sequence[int], dtype: str) -> bool:
         """Return whether gradients of a weight are compressed."""
         if len(shape) == 0 or str(dtype) != "float32" or 4 * math.prod(shape) < max(self.exact_below, 1):
@@ -179,7 +184,11 @@ class CompressedAllReduce(CrossDeviceOps):
 
     def _layout(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return a layout with the errors of what was not sent; see `CrossDeviceOps.layout`."""
-        return CompressedLayout(layout, self, mesh, group)
+        if mesh.devices_per_replica == 1:
+            return CompressedLayout(layout, self, mesh, group)
+        from unisono.compression._compressed_grid import CompressedCutLayout
+
+        return CompressedCutLayout(layout, self, mesh, group)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self._chosen.items())

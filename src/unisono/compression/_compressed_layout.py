@@ -22,11 +22,13 @@ from jax import lax
 
 from unisono._context import current
 from unisono._mesh import AXIS, ReplicaMesh
-from unisono._types import PyTree
+from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
+from unisono.collectives._cross_device import CrossDeviceOps
 from unisono.collectives._process_group import ProcessGroup
 from unisono.sharding._sharded_layout import PartsLayout, updated_parts
-from unisono.sharding._shards import ShardedVariableLayout, Shards
+from unisono.sharding._shards import ShardedVariableLayout, Shards, on_devices
+from unisono.step._engines import UNSHARDED
 from unisono.step._keras_internals import trained_variables
 from unisono.step._layout import (
     FittedLayout,
@@ -94,6 +96,8 @@ class CompressedLayout(PartsLayout):
     ) -> None:
         super().__init__(mesh, group)
         self._inner, self._ops = inner, ops
+        #: True while variables are added to an optimizer.
+        self._adds = False
 
     @property
     def version(self) -> int:
@@ -122,15 +126,28 @@ class CompressedLayout(PartsLayout):
                 continue
             # As Keras names slots.
             name, rows = f"{weight.path.replace('/', '_')}_compression", (replicas, *shape)
-            error = optimizer.add_variable(rows, dtype="float32", name=f"{name}_error")
+            self._adds = True
+            try:
+                error = optimizer.add_variable(rows, dtype="float32", name=f"{name}_error")
+            finally:
+                self._adds = False
             object.__setattr__(error, _USE, _Use("error", number))
             mark_added(error)
-            in_parts = ErrorLayout(self._mesh, rows, self._group)
-            lie_as(error, in_parts if replicas > 1 else FittedLayout(self._mesh, in_parts.from_file))
+            self._lay_error(error, weight)
             if (wanted := compression.basis_shape(shape)) is not None:
                 basis = optimizer.add_variable(wanted, _numbers(number), "float32", name=f"{name}_basis")
                 object.__setattr__(basis, _USE, _Use("basis", number))
                 mark_added(basis)
+
+    def _lay_error(self, error: keras.Variable, weight: keras.Variable) -> None:
+        """Let the errors of a weight lie as a row on each replica."""
+        in_parts = ErrorLayout(self._mesh, tuple(error.shape), self._group)
+        is_alone = self._mesh.num_replicas == 1
+        lie_as(error, FittedLayout(self._mesh, in_parts.from_file) if is_alone else in_parts)
+
+    def _has_parts(self, optimizer: keras.Optimizer) -> bool:
+        """Say if each replica updates its part of the weights."""
+        return self._inner.prepare(optimizer)
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
         """Return what a variable begins with as the other layout does."""
@@ -157,13 +174,20 @@ class CompressedLayout(PartsLayout):
         # Where one program has all replicas nothing is sent, and nothing is compressed.
         if not errors or not (self._mesh.num_replicas == 1 or _in_replica(errors[0])):
             return self._inner.update(optimizer, values, weights, aggregate, apply) if is_sharded else None
-        step = _CompressedStep(self._ops, self._mesh, self._group, optimizer, places, values, is_sharded)
+        in_parts = self._has_parts(optimizer)
+        step = _CompressedStep(self._ops, self._mesh, self._group, optimizer, places, values, in_parts)
 
         def compressed(reduce: GradientReducer | None) -> Gradients:
             return step.alone(aggregate(functools.partial(step.reduce, reduce)))
 
+        def applied(
+            values: list[Any], grads: Gradients, weights: list[jax.Array]
+        ) -> tuple[list[jax.Array], list[Any]]:
+            # Errors reach the optimizer as the arrays that they are.
+            return updated_parts(apply, optimizer, values, grads, weights)
+
         if is_sharded:
-            found = self._inner.update(optimizer, values, weights, compressed, apply)
+            found = self._inner.update(optimizer, values, weights, compressed, applied)
         else:
             found = updated_parts(apply, optimizer, values, compressed(None), weights)
         if found is None:
@@ -218,8 +242,21 @@ class _CompressedStep:
 
     def _error(self, weight: int, like: jax.Array) -> jax.Array:
         """Return what this replica has not sent yet of a weight's gradients."""
-        error = _array(self._before[_Use("error", weight)]).reshape(like.shape)
+        held = self._before[_Use("error", weight)]
+        if isinstance(held, Shards):
+            lies = self._lies(weight)
+            shape = lies.of_device.shape
+            whole = on_devices(self._mesh, lambda e: e.reshape(shape), lies.part_cut, lies.cut)
+            error: jax.Array = whole(held.parts)
+        else:
+            error = jnp.asarray(held).reshape(like.shape)
         return error if self._scale is None else error * self._scale
+
+    def _lies(self, weight: int) -> ShardedVariableLayout:
+        """Return how a weight lies in parts whose errors are on several replicas."""
+        rows = self._before[_Use("error", weight)].layout
+        axis = None if rows.axis is None else rows.axis - 1
+        return ShardedVariableLayout(self._mesh, rows.shape[1:], self._group, axis)
 
     def alone(self, grads: Gradients) -> Gradients:
         """Return gradients of the only replica, with the errors that a checkpoint of several has left."""
@@ -265,13 +302,10 @@ class _CompressedStep:
         Args:
             others: gradients that are reduced already.
         """
-        compression = self._ops.compression
-        in_parts = self._is_sharded and compression.has_parts
-        bases = [self._before[use] for w in weights if (use := _Use("basis", w)) in self._before]
-        sums, errors, after = compression.sums(
-            own, bases, self._ops, axis_name=AXIS, axis_size=self._mesh.num_replicas, in_parts=in_parts
-        )
-        left = {_Use("error", w): e.reshape(-1) for w, e in zip(weights, errors, strict=True)}
+        in_parts = self._is_sharded and self._ops.compression.has_parts
+        lies = [self._lies(w) for w in weights]
+        sums, errors, after = self._exchanged(own, weights, lies, in_parts)
+        left = {_Use("error", w): e for w, e in zip(weights, errors, strict=True)}
         left |= {_Use("basis", w): b for w, b in zip(weights, after, strict=False)}
         if self._scale is not None:
             # A step that the optimizer leaves out leaves nothing behind.
@@ -284,16 +318,74 @@ class _CompressedStep:
             self.left[use] = Shards(value, held.layout, True) if isinstance(held, Shards) else value
         if not in_parts:
             return sums
-        return [
-            Shards(s, ShardedVariableLayout(self._mesh, x.shape, self._group), True)
-            for s, x in zip(sums, own, strict=True)
-        ]
+        return [Shards(s, one, True) for s, one in zip(sums, lies, strict=True)]
+
+    def _exchanged(
+        self,
+        own: list[jax.Array],
+        weights: list[int],
+        lies: list[ShardedVariableLayout],
+        in_parts: bool,
+    ) -> tuple[list[Any], list[Any], list[jax.Array]]:
+        """Return the sums, or this replica's parts of them, its errors, flat, and new bases.
+
+        What the devices of a replica share, each sends of its own part. What each has whole travels by
+        itself: blocks, and the largest numbers, would otherwise differ between devices that must stay equal.
+        """
+        compression, replicas = self._ops.compression, self._mesh.num_replicas
+
+        def flat(errors: list[jax.Array]) -> list[jax.Array]:
+            return [e.reshape(-1) for e in errors]
+
+        cuts, parts = [one.cut for one in lies], [one.part_cut for one in lies]
+        if not compression.can_divide:
+            bases = [self._before[_Use("basis", w)] for w in weights]
+            sums, errors, after = compression.sums(
+                own,
+                bases,
+                _OnEachDevice(self._mesh, self._ops),
+                axis_name=AXIS,
+                axis_size=replicas,
+                in_parts=False,
+            )
+            return sums, on_devices(self._mesh, flat, (cuts,), parts)(errors), after
+
+        def summed_parts(arrays: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            sums, errors, _ = compression.sums(
+                arrays, [], self._ops, axis_name=AXIS, axis_size=replicas, in_parts=in_parts
+            )
+            return sums, flat(errors)
+
+        results: dict[int, tuple[jax.Array, jax.Array]] = {}
+        for is_cut in (False, True):
+            places = [i for i, one in enumerate(lies) if (one.axis is not None) == is_cut]
+            if not places:
+                continue
+            to = [cuts[i] for i in places], [parts[i] for i in places]
+            outs = to[1] if in_parts else to[0], to[1]
+            pair = on_devices(self._mesh, summed_parts, (to[0],), outs)([own[i] for i in places])
+            results |= dict(zip(places, zip(*pair, strict=True), strict=True))
+        return [results[i][0] for i in range(len(own))], [results[i][1] for i in range(len(own))], []
 
     def _are_finite(self, sums: list[Any]) -> jax.Array:
         """Return whether all gradients of all replicas are finite."""
         found = jnp.stack([jnp.all(jnp.isfinite(_array(s))) for s in sums]).all()
         # Replicas that have parts of the sums must agree.
         return lax.pmin(found.astype(jnp.int32), AXIS).astype(bool) if self._is_sharded else found
+
+
+class _OnEachDevice(CrossDeviceOps):
+    """Sums thin matrices, which each device of a replica sends whole: to pack parts, XLA gathers them."""
+
+    def __init__(self, mesh: ReplicaMesh, ops: CrossDeviceOps) -> None:
+        super().__init__()
+        self._mesh, self._ops = mesh, ops
+
+    def all_reduce(self, reduce_op: ReduceOp, tree: Tree, *, axis_name: str, axis_size: int) -> Tree:
+        """Combine arrays over the replicas, of each the whole."""
+        sums = functools.partial(self._ops.all_reduce, reduce_op, axis_name=axis_name, axis_size=axis_size)
+        combined: Tree = on_devices(self._mesh, sums, (UNSHARDED,), UNSHARDED)(tree)
+        return combined
 
 
 def _array(value: Any) -> jax.Array:

@@ -308,17 +308,21 @@ def cut_layout(
             "device. Write `devices_per_replica=2`, for example, or leave the map out."
         )
     plain, group = StateLayout(mesh), group or SingleProcessGroup()
+    compresses = ops._layout(plain, mesh, group) is not plain
+    spans = mesh.processes_per_replica > 1
     unsupported = {
-        f"state_layout={state_layout!r} across processes": state_layout != "mirrored"
-        and mesh.processes_per_replica > 1,
+        f"state_layout={state_layout!r} across processes": state_layout != "mirrored" and spans,
         f"state_layout={state_layout!r} with a `sync`": state_layout != "mirrored" and sync is not None,
-        f"cross_device_ops={ops!r}": ops._layout(plain, mesh, group) is not plain,
+        f"cross_device_ops={ops!r} across processes": compresses and spans,
+        f"cross_device_ops={ops!r} with a `sync`": compresses and sync is not None,
+        f"cross_device_ops={ops!r} with 'fully_sharded'": compresses and state_layout == "fully_sharded",
     }
     if received := next((name for name, is_given in unsupported.items() if is_given), None):
         raise UnsupportedError(
-            "Replicas of several devices send gradients as they are, and divide their state between them "
-            "where each belongs to one process and exchanges at each step. Received: devices_per_replica="
-            f"{mesh.devices_per_replica} and {received}. Leave {received.partition('=')[0]} out."
+            "Replicas of several devices divide their state between them, and compress gradients, where each "
+            "belongs to one process and exchanges gradients at each step; what is gathered where it is used "
+            f"is not compressed. Received: devices_per_replica={mesh.devices_per_replica} and {received}. "
+            f"Leave {received.partition('=')[0]} out."
         )
     if layout_map is None or layout_map == "auto":
         cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)
@@ -328,8 +332,8 @@ def cut_layout(
         return sync._layout(cuts, mesh, group)
     # One replica has no others to share its state with.
     if state_layout == "mirrored" or mesh.num_replicas == 1:
-        return cuts
+        return ops._layout(cuts, mesh, group)
     # Says where the part is absent on which both layouts are built.
     load("fully sharded layout")
     divided: StateLayout = load("state in parts of several devices")(state_layout, mesh, group, cuts)
-    return divided
+    return ops._layout(divided, mesh, group)

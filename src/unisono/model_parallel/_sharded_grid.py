@@ -7,6 +7,7 @@ Tests: tests/virtual/strategies/test_sharded_grid.py.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -132,8 +133,9 @@ class ShardedCutLayout(ShardedLayout):
         apply: PureUpdate,
     ) -> tuple[list[jax.Array], list[jax.Array]] | None:
         """Update this replica's part of everything; see `StateLayout.update`."""
-        new = super().update(optimizer, values, weights, aggregate, apply)
-        if new is not None or any(map(lies_in_parts, optimizer.variables)):
+        is_whole = not self._in_parts.get(optimizer, True)
+        new = None if is_whole else super().update(optimizer, values, weights, aggregate, apply)
+        if new is not None or any(lies_in_parts(v) and not is_added(v) for v in optimizer.variables):
             return new
         return self._cuts.update(optimizer, values, weights, aggregate, apply)
 
@@ -154,7 +156,8 @@ class ShardedCutLayout(ShardedLayout):
 
     def _unmark_weights(self, optimizer: keras.Optimizer) -> None:
         """Let weights, and the optimizer's variables for them, lie as they are cut."""
-        for variable in (*trained_variables(optimizer), *optimizer.variables):
+        own = itertools.filterfalse(is_added, optimizer.variables)
+        for variable in (*trained_variables(optimizer), *own):
             axis = self._axis_of(variable)
             if axis is not None:
                 lie_as(variable, self._cuts.cut_as(PartitionSpec(*[None] * axis, MODEL_AXIS)))

@@ -163,6 +163,10 @@ class ShardedLayout(PartsLayout):
             self._in_parts[optimizer] = self._mark(optimizer)
         return self._in_parts[optimizer]
 
+    def holds_parts(self, optimizer: keras.Optimizer) -> bool:
+        """Say if each replica updates its part of the weights that an optimizer trains."""
+        return self._in_parts.get(optimizer, False)
+
     def _mark(self, optimizer: keras.Optimizer) -> bool:
         reason = self._why_whole(optimizer)
         if reason is not None:

@@ -286,7 +286,8 @@ def test_devices_must_divide():
     [
         {"state_layout": "sharded", "sync": unisono.LocalUpdates(every=2)},
         {"sync": unisono.LocalUpdates(every=2, overlap=1)},
-        {"cross_device_ops": unisono.CompressedAllReduce("bfloat16")},
+        {"cross_device_ops": unisono.CompressedAllReduce(), "state_layout": "fully_sharded"},
+        {"cross_device_ops": unisono.CompressedAllReduce(), "sync": unisono.LocalUpdates(every=2)},
     ],
 )
 def test_what_needs_replicas_of_one_device_is_said(options):
