@@ -15,6 +15,8 @@ import math
 import os
 import stat
 
+from tests.simulation._pages import Pages
+
 _ROOT_MODE = 0o755
 
 
@@ -27,7 +29,7 @@ class File:
     links: int = 0
     #: The host that has deleted it.
     deleted_by: str = ""
-    data: bytearray = dataclasses.field(default_factory=bytearray)
+    data: bytearray | Pages = dataclasses.field(default_factory=bytearray)
     saved: bytes = b""
     changes: list = dataclasses.field(default_factory=list)
 
@@ -42,12 +44,27 @@ class File:
         _cut(self.data, size)
         self.changes.append(("truncate", size))
 
+    def map(self):
+        """Return the bytes as mappings share them: what is written there is no change that is noted here."""
+        if not isinstance(self.data, Pages):
+            self.data = Pages(self.data)
+        return self.data
+
     def flush(self):
         """Bring all to the platters."""
         self.saved, self.changes = bytes(self.data), []
 
+    def write_back(self, choose):
+        """Let the system bring some pages of a mapped file to the platters."""
+        if isinstance(self.data, Pages):
+            self.saved = self.data.write_back(self.saved, choose)
+
     def lose_power(self, choose):
         """Keep what is on the platters, and of each later change all, nothing or a part."""
+        if isinstance(self.data, Pages):
+            self.saved = self.data.lose_power(self.saved, choose)
+            self.data, self.changes = bytearray(self.saved), []
+            return
         data = bytearray(self.saved)
         for kind, at, *piece in self.changes:
             # Kept, lost, torn, or its size without its bytes, as the size is another change.
@@ -252,6 +269,16 @@ class Disk:
             node.lose_power(lambda n: self.world.choose(n, "disk"))
             if isinstance(node, Folder):
                 waiting += node.names.values()
+
+    def write_back(self):
+        """Let the system bring some pages of mapped files to the platters, as it does from time to time."""
+        waiting = [self.root]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, Folder):
+                waiting += node.names.values()
+            else:
+                node.write_back(lambda n: self.world.choose(n, "disk"))
 
     def take_room(self, nbytes, path):
         """Take room for bytes.

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import io
 import itertools
+import mmap
 import os
 import secrets
 import shutil
@@ -29,7 +30,7 @@ _FIRST_NUMBER = 1 << 24
 
 
 #: Calls that a full disk refuses.
-_NEEDS_ROOM = ("mkdir", "create", "write", "PUT")
+_NEEDS_ROOM = ("mkdir", "create", "write", "fallocate", "PUT")
 
 
 def wipe(path):
@@ -61,6 +62,11 @@ class Machine:
         process.own["machine"] = self
         self.processes.append(process)
         return process
+
+    @property
+    def boot(self):
+        """What identifies this boot of the machine, in 36 characters as Linux says it."""
+        return f"{self.name}-{self.power_losses}".ljust(36, "-")
 
     def is_alive(self, pid):
         """Return whether a process runs."""
@@ -125,11 +131,12 @@ class FileDoors:
     def __enter__(self):
         for name in (
             "open", "close", "fsync", "mkdir", "rename", "replace", "unlink", "remove", "rmdir", "scandir",
-            "listdir", "stat", "lstat", "access", "utime", "readlink",
+            "listdir", "stat", "lstat", "fstat", "access", "utime", "readlink", "posix_fallocate",
         ):  # fmt: skip
             self._real[name] = getattr(os, name)
             self._patches.setattr(os, name, getattr(self, f"_{name}"))
-        self._real["io.open"] = io.open
+        self._real["io.open"], self._real["mmap"] = io.open, mmap.mmap
+        self._patches.setattr(mmap, "mmap", self._mmap)
         self._patches.setattr(io, "open", self._io_open)
         self._patches.setattr(builtins, "open", self._io_open)
         self._patches.setattr(shutil, "_use_fd_functions", False)
@@ -203,6 +210,8 @@ class FileDoors:
     def _stat(self, path, *, dir_fd=None, follow_symlinks=True):
         if isinstance(path, int) and path >= _FIRST_NUMBER:
             return stat_of(self._opened[path][0])
+        if str(path) == ROOT:
+            return stat_of(Folder(1))
         if (at := self._call("stat", path)) is None:
             return self._real["stat"](path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
         return stat_of(at[0].find(*at[1:]))
@@ -279,6 +288,38 @@ class FileDoors:
         node.flush()
         return None
 
+    def _fstat(self, number):
+        if number < _FIRST_NUMBER:
+            return self._real["fstat"](number)
+        if number not in self._opened:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return stat_of(self._opened[number][0])
+
+    def _posix_fallocate(self, number, offset, size):
+        if number < _FIRST_NUMBER:
+            return self._real["posix_fallocate"](number, offset, size)
+        node, path = self._opened[number]
+        disk, *_ = self._call("fallocate", path)
+        if (more := offset + size - len(node.data)) > 0:
+            disk.take_room(more, path)
+            node.truncate(offset + size)
+        return None
+
+    def _mmap(self, number, size, *args, **options):
+        if number < _FIRST_NUMBER:
+            return self._real["mmap"](number, size, *args, **options)
+        node, path = self._opened[number]
+        self._call("mmap", path)
+        if options.get("offset") or size > len(node.data):
+            raise ValueError("mmap length is greater than file size")
+        return node.map().view(size, options.get("access") == mmap.ACCESS_READ)
+
+    def number_of(self, raw):
+        """Return a number for a file that was opened as an object."""
+        number = next(self._numbers)
+        self._opened[number] = raw._node, raw.name
+        return number
+
     def _io_open(self, path, mode="r", buffering=-1, encoding=None, errors=None, newline=None, **options):
         if isinstance(path, int) or not str(path).startswith(ROOT):
             return self._real["io.open"](path, mode, buffering, encoding, errors, newline, **options)
@@ -314,7 +355,7 @@ class _RawFile(io.RawIOBase):
     def __init__(self, doors, node, path, disk, kind):
         super().__init__()
         self._doors, self._node, self.name, self._disk, self._kind = doors, node, path, disk, kind
-        self._owner, self._at = doors.world.current.process, 0
+        self._owner, self._at, self._number = doors.world.current.process, 0, None
 
     def readable(self):
         return self._kind[0] == "r" or "+" in self._kind
@@ -324,6 +365,16 @@ class _RawFile(io.RawIOBase):
 
     def seekable(self):
         return True
+
+    def fileno(self):
+        if self._number is None:
+            self._number = self._doors.number_of(self)
+        return self._number
+
+    def close(self):
+        if self._number is not None:
+            self._doors._opened.pop(self._number, None)
+        super().close()
 
     def seek(self, offset, whence=io.SEEK_SET):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._node.data)}[whence]

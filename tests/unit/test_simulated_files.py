@@ -5,6 +5,7 @@ import io
 import os
 import tempfile
 
+import numpy as np
 import pytest
 from tests.simulation._disk import Disk
 from tests.simulation._file_doors import ROOT, FileDoors, Machine
@@ -18,9 +19,11 @@ from tests.simulation.protocols import protocols
 
 from unisono._system._files import make_folder, replace_file
 from unisono._system._object_store import place_of
+from unisono.parameter_server.state import _records
 
 PROTOCOLS = (
     "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "leases",
+    "logs", "snapshots", "damaged_logs",
 )  # fmt: skip
 #: Mistakes that few schedules show, and the defects that the simulation has found in the project itself.
 PLANTED = {
@@ -136,6 +139,40 @@ def test_an_object_is_created_once():
     with pytest.raises(FileExistsError):
         store.put("a", b"2", is_new=True)
     assert store.get("a")[0] == b"1"
+
+
+def test_mapped_pages_outlive_a_process_and_not_the_power():
+    states = set()
+
+    def body(disk, machine):
+        path = place_of(f"{ROOT}/disk/log")
+        first, second = _records.map_file(path, 8192), _records.map_file(path, 8192)
+        first[:] = 1
+        # Mappings share their memory with each other and with what reads the file.
+        assert second.all()
+        assert path.read_bytes() == b"\1" * 8192
+        assert np.memmap(path, np.uint8, mode="r").all()
+        node = disk.find("log", "host")
+        for _ in range(60):
+            node.data, node.saved = bytearray(8192), bytes(8192)
+            _records.map_file(path, 8192)[:] = 1
+            disk.write_back()
+            node.lose_power(lambda n: disk.world.choose(n))
+            states.add(tuple(np.frombuffer(node.saved, np.uint8).reshape(2, 4096).mean(1)))
+
+    on_disk(body)
+    assert {(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)} < states
+
+
+def test_a_full_disk_refuses_pages():
+    def body(disk, machine):
+        disk.room = 8192
+        place = place_of(f"{ROOT}/disk")
+        _records.map_file(place / "a", 8192)
+        with pytest.raises(OSError, match="No space left"):
+            _records.map_file(place / "b", 1)
+
+    on_disk(body)
 
 
 def holds(name, schedules):

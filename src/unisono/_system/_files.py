@@ -80,16 +80,19 @@ def swap_folder(aside: Path, path: Path, before: Path) -> None:
         raise
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder where it is missing, with those above it, so that a crash of the machine leaves it there.
 
     To flush what is in a folder does not flush its own name, which stands in the folder above.
+
+    Args:
+        mode: of a new folder, not of those above it.
 
     Raises:
         OSError: it cannot be made.
     """
     missing = [folder for folder in path.parents if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode, parents=True, exist_ok=True)
     # The one above also where the folder is there: who made it may have died before this.
     for folder in dict.fromkeys([path.parent, *(folder.parent for folder in missing)]):
         # A folder that may be entered and not be read.

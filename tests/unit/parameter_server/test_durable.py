@@ -471,3 +471,50 @@ def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path):
         np.testing.assert_array_equal(one.host(), other.host())
     again.close()
     expected.close()
+
+
+def test_snapshots_behind_damaged_ones_are_the_newest(without_log, after_kill, tmp_path):
+    durable = without_log
+    for closure in range(2):
+        durable.store.push(push_of(closure))
+        durable.snapshot()
+    for path in (tmp_path / "server").glob("snapshot-*"):
+        path.write_bytes(b"")
+    again = after_kill(tmp_path / "server", log_bytes=0)
+    assert again.recovery.source == "nothing"
+    fill(again.store)
+    again.snapshot()
+    third = after_kill(again._directory, log_bytes=0)
+    assert (third.recovery.source, len(third.store.variables)) == ("snapshot", 6)
+
+
+def test_a_server_that_was_killed_before_its_first_note_has_lost_nothing(tmp_path):
+    directory = tmp_path / "server"
+    directory.mkdir()
+    _records.map_file(directory / "acknowledged", 256)
+    durable = opened(directory)
+    assert durable.recovery.source == "nothing"
+    durable.close()
+
+
+def test_what_a_killed_server_had_not_completed_is_removed(tmp_path):
+    directory = tmp_path / "server"
+    directory.mkdir()
+    for name in (".snapshot-00000000000000000007.partial", ".program-0.12-34.part"):
+        (directory / name).write_bytes(b"a part")
+    opened(directory).close()
+    assert not list(directory.glob(".*"))
+
+
+def test_records_of_another_use_of_a_log_are_not_read(tmp_path, monkeypatch):
+    def log_of(count, boot):
+        monkeypatch.setattr(_records, "boot_id", lambda: boot)
+        log = _records.RecordFile(tmp_path / "log")
+        log.begin(1 << 16, 1)
+        for _ in range(count):
+            log.commit("drop", {"numbers": [1], "request": 0})
+
+    log_of(3, "a" * 36)
+    # Another boot that has found nothing begins with the same numbers.
+    log_of(1, "b" * 36)
+    assert len(_records.read_records(tmp_path / "log")[0]) == 1

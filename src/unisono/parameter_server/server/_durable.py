@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import CheckpointError, ClusterError, UnisonoError
+from unisono._system._files import make_folder
 from unisono._system._json import MALFORMED, UNREADABLE
 from unisono.parameter_server.server._programs import digest_of
 from unisono.parameter_server.server._store import VariableStore, new_lineage
@@ -44,6 +45,8 @@ _LOG = logging.getLogger("unisono")
 
 #: How many snapshots are kept.
 _KEPT = 2
+#: More than the changes of a job. After damage the numbers go on from the next multiple.
+_NUMBERS = 1 << 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,8 @@ class DurableStore:
         interval: float | None = 60.0,
     ) -> None:
         self._directory = Path(directory)
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Durably: a crash of the machine must not take the snapshots away with their folder.
+        make_folder(self._directory, 0o700)
         self._lock: int | None = _locked(self._directory)
         self._journal = FileJournal(self._directory, log_bytes)
         #: The store; its pushes are kept.
@@ -183,6 +187,7 @@ class DurableStore:
     # recovery
 
     def _recover(self) -> Recovery:
+        self._sweep_partial()
         self._load_programs()
         damaged: list[str] = []
         if self.has_log and self._journal.has_files:
@@ -194,12 +199,27 @@ class DurableStore:
             recovery = self._from_snapshot(damaged) or Recovery("nothing")
             # Without a log: what is there of one must not be taken for newer than what follows.
             self._journal.remove()
-        self._journal.position = LogPosition(
-            recovery.changes, self.store.applied_count, self.store.generation
-        )
+        # What follows is newer than all that is there, damaged or not: the newest snapshots are kept.
+        names = [path.name for path in self._snapshots()[:1]]
+        number = max([recovery.changes, *(int(name.rpartition("-")[2]) for name in names)])
+        self._journal.position = LogPosition(number, self.store.applied_count, self.store.generation)
         self._journal.begin_log()
         self._journal.sweep_tables(self.store.table_keys().__contains__)
+        if damaged and recovery.source == "snapshot":
+            self._write_newest()
         return dataclasses.replace(recovery, damaged=tuple(damaged))
+
+    def _write_newest(self) -> None:
+        """Write a snapshot newer than all that could not be read, and maybe can be later."""
+        try:
+            self.snapshot()
+        except OSError as error:
+            _LOG.warning("A server's snapshot could not be written: %s. The next one is tried.", error)
+
+    def _sweep_partial(self) -> None:
+        """Remove what a killed server had not completed: a snapshot has the size of the model."""
+        for path in self._directory.glob(".*"):
+            path.unlink(missing_ok=True)
 
     def _load_programs(self) -> None:
         for path in self._journal.directory.glob("program-*"):
@@ -214,6 +234,8 @@ class DurableStore:
     def _from_log(self) -> Recovery:
         """Repeat the log; what was acknowledged and is not there is damage."""
         noted = self._journal.acknowledged.read()
+        if noted is None and self._journal.is_new:
+            return Recovery("nothing")
         if noted is None:
             path = self._journal.acknowledged.path
             return self._damaged(None, LogPosition(), f"{path} is damaged, or of another version of Unisono")
@@ -273,8 +295,10 @@ class DurableStore:
         self.store.generation = known.generation
         self.store.damage = describe_loss(acknowledged, found, why, is_last)
         _LOG.error("%s", self.store.damage)
-        # What a new job writes has higher numbers than all that is there.
-        number = 1 + max(known.number, found.number)
+        # What a new job writes has higher numbers than all that is there, of which a part cannot be read: an
+        # image of the job before would be taken for the newest, or its changes for later ones.
+        highest = max(known.number, found.number, self._journal.last_number)
+        number = (highest // _NUMBERS + 1) * _NUMBERS
         self._journal.position = LogPosition(number, generation=known.generation)
         return Recovery("damage", number, damaged=(why,))
 

@@ -87,6 +87,11 @@ class AcknowledgedFile:
                     )
         return max(found)[1:] if found else None
 
+    @property
+    def is_empty(self) -> bool:
+        """True where no note was begun: a new file consists of zeros."""
+        return self.path.exists() and not any(self.path.read_bytes())
+
 
 def position_of(number: int, state: dict[str, Json], records: Sequence[Record]) -> LogPosition:
     """Return how far an image and the changes after it reach."""

@@ -96,8 +96,11 @@ class SnapshotWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._opened.close()
-        self._aside.unlink(missing_ok=True)
+        try:
+            # Writes what is left in its buffer, which a full disk refuses.
+            self._opened.close()
+        finally:
+            self._aside.unlink(missing_ok=True)
 
     @property
     def _opened(self) -> BinaryIO:

@@ -7,6 +7,7 @@ Tests: tests/unit/parameter_server/test_store.py, tests/unit/parameter_server/te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -227,6 +228,15 @@ class FileJournal(Journal):
         self._turn = 1 - turn
         return container
 
+    @property
+    def last_number(self) -> int:
+        """The highest number of an image, or of a change of the log, that can be read; 0 for none."""
+        numbers = [0, *(record[0] for record in read_records(self._log)[0])]
+        for image in self._images:
+            with contextlib.suppress(CheckpointError, FileNotFoundError):
+                numbers.append(read_container(image.path).number)
+        return max(numbers)
+
     def changes(self, after: int) -> tuple[list[Record], str]:
         """Return the changes of the log that follow one of them, and why there are no more."""
         records, why = read_records(self._log)
@@ -239,6 +249,12 @@ class FileJournal(Journal):
     def has_files(self) -> bool:
         """Whether a log was kept in the directory."""
         return any(path.exists() for path in self._files)
+
+    @property
+    def is_new(self) -> bool:
+        """True where a server was killed before it had written its first note."""
+        others = [path for path in self._files if path != self.acknowledged.path]
+        return self.acknowledged.is_empty and not any(path.exists() for path in others)
 
     @property
     def _files(self) -> list[Path]:

@@ -4,7 +4,8 @@ A change is copied into the mapping, then its header, and only then is it answer
 leaves the mapping to the system, so that nothing has to be flushed. After a crash of the whole machine the
 pages may be there in part: a log of another boot is not read.
 
-A record has checksums of its header, of its meta and of its arrays.
+A record has checksums of its header, of its meta and of its arrays. The header's checksum begins with the
+file's: records that an earlier use of the file has left, of another boot maybe, do not belong to it.
 
 Tests: tests/unit/parameter_server/test_durable.py.
 """
@@ -38,8 +39,8 @@ FIRST = 4096
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 #: The digit is that of the format.
-_MAGIC = b"UNPSLOG3"
-_RECORD = b"UNPSREC3"
+_MAGIC = b"UNPSLOG4"
+_RECORD = b"UNPSREC4"
 #: Magic, boot, number of the first record, checksum.
 _FILE_HEADER = struct.Struct("<8s36sQI")
 #: Magic, number, size of the record, begin and length of its meta, checksums of arrays, meta and header.
@@ -88,6 +89,8 @@ class RecordFile:
         self._bytes: Array = np.empty(0, np.uint8)
         self._number = 0
         self._begin = self._end = FIRST
+        #: The checksum of the file's header.
+        self._file = 0
         self._staged: list[dict[str, Json]] = []
 
     def begin(self, size: int, first: int) -> None:
@@ -99,7 +102,8 @@ class RecordFile:
         self._begin = self._end = FIRST
         self._staged = []
         header = _FILE_HEADER.pack(_MAGIC, boot_id().encode(), first, 0)[:-4]
-        self._put(0, header + struct.pack("<I", zlib.crc32(header)))
+        self._file = zlib.crc32(header)
+        self._put(0, header + struct.pack("<I", self._file))
 
     @property
     def last(self) -> int:
@@ -146,7 +150,7 @@ class RecordFile:
         )  # fmt: skip
         header = _HEADER.pack(*fields, 0)[:-4]
         # Last of all: a record whose header is not complete does not exist.
-        self._put(self._begin, header + struct.pack("<I", zlib.crc32(header)))
+        self._put(self._begin, header + struct.pack("<I", zlib.crc32(header, self._file)))
         self._number += 1
         self._begin = self._end = end
         self._staged = []
@@ -180,7 +184,7 @@ def read_records(path: Path) -> tuple[list[Record], str]:
         return [], f"{path} was written before this machine was started again"
     records: list[Record] = []
     begin = FIRST
-    while not isinstance(record := _read_record(content, begin, first + len(records)), str):
+    while not isinstance(record := _read_record(content, begin, first + len(records), found), str):
         size, *rest = record
         records.append((first + len(records), *rest))
         begin += size
@@ -188,15 +192,14 @@ def read_records(path: Path) -> tuple[list[Record], str]:
 
 
 def _read_record(
-    content: Array, begin: int, number: int
+    content: Array, begin: int, number: int, file: int
 ) -> tuple[int, str, dict[str, Json], list[Array]] | str:
     """Return the size of a record and what is in it, or what is wrong with it."""
     raw = content[begin : begin + _HEADER.size].tobytes()
     if len(raw) < _HEADER.size:
         return "is behind the end of the file"
     magic, found, size, meta_at, meta_length, arrays_checksum, meta_checksum, own = _HEADER.unpack(raw)
-    # A record that an earlier use of the file has left has a lower number.
-    if magic != _RECORD or found != number or own != zlib.crc32(raw[:-4]):
+    if magic != _RECORD or found != number or own != zlib.crc32(raw[:-4], file):
         return "has no complete header"
     if begin + meta_at + meta_length > len(content):
         return "ends behind the end of the file"

@@ -1,0 +1,448 @@
+"""The files of a parameter server on a simulated disk: log, images, tables, note of what was acknowledged.
+
+Real: `DurableStore`, `FileJournal`, `RecordFile`, `ImageFile`, snapshots, `VariableStore`. Log, images and
+tables are mapped into memory: a killed process loses nothing of them, a loss of power leaves any of their
+pages. Servers follow each other, each with two threads that push closures; a closure that was under way when
+its server ended is pushed again by the next one. Promised, and checked:
+
+- after a kill all that was acknowledged is there, each closure once and whole, and nothing else;
+- after a loss of power, or of bits of a file, the state is whole, or the error says how many updates are
+  lost, and every request fails until a new job begins;
+- without a log, at least what the newest snapshot holds is there, of some moment, after a loss of power too;
+- on a full disk a change fails with the documented error, and is not applied;
+- at the end of the job its files are gone.
+
+Tests: tests/unit/test_simulated_files.py.
+"""
+
+import dataclasses
+import re
+
+import numpy as np
+
+from tests.simulation import _primitives as sim
+from tests.simulation._disk import Disk
+from tests.simulation._file_doors import ROOT, FileDoors, Machine
+from tests.simulation._world import ACTIVE, SETTING
+from tests.simulation.protocol_servers import lock_file  # its stand-in for `fcntl.flock` is needed
+from unisono._errors import ClusterError
+from unisono._system._object_store import place_of
+from unisono.parameter_server.server._durable import DurableStore
+from unisono.parameter_server.state import _acknowledged, _container, _records
+from unisono.parameter_server.state._create import NewVariable
+from unisono.parameter_server.state._push import COUNTER_BITS, Push, RowWrite
+from unisono.parameter_server.state._variables import TABLE, StoredSpec
+
+__all__ = ["PROTOCOLS", "lock_file"]
+
+#: Numbers of the variables.
+COUNTS, BULK, ROWS, REGISTER = range(4)
+#: How many closures a job may have; each adds one to a cell of its own.
+_CELLS = 64
+_THREADS = 2
+#: Fills a log of the least size with three pushes.
+_BULK = 60_000
+#: What a server of these protocols may end with.
+_FAILURES = (ClusterError, OSError)
+#: What an error says of updates.
+_LOST = re.compile(r"Received: (?:(at least )?(\d+) of (?:at least )?(\d+) are lost|it is not known)")
+
+_real_boot_id = _records.boot_id
+
+
+def _boot_id():
+    """The machine's of the process that runs now."""
+    world = ACTIVE.world
+    machine = world and world.current and world.current.process.own.get("machine")
+    return machine.boot if machine else _real_boot_id()
+
+
+sim.extend(_records, boot_id=_boot_id)
+sim.POINTS += [
+    (_records, "map_file"),
+    (_records.RecordFile, "begin"),
+    (_container.ImageFile, "write"),
+    (_acknowledged.AcknowledgedFile, "read"),
+]
+
+
+@dataclasses.dataclass
+class _Closure:
+    """What the checker knows of a closure; times are counts of what has happened."""
+
+    cell: int
+    thread: int
+    bulk: bool
+    begun: int
+    ended: int | None = None
+    #: Whether it was lost with a state that could be lost.
+    is_lost: bool = False
+
+
+class _Job:
+    """The job of one chief: the closures, and the values that it has written."""
+
+    def __init__(self, generation):
+        self.generation, self.closures, self.moment = generation, [], 0
+        #: Values written to the register, each as [value, number of its request, is acknowledged].
+        self.writes = [[0.0, 0, True]]
+
+    def now(self):
+        self.moment += 1
+        return self.moment
+
+    def number(self, closure):
+        return (self.generation << COUNTER_BITS) + closure.cell
+
+    @property
+    def watermark(self):
+        """The number below which each closure was acknowledged."""
+        waiting = [c for c in self.closures if c.ended is None and not c.is_lost]
+        first = min((c.cell for c in waiting), default=len(self.closures))
+        return (self.generation << COUNTER_BITS) + first
+
+
+class Logs:
+    """A server's directory, and what is known of it."""
+
+    def __init__(self, world, has_log):
+        self.world, self.has_log = world, has_log
+        self.disk = Disk(world)
+        self.machine = Machine(world, "host", {"disk": self.disk, "tmp": Disk(world)}, own=("disk", "tmp"))
+        self.place = place_of(f"{ROOT}/disk/ps-0")
+        self.log_bytes = 1 << 16 if has_log else 0
+        self.has_bulk = bool(world.choose(2, SETTING))
+        self.job = None
+        self.generation = 0
+        #: By number, the moments that snapshots hold at least, the newest last.
+        self.snapshots = {}
+        self.lost_power, self.damaged = False, 0
+        #: Faults of the disk when the present server began.
+        self.faults = 0
+        self.requests = 0
+
+    # --- a server ------------------------------------------------------------------------------------
+
+    def serve(self, closures, is_last=False):
+        """Be a server: recover, check what is there, and apply closures."""
+        self.faults = self.world.faults["disk"]
+        try:
+            durable = DurableStore(self.place, self.log_bytes, None)
+        except _FAILURES as error:
+            self.check_full(error)
+            return
+        try:
+            self.recovered(durable)
+            threads = [
+                sim.Thread(target=self.push_all, args=(durable, thread, closures), name=f"pushes{thread}")
+                for thread in range(_THREADS)
+            ]
+            for thread in threads:
+                thread.start()
+            self.snapshot(durable)
+            for thread in threads:
+                thread.join()
+            self.look(durable.store)
+        except _FAILURES as error:
+            self.check_full(error)
+        if is_last:
+            durable.close(remove=True)
+            left = [path for path in self.disk.listing() if not path.endswith("/lock")]
+            self.world.check(not left, lambda: f"At the end of a job its files are gone. Found: {left}")
+        else:
+            durable.close()
+
+    def check_full(self, error):
+        """A server fails because its disk is full, or another one's call for files fails, and says so."""
+        faulty = self.world.faults["disk"] or self.disk.room < 1 << 24
+        self.world.check(faulty, lambda: f"A server must go on. It fails with: {error}")
+        said = "needs room in" in str(error)
+        # A snapshot is written at the request of one who is told what the disk has said.
+        said |= isinstance(error, OSError) and (self.world.faults["disk"] > 0 or not self.has_log)
+        self.world.check(said, lambda: f"A full disk has an error of its own. Found: {error!r}")
+
+    def recovered(self, durable):
+        """Check what a server has found, and begin a new job where nothing is left."""
+        store, source = durable.store, durable.recovery.source
+        world, may_lose = self.world, self.lost_power or self.damaged or not self.has_log
+        world.note("data", "ps0", "ps0", f"recovered from {source}: {durable.recovery.damaged}")
+        if source == "damage":
+            world.check(may_lose, lambda: f"A kill damages nothing. Found: {store.damage}")
+            if self.job is not None:
+                self.check_damage(store)
+            self.begin_job(durable, True)
+        elif source == "nothing" or self.job is None or COUNTS not in store.variables:
+            has_begun = self.job is not None and self.job.closures
+            may_lose = self.job is None or (self.has_log and self.lost_power) or self.least_moment() == 0
+            world.check(may_lose or not has_begun, "A server has lost all that it had acknowledged.")
+            self.begin_job(durable, False)
+        else:
+            self.look(store, after_start=True)
+        self.lost_power, self.damaged = False, 0
+
+    def least_moment(self):
+        """The moment up to which a server without a log must know all."""
+        if self.has_log:
+            return self.job.moment
+        # What cannot be read counts as damaged, and the one before is taken.
+        is_damaged = self.damaged or self.world.faults["disk"] > self.faults
+        known = list(self.snapshots.values())
+        return max(known[:-1] if is_damaged else known, default=0)
+
+    def check_damage(self, store):
+        """The error says how many updates are lost, and every request fails."""
+        found = _LOST.search(store.damage)
+        self.world.check(found, lambda: f"An error says what is lost. Found: {store.damage}")
+        # Of two notes that take turns the newer one may be damaged, and something else besides.
+        least = sum(c.ended is not None for c in self.job.closures) - (self.damaged > 1)
+        most = len(self.job.closures)
+        at_least, lost, total = found.groups()
+        if total is not None and not at_least:
+            self.world.check(
+                least <= int(total) <= most and int(lost) <= int(total),
+                lambda: f"{least} to {most} updates were acknowledged. The error says: {store.damage}",
+            )
+        for request in (lambda: store.pull([COUNTS]), lambda: store.push(Push(self.job.watermark))):
+            try:
+                request()
+            except ClusterError:
+                continue
+            self.world.check(False, "A damaged state must serve nothing.")
+
+    def begin_job(self, durable, is_damaged):
+        """Be the chief that begins again: from a backup, which is no matter here."""
+        store = durable.store
+        self.generation = max(self.generation, store.generation) + 1
+        self.job, self.snapshots = None, {}
+        store.raise_generation(self.generation)
+        if is_damaged:
+            self.world.check(store.damage is None, "A new job begins without the damage.")
+        store.reset(request=self.request())
+        specs = (
+            StoredSpec("counts", (_CELLS,), "float32"),
+            StoredSpec("bulk", (_BULK if self.has_bulk else 2,), "float32"),
+            StoredSpec("rows", (_THREADS, 3), "float32", kind=TABLE),
+            StoredSpec("register", (), "float32"),
+        )
+        numbers = store.create([NewVariable(spec) for spec in specs], request=self.request())
+        self.world.check(numbers == [0, 1, 2, 3], lambda: f"A new job has no variables yet. Found: {numbers}")
+        if not durable.has_log:
+            self.snapshots = {durable.snapshot(): 0}
+        self.job = _Job(self.generation)
+
+    def request(self):
+        self.requests += 1
+        return self.requests
+
+    # --- changes -------------------------------------------------------------------------------------
+
+    def push_all(self, durable, thread, count):
+        """Push the closures of a thread that are not acknowledged yet, and some more."""
+        try:
+            job, store = self.job, durable.store
+            waiting = [c for c in job.closures if c.thread == thread and c.ended is None and not c.is_lost]
+            for closure in waiting:
+                self.push(job, store, closure)
+            for _ in range(count):
+                self.world.sleep(self.world.uniform(0.0, 0.2))
+                if len(job.closures) == _CELLS:
+                    return
+                closure = _Closure(len(job.closures), thread, self.world.choose(2) == 1, job.now())
+                job.closures.append(closure)
+                self.push(job, store, closure)
+                if thread == 0 and self.world.choose(4) == 3:
+                    self.write(job, store)
+        except _FAILURES as error:
+            self.check_full(error)
+
+    def push(self, job, store, closure):
+        """Push a closure, and once more where its answer is lost."""
+        one_hot = np.zeros(_CELLS, "float32")
+        one_hot[closure.cell] = 1
+        row = np.full((1, 3), closure.cell + 1, "float32")
+        update = RowWrite((ROWS,), np.array([closure.thread]), (row,))
+        bulk = np.full(_BULK if self.has_bulk else 2, closure.cell + 1, "float32")
+        assigns = ((BULK, bulk),) if closure.bulk else ()
+        number = job.number(closure)
+        push = Push(number, job.watermark, (update,), ((COUNTS, one_hot),), assigns)
+        self.world.note("data", "ps0", "ps0", f"pushes {closure.cell}")
+        store.push(push)
+        if self.world.choose(4) == 3:
+            self.world.check(not store.push(push), "A closure that is pushed again does not count again.")
+        closure.ended = job.now()
+        self.world.note("data", "ps0", "ps0", f"acknowledged {closure.cell}")
+
+    def write(self, job, store):
+        """Write the register, under a number that a repetition has, too."""
+        entry = [float(len(job.writes)), self.request(), False]
+        if not job.writes[-1][2]:
+            # Repeated by a client that got no answer.
+            entry = job.writes[-1]
+        else:
+            job.writes.append(entry)
+        store.write(REGISTER, np.float32(entry[0]), request=entry[1])
+        entry[2] = True
+
+    def snapshot(self, durable):
+        """Write snapshots, as a thread of a server without a log does."""
+        job = self.job
+        for _ in range(0 if durable.has_log else 1 + self.world.choose(3)):
+            self.world.sleep(self.world.uniform(0.0, 0.3))
+            moment = job.moment
+            try:
+                number = durable.snapshot()
+            except OSError:
+                failed = self.world.faults["disk"]
+                self.world.check(failed or self.disk.room < 1 << 24, "A snapshot fails with its disk alone.")
+                left = [path for path in self.disk.listing() if path.endswith(".partial")]
+                self.world.check(failed or not left, lambda left=left: f"A full disk keeps {left}.")
+                continue
+            if number in self.snapshots:
+                del self.snapshots[number]
+            self.snapshots[number] = moment
+
+    # --- what is there -------------------------------------------------------------------------------
+
+    def look(self, store, after_start=False):
+        """Check the values of a server against what was pushed."""
+        world, job = self.world, self.job
+        world.check(
+            store.generation == job.generation, f"A server must know its generation: {store.generation}."
+        )
+        counts = store.read(COUNTS).tolist()
+        rows, bulk = store.rows(ROWS, np.arange(_THREADS)), store.read(BULK)
+        least = self.least_moment() if after_start else job.moment
+        for closure in job.closures:
+            is_there = counts[closure.cell]
+            must = closure.ended is not None and closure.ended <= least and not closure.is_lost
+            may = not closure.is_lost
+            world.check(
+                float(must) <= is_there <= float(may),
+                lambda closure=closure: f"Each closure counts once. {closure} counts {counts[closure.cell]}.",
+            )
+        world.check(not any(counts[len(job.closures) :]), "Nothing is there that was not pushed.")
+        there = [c for c in job.closures if counts[c.cell]]
+        gone = [c for c in job.closures if not counts[c.cell] and c.ended is not None]
+        world.check(
+            not any(lost.ended < kept.begun for lost in gone if not lost.is_lost for kept in there),
+            "What is kept is the state of one moment.",
+        )
+        for thread in range(_THREADS):
+            newest = max((c.cell + 1.0 for c in there if c.thread == thread), default=0.0)
+            world.check(
+                rows[thread].tolist() == [newest] * 3,
+                lambda thread=thread, newest=newest: (
+                    f"A push is applied whole: row {thread} is {rows[thread]}, not {newest}."
+                ),
+            )
+        allowed = {0.0} | {c.cell + 1.0 for c in there if c.bulk}
+        found = set(np.unique(bulk).tolist())
+        world.check(len(found) == 1 and found <= allowed, lambda: f"A value is whole: {found} of {allowed}.")
+        self.check_register(store, after_start)
+        world.check(
+            store.applied_count == len(there), lambda: f"{store.applied_count} updates, {len(there)} there."
+        )
+        if after_start and not self.has_log:
+            # What a server without a log has lost stays lost: a chief goes on from its backup.
+            for closure in gone:
+                closure.is_lost = True
+
+    def check_register(self, store, after_start):
+        job, found = self.job, float(store.read(REGISTER))
+        values = [value for value, _, _ in job.writes]
+        if not self.has_log:
+            self.world.check(found in values, lambda: f"The register is one of {values}, not {found}.")
+            if after_start:
+                job.writes = [entry for entry in job.writes if entry[0] <= found]
+            return
+        may = values[-1:] if job.writes[-1][2] else values[-2:]
+        self.world.check(found in may, lambda: f"The register is one of {may}, not {found}.")
+
+    # --- the machine ---------------------------------------------------------------------------------
+
+    def write_back(self):
+        """Be the system, which writes pages to the disk."""
+        while True:
+            self.world.sleep(self.world.uniform(0.05, 1.0))
+            self.disk.write_back()
+
+    def damage_file(self):
+        """Flip a bit of a file, cut it, or lose it, while no server runs."""
+        folder = self.disk.root.names.get("ps-0")
+        names = sorted(name for name in folder.names if name != "lock") if folder else []
+        if not names:
+            return
+        # The note is small, and nothing is as important.
+        name = self.world.pick([*names, *("acknowledged",) * (2 if "acknowledged" in names else 0)])
+        file = folder.names[name]
+        self.damaged += 1
+        fate = self.world.choose(5)
+        if fate < 3 and len(file.data):
+            # Where headers are, where the first records and arrays are, or anywhere.
+            begin, length = ((0, 256), (_records.FIRST, 1024), (0, len(file.data)))[fate]
+            at = min(begin + self.world.choose(length), len(file.data) - 1)
+            file.data[at] ^= 1 << self.world.choose(8)
+        elif fate == 3:
+            del file.data[self.world.choose(len(file.data) + 1) :]
+        else:
+            del folder.names[name]
+        self.world.note("fault", "host", "host", f"damaged {name}")
+        self.world.faults["damage"] += 1
+
+    def run(self, may_damage):
+        """Run servers one after another."""
+        world, machine = self.world, self.machine
+        with FileDoors(world, Machine(world, "checker", machine.disks)):
+            world.process("system", self.write_back)
+            for _ in range(1 + world.choose(4, SETTING)):
+                world.faults_left = 1 + world.choose(2, SETTING)
+                self.draw_faults(may_damage)
+                risk, losses = world.pick((0.0, 0.005, 0.03), SETTING), machine.power_losses
+                process = machine.process("ps0", lambda: self.serve(1 + world.choose(4)))
+                process.risk = risk
+                world.check(process.wait(1000.0), lambda: f"A server must end.\n{world.stacks()}")
+                if process.error is not None:
+                    raise process.error
+                if world.choose(3) == 1:
+                    machine.lose_power()
+                self.lost_power |= machine.power_losses > losses
+                if may_damage and world.choose(2):
+                    self.damage_file()
+                self.disk.room = float("inf")
+            world.faults_left, machine.risk, machine.power, machine.errors = 0, 0.0, 0.0, 0.0
+            process = machine.process("ps0", lambda: self.serve(1, is_last=True))
+            world.check(process.wait(1000.0), lambda: f"The last server must end.\n{world.stacks()}")
+            if process.error is not None:
+                raise process.error
+
+    def draw_faults(self, may_damage):
+        """Draw what may happen to the next server."""
+        world, machine = self.world, self.machine
+        machine.risk = world.pick((0.0, 0.01), SETTING)
+        machine.power = world.pick((0.0, 0.0, 0.02), SETTING)
+        machine.errors = world.pick((0.0, 0.0, 0.02), SETTING)
+        if world.choose(6, SETTING) == 5:
+            self.disk.room = world.choose(3 << 20 if self.has_log else 1 << 18)
+
+
+def _run(world, has_log, may_damage=False):
+    world.settle()
+    Logs(world, has_log).run(may_damage)
+
+
+def logs(world):
+    """A server with a log is killed, loses its power, or has a full disk."""
+    _run(world, True)
+
+
+def snapshots(world):
+    """The same without a log: the newest snapshot is found."""
+    _run(world, False)
+
+
+def damaged_logs(world):
+    """Bits of a server's files change, and files are cut or lost."""
+    _run(world, True, may_damage=True)
+
+
+PROTOCOLS = {"logs": logs, "snapshots": snapshots, "damaged_logs": damaged_logs}
