@@ -14,6 +14,7 @@ from tests.simulation import _primitives as sim
 from tests.simulation._history import History
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
 from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
+from tests.simulation.mistakes_old import DEFECTS
 from tests.simulation.protocols import mistakes, protocols
 
 from unisono._system import _lease
@@ -284,6 +285,7 @@ def test_the_command_gives_a_schedule_again():
     assert shown[0] == shown[1]
 
 
+<<<<<<< HEAD
 def test_processes_take_seeds_in_turns_and_the_lowest_failing_one_is_the_same(monkeypatch):
     def fails(world):
         # The lower one of two that fail takes its process longer.
@@ -298,3 +300,8 @@ def test_processes_take_seeds_in_turns_and_the_lowest_failing_one_is_the_same(mo
     arguments.seed, arguments.schedules = 41, 200
     tally, failed, _ = search._in_jobs("fails", arguments, share=30.0)
     assert (tally.schedules, failed) == (200, [])
+=======
+def test_old_defects_are_put_back_by_mistakes():
+    assert len(DEFECTS) >= 10
+    assert set(DEFECTS.values()) <= {mistake.name for mistake in mistakes()}
+>>>>>>> 49c32861 (A page of the servers' protocol, checked; old defects are put back)
