@@ -4,6 +4,8 @@ import inspect
 import re
 from pathlib import Path
 
+from unisono.checkpoint.commits import _commits, _uploads
+from unisono.checkpoint.commits._manifests import MANIFEST
 from unisono.parameter_server.server._server import VariableServer
 from unisono.parameter_server.server._store import VariableStore
 from unisono.parameter_server.worker._step_worker import StepWorker
@@ -46,3 +48,14 @@ def test_the_page_of_servers_names_the_records_of_logs():
     }
     source = inspect.getsource(VariableStore)
     assert named == set(re.findall(r'commit\(\s*"([a-z]+)"', source))
+
+
+def test_the_page_of_checkpoints_names_the_files():
+    names = [name.strip("`") for name, *_ in rows("protocol_checkpoints.md", "name")]
+    kinds = {found["kind"] for name in names if (found := _commits._ASIDE.match(name))}
+    assert kinds == set(re.findall(r"[a-z]+", re.search(r"<kind>(.*?)\)", _commits._ASIDE.pattern)[1]))
+    inside = [name.partition("/")[2] for name in names if name.startswith("ckpt-7/")]
+    assert inside[0] == MANIFEST
+    assert _uploads._DATA.fullmatch(inside[1] + "facts.json")
+    assert names[-1] == _uploads._WRITER
+    assert len(names) == 5
