@@ -285,7 +285,6 @@ def test_the_command_gives_a_schedule_again():
     assert shown[0] == shown[1]
 
 
-<<<<<<< HEAD
 def test_processes_take_seeds_in_turns_and_the_lowest_failing_one_is_the_same(monkeypatch):
     def fails(world):
         # The lower one of two that fail takes its process longer.
@@ -300,8 +299,8 @@ def test_processes_take_seeds_in_turns_and_the_lowest_failing_one_is_the_same(mo
     arguments.seed, arguments.schedules = 41, 200
     tally, failed, _ = search._in_jobs("fails", arguments, share=30.0)
     assert (tally.schedules, failed) == (200, [])
-=======
+
+
 def test_old_defects_are_put_back_by_mistakes():
     assert len(DEFECTS) >= 10
     assert set(DEFECTS.values()) <= {mistake.name for mistake in mistakes()}
->>>>>>> 49c32861 (A page of the servers' protocol, checked; old defects are put back)
