@@ -174,6 +174,11 @@ def sending_plan(own: tuple[Sequence[Any], Sequence[Any]]) -> PackingPlan:
     return plan([(x.shape, x.dtype) for x in (*own[0], *own[1])], num_packs=1)
 
 
+def _rules_of(turn: Turn) -> list[tuple[Place, Merge | None]]:
+    """Return the places of weights and others of a turn, and how the others become one."""
+    return [*((place, None) for place in turn.weights), *zip(turn.others, turn.rules, strict=True)]
+
+
 class PhaseEnd:
     """Ends a phase whose replicas are gone, by what they had: on the host, once.
 
@@ -188,6 +193,13 @@ class PhaseEnd:
     ) -> None:
         self._phase, self._turns, self._variables = phase, turns, variables
         self._rows = {place: jnp.asarray(np.asarray(x)) for place, x in phase.rows.items()}
+        for turn in turns:
+            self._rows |= {
+                place: self._begun(self._held(place), rule)
+                for place, rule in _rules_of(turn)
+                # Set after the last step, by a callback: all replicas would have begun the next one with it.
+                if place not in self._rows
+            }
 
     def run(self) -> None:
         """Put what all replicas would have continued from into the variables."""
@@ -203,15 +215,19 @@ class PhaseEnd:
 
     def _taken(self, turn: Turn) -> tuple[list[Pair], list[Pair], list[jax.Array]]:
         """Return weights, others and values of a turn, as of one replica."""
-
-        def held(place: Place) -> jax.Array:
-            value: jax.Array = jnp.asarray(stored_value(self._variables[place[0]][place[1]]))
-            return value
-
         weights, others = (
-            [(held(p), held(p)[None]) for p in places] for places in (turn.weights, turn.others)
+            [(self._held(p), self._held(p)[None]) for p in places] for places in (turn.weights, turn.others)
         )
-        return weights, others, [held(p) for p in turn.values]
+        return weights, others, [self._held(p) for p in turn.values]
+
+    def _held(self, place: Place) -> jax.Array:
+        value: jax.Array = jnp.asarray(stored_value(self._variables[place[0]][place[1]]))
+        return value
+
+    def _begun(self, shared: jax.Array, rule: Merge | None) -> jax.Array:
+        """Return the rows with which all replicas begin."""
+        begun = jnp.broadcast_to(shared, (self._phase.replicas, *shared.shape))
+        return begun.at[1:].set(0) if rule is Merge.SUM else begun
 
     def _sent_by_all(self, turn: Turn) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return what each replica adds to the sums, along the first dimension; see `Turn.to_send`."""
@@ -231,12 +247,10 @@ class PhaseEnd:
         flat = unpack([jnp.asarray(np.asarray(x)) for x in message.sums], sending_plan(sizes))
         self._join(turn, (flat[: len(own[0])], flat[len(own[0]) :]))
         weights, others, _ = self._taken(turn)
-        pairs = zip((*turn.weights, *turn.others), (*weights, *others), message.rows, strict=True)
-        rules = dict(zip(turn.others, turn.rules, strict=True))
-        for place, (shared, _), sent in pairs:
-            begun = jnp.broadcast_to(shared, (self._phase.replicas, *shared.shape))
-            if rules.get(place) is Merge.SUM:
-                begun = begun.at[1:].set(0)
+        for (place, rule), (shared, _), sent in zip(
+            _rules_of(turn), (*weights, *others), message.rows, strict=True
+        ):
+            begun = self._begun(shared, rule)
             _, self._rows[place] = with_changes(
                 (shared, begun), self._rows[place], jnp.asarray(np.asarray(sent))
             )

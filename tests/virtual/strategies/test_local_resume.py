@@ -122,3 +122,23 @@ def test_on_another_number_of_replicas_the_phase_ends_where_it_was_saved(
     wanted = by_hand(model, before, exchanges, made, fragments, rows=512, overlap=sync.overlap)
     assert_same_weights(first.weights, wanted[8])
     assert np.abs(first.weights[0] - before[0]).max() > 1e-3
+
+
+class Sets(Ends):
+    """Sets a weight in the same batch in which the run is ended."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == self._after:
+            kernel = self.model.trainable_variables[0]
+            kernel.assign(np.ones(kernel.shape))
+        super().on_train_batch_end(batch, logs)
+
+
+def test_a_weight_that_was_set_before_a_backup_is_found_on_another_number_of_replicas(tmp_path):
+    """No replica has trained it since then: it has no rows."""
+    with pytest.raises(SystemExit):
+        fitted(compiled(SYNCS["mean"]), callbacks=[backup(tmp_path), Sets("preemption", 8)])
+    first = First()
+    with pytest.raises(Stop):
+        fitted(compiled(SYNCS["mean"], replicas=1), callbacks=[backup(tmp_path), first])
+    np.testing.assert_array_equal(first.weights[0], np.ones_like(first.weights[0]))
