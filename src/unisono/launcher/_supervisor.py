@@ -302,7 +302,10 @@ class Supervisor:
         self._history.write("restart", detail=f"{action.workers} workers in {action.delay:g} s")
         self._machines.wait_until_ready(action.workers, self._launch.stop_requests)
         number = self._sleep(action.delay)
-        return action if number is None else Outcome(128 + number, tasks.plan)
+        if number is None:
+            return action
+        # The tasks may all have saved, for another number of workers.
+        return Outcome(decide.stopped_code(number, tasks.codes), tasks.plan)
 
     def _sleep(self, seconds: float) -> int | None:
         """Wait before a restart; return the signal that asked the launcher to stop meanwhile."""

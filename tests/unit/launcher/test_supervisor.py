@@ -117,3 +117,16 @@ def test_why_a_generation_ends_is_shown_before_the_next_one(tmp_path, is_seen_wh
     assert supervisor._decide_next(tasks, ending).workers == 2
     shown = [f"unisono: worker:0 was killed by SIGKILL (log: {tasks.plan.paths.log(WORKER)})"]
     assert screen.lines == ([] if is_seen_while_others_run else shown)
+
+
+@pytest.mark.parametrize(("codes", "expected"), [((42, 42), 42), ((42, 137), 143)])
+def test_a_signal_while_tasks_save_for_another_size_ends_the_launch_as_saved(tmp_path, codes, expected):
+    """It ended with 143, after which no scheduler starts it again."""
+    options = LaunchOptions(workers=2, elastic=(1, 2))
+    launch = Launch(
+        options, RunPaths(tmp_path), {}, lambda plan, task: {}, Screen(), lambda: (signal.SIGTERM,)
+    )
+    tasks = Tasks(tmp_path, [])
+    tasks.codes = codes
+    outcome = Supervisor(launch)._decide_next(tasks, Ending(FailureReason.RESIZE, 0.0, 0.0))
+    assert outcome.code == expected
