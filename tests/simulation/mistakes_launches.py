@@ -9,6 +9,7 @@ _HEART = "unisono.cluster.liveness._heartbeat_file"
 _WRITER = "unisono.checkpoint._writer"
 _CONSENSUS = "unisono.checkpoint.preemption._save_consensus"
 _STALLS = "unisono.launcher._stall_detector"
+_PROCESSES = "unisono.launcher._processes"
 _LEASE = "unisono._system._lease"
 _BOOK = "unisono.standalone._lease_book"
 _AGENT = "unisono.standalone._agent"
@@ -64,6 +65,122 @@ MISTAKES = (
         f"{_CONSENSUS}:PeriodicConsensus.agree",
         "max(seconds for _, seconds in answers)",
         "taken / steps",
+    ),
+    _mistake(
+        "restarts have no limit",
+        f"{_POLICY}:next_generation",
+        "if len(recent) > options.restarts:",
+        "if False:",
+    ),
+    _mistake(
+        "a task that saved has failed",
+        f"{_GENERATION}:TaskGroup._note_end",
+        "code not in (0, RESTART_WANTED)",
+        "code != 0",
+        "preemptions",
+    ),
+    _mistake(
+        "the tasks are not asked to save",
+        f"{_GENERATION}:TaskGroup._ask_to_end",
+        "process.send(signal.SIGTERM)",
+        "process.kill()",
+        "preemptions",
+    ),
+    _mistake(
+        "the number of workers is not that of the machines",
+        f"{_POLICY}:worker_target",
+        "return min(most - dropped, room)",
+        "return most - dropped",
+        "preemptions",
+    ),
+    _mistake(
+        "a single failure takes a worker away",
+        f"{_POLICY}:worker_target",
+        "failed.count(task) // 2",
+        "failed.count(task)",
+    ),
+    _mistake(
+        "a launch grows and does not shrink",
+        f"{_POLICY}:wants_resize",
+        "target != workers",
+        "target > workers",
+        "preemptions",
+    ),
+    _mistake(
+        "a launch shrinks and does not grow",
+        f"{_POLICY}:wants_resize",
+        "target != workers",
+        "target < workers",
+        "preemptions",
+    ),
+    _mistake(
+        "a launch that was stopped goes on",
+        f"{_POLICY}:_ending_now",
+        "if state.signals:",
+        "if False:",
+        "preemptions",
+    ),
+    _mistake(
+        "a stopped launch always asks for another",
+        f"{_POLICY}:stopped_code",
+        "RESTART_WANTED in codes and set(codes) <= {0, RESTART_WANTED}",
+        "True",
+    ),
+    _mistake(
+        "a stopped launch never asks for another",
+        f"{_POLICY}:stopped_code",
+        "RESTART_WANTED if saved and number != signal.SIGINT else 128 + number",
+        "128 + number",
+        "preemptions",
+    ),
+    _mistake(
+        "each worker saves after its own step",
+        f"{_CONSENSUS}:PeriodicConsensus.agree",
+        "any(wants for wants, _ in answers)",
+        "wanted",
+        "preemptions",
+    ),
+    _mistake(
+        "all workers must want to save",
+        f"{_CONSENSUS}:PeriodicConsensus.agree",
+        "any(wants for wants, _ in answers)",
+        "all(wants for wants, _ in answers)",
+        "preemptions",
+    ),
+    _mistake(
+        "a worker ends while another saves",
+        f"{_CONSENSUS}:PeriodicConsensus.finish",
+        'self._gather(b"")',
+        "pass",
+        "preemptions",
+    ),
+    _mistake(
+        "a restart after a save counts as a failure",
+        f"{_POLICY}:next_generation",
+        "if ending.first is None and not options.restarts:",
+        "if ending.first is None:",
+        "preemptions",
+    ),
+    _mistake(
+        "a spare is given away twice",
+        f"{_PROCESSES}:SparePool.claim",
+        "self._waiting.pop(0)",
+        "self._waiting[0]",
+        "preemptions",
+    ),
+    _mistake(
+        "spares outlive the launch",
+        f"{_PROCESSES}:SparePool.close",
+        "kill_all(self._waiting)",
+        "pass",
+        "preemptions",
+    ),
+    _mistake(
+        "there are more and more spares",
+        f"{_PROCESSES}:SparePool.fill",
+        "len(self._waiting) >= self._count or now < self._next",
+        "now < self._next",
+        "preemptions",
     ),
     _mistake(
         "a lease does not end", f"{_LEASE}:Lease.is_over", "self.silence > self.seconds", "False", "leases"

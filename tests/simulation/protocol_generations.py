@@ -1,12 +1,14 @@
 """A launch with restarts: the launcher's supervisor and policy, the fence, heartbeats, backups, consensus.
 
-The supervisor, `HeartbeatFile`, `BackgroundWriter`, the commits and `PeriodicConsensus` are the project's; a
-task is a process that trains nothing, and its collectives fail as Gloo's do. Tasks are killed and stopped,
-machines are lost while their tasks run on, clocks jump, launchers are stopped and killed.
+The supervisor, the table of processes with its spares, `HeartbeatFile`, `BackgroundWriter`, the commits and
+`PeriodicConsensus` are the project's; a task is a process that trains nothing, and its collectives fail as
+Gloo's do. Tasks and spares are killed and stopped, single tasks and whole launches get SIGTERM, machines are
+lost while their tasks run on, more or fewer are there, clocks jump, launchers are killed.
 """
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ import pytest
 
 from tests.simulation._disk import Disk
 from tests.simulation._file_doors import ROOT, FileDoors, Machine
+from tests.simulation._launch_checks import LaunchChecks
 from tests.simulation._stub_training import batches_in, snapshot_after
 from tests.simulation._world import SETTING, Violation
 from unisono._errors import CheckpointError
@@ -27,11 +30,11 @@ from unisono.checkpoint._writer import BackgroundWriter
 from unisono.checkpoint.commits import _commits
 from unisono.checkpoint.preemption import _save_consensus
 from unisono.cluster.liveness._heartbeat_file import HeartbeatFile
+from unisono.launcher import _machines, _stall_detector, _supervisor
 from unisono.launcher import _restart_policy as decide
-from unisono.launcher import _stall_detector, _supervisor
-from unisono.launcher._generation import ProcessSource
+from unisono.launcher._machines import LocalMachine
 from unisono.launcher._options import LaunchOptions
-from unisono.launcher._plan import RunPaths, make_plan, tasks_of
+from unisono.launcher._plan import MARK, RunPaths
 
 _KILLED = 128 + signal.SIGKILL
 #: Seconds of a step, and after how many there is a backup.
@@ -82,22 +85,38 @@ class _Collectives:
 
 
 class _TaskProcess:
-    """A process of the table: what the launcher has of a task."""
+    """A process of the table: what the launcher has of a task, or of a spare that waits for one."""
 
     kept = None
 
-    def __init__(self, launch, task, warm):
-        self.launch, self.task, self.warm = launch, task, warm
-        self.loss, self.process, self.pid = "", None, 0
-        self.ended_at = None
+    def __init__(self, launch, warm):
+        self.launch, self.warm, self.task = launch, warm, None
+        self.loss, self.ended_at = "", None
         self.wants_end = False
-
-    def assign(self, job):
-        self.process = self.launch.machine.process(
-            f"{self.task}.{job['generation']}", lambda: self.launch.train(self, job)
-        )
+        self._job, self._waiters = None, []
+        self.process = launch.machine.process(f"process.{next(launch.numbers)}", self._work)
         self.pid = self.process.pid
         self.process.at_end(self._end)
+        launch.processes.append(self)
+
+    def _work(self):
+        world = self.launch.world
+        # Imports.
+        world.sleep(world.uniform(0.5, 1.5))
+        while self._job is None:
+            world.block(self._waiters, None, "a job")
+        return self.launch.train(self, self._job)
+
+    def assign(self, job):
+        if self.process.is_dead:
+            return False
+        world = self.launch.world
+        if self._job is not None:
+            world.fail(Violation(f"{self.task} was given to a process that had {self._job['task']}."))
+        self._job, self.task = job, job["task"]
+        self.process.own["generation"] = self.launch.launches, job["generation"]
+        # A spare may take its job in the middle of its imports.
+        world.wake(self._waiters)
         self.launch.tasks.append(self)
         return True
 
@@ -116,10 +135,15 @@ class _TaskProcess:
 
     def send(self, number):
         if number == signal.SIGTERM and not self.loss:
-            self.wants_end = True
+            world = self.launch.world
+            # A handler is called where Python looks for signals.
+            world.call_later(world.uniform(0.0, 0.5), self._want_end)
+
+    def _want_end(self):
+        self.wants_end = True
 
     def kill(self):
-        if not self.loss and self.process is not None:
+        if not self.loss:
             self.process.kill()
 
     def lose(self):
@@ -130,53 +154,41 @@ class _TaskProcess:
         self.launch.wake()
 
 
-class _Machines:
-    """The table of processes."""
+class _Machines(LocalMachine):
+    """The table of processes: the real one, whose processes are this world's."""
 
     def __init__(self, launch):
-        self.launch = launch
-
-    @contextlib.contextmanager
-    def running(self, wake, files):
-        self.launch.wake = wake
-        yield
-
-    def plan(self, generation, workers):
-        options, paths = self.launch.options, self.launch.paths
-        count = len(tasks_of(options, workers))
-        return make_plan(options, generation, workers, range(5000, 5000 + count), paths)
-
-    def source(self, plan):
-        launch = self.launch
-        launch.begin(plan)
-
         def job(plan, task):
             return {"generation": plan.generation, "task": task, "plan": plan}
 
-        def claim():
-            return None
+        super().__init__(launch.options, launch.paths, {MARK: "launch"}, job, ())
+        self._launch = launch
 
-        return ProcessSource(claim, lambda task: _TaskProcess(launch, task, warm=False), job)
+    @contextlib.contextmanager
+    def running(self, wake, files):
+        self._launch.wake = wake
+        with super().running(wake, files):
+            yield
 
-    def shown(self, plan):
-        return ()
+    def plan(self, generation, workers):
+        plan = super().plan(generation, workers)
+        self._launch.begin(plan)
+        return plan
 
-    def finish_evaluator(self, plan):
-        pass
-
-    def sweep(self):
-        return set()
-
-    def fill_spares(self, now):
-        return None
+    def _start(self, log, warm=False):
+        return _TaskProcess(self._launch, warm)
 
     def capacity(self, paths):
-        return self.launch.capacity
+        return self._launch.capacity
 
-    def options_after(self, failure):
-        return self.launch.options
 
-    def wait_until_ready(self, workers, stop_requests):
+class _NoReaper:
+    """The process that ends what a launcher leaves behind: this world does."""
+
+    def __init__(self, mark):
+        pass
+
+    def close(self):
         pass
 
 
@@ -201,8 +213,10 @@ class _LaunchOfWorld:
         self.world, self.machine, self.options, self.total = world, machine, options, total
         self.paths = RunPaths(place_of(f"{ROOT}/disk/launch"))
         self.place = place_of(f"{ROOT}/disk/backups")
-        self.tasks, self.collectives, self.signals = [], {}, []
+        self.tasks, self.processes, self.collectives, self.signals = [], [], {}, []
+        self.numbers = itertools.count(1)
         self.capacity = None
+        self.checks = LaunchChecks(world, options)
         self.wake = lambda: None
         #: The newest backup whose writing was acknowledged, and the most batches that were trained.
         self.acknowledged = self.trained = 0
@@ -216,6 +230,7 @@ class _LaunchOfWorld:
     def begin(self, plan):
         key = self.launches, plan.generation
         self.fenced_at[key] = self.world.now
+        self.checks.begin(key, plan, self.capacity)
         self.collectives[key] = _Collectives(self.world, sum(t.type == "worker" for t in plan.tasks))
 
     def run(self):
@@ -231,22 +246,22 @@ class _LaunchOfWorld:
             machines=_Machines(self),
         )
         self.paths.root.mkdir(parents=True, exist_ok=True)
-        return _supervisor.Supervisor(launch).run()
+        outcome = _supervisor.Supervisor(launch).run()
+        left = [each for each in self.processes if not each.process.is_dead and not each.loss]
+        self.world.check(not left, lambda: f"A launch must leave no process behind: {len(left)}")
+        return outcome
 
     def train(self, task, job):
         """Be a task; return its exit code."""
         plan, rank = job["plan"], job["task"].index
         process = self.world.current.process
         key = self.launches, plan.generation
-        process.own["generation"] = key
         group = self.collectives[key]
         group.join(rank, process)
         heart = HeartbeatFile(
             plan.paths.progress(job["task"], plan.generation), plan.paths.fence, str(plan.generation)
         )
         try:
-            # Imports.
-            self.world.sleep(self.world.uniform(0.5, 1.5))
             return self._steps(task, rank, key, heart, lambda data: group.gather(rank, data))
         except RuntimeError as error:
             self._report(plan, job["task"], error)
@@ -290,6 +305,7 @@ class _LaunchOfWorld:
             if ends:
                 self._close(writer)
                 consensus.finish()
+                self.checks.saved(key, batches, self.acknowledged)
                 return RESTART_WANTED
         self._close(writer)
         gather(b"end")
@@ -357,15 +373,23 @@ def _doors(world, machine):
             "is_stopped",
             lambda pid: any(p.pid == pid and p.is_paused for p in machine.processes),
         )
+        patches.setattr(_machines, "OrphanReaper", _NoReaper)
+        patches.setattr(_machines, "free_ports", lambda count, avoid: list(range(5000, 5000 + count)))
+        patches.setattr(_machines, "sweep", lambda mark, spares: set())
         patches.setattr(_writer, "_WORKING", set())
         patches.setattr(sys, "stderr", io.StringIO())
         yield
 
 
-def _disturb(world, launch, launcher):
+#: What may go wrong; the second ones are what is announced, and ends no task by force.
+_KINDS = ("kill", "pause", "stall", "lost", "wall", "stop", "term", "capacity", "spare", "launcher")
+_ANNOUNCED = ("term", "capacity", "stop", "spare")
+
+
+def _disturb(world, launch, launcher, kinds):
     """Let one thing go wrong."""
-    running = [task for task in launch.tasks if task.process is not None and not task.process.is_dead]
-    kinds = ("kill", "pause", "stall", "lost", "wall", "stop", "capacity", "launcher")
+    running = [task for task in launch.tasks if not task.process.is_dead]
+    spares = [each for each in launch.processes if each.task is None and not each.process.is_dead]
     kind = world.pick(kinds, "fault kind")
     if not world.fault(0.9, kind):
         return
@@ -375,16 +399,29 @@ def _disturb(world, launch, launcher):
         world.wall_offset += world.pick((3600.0, -3600.0, 86_400.0))
     elif kind == "stop":
         launch.signals.append(signal.SIGTERM)
+<<<<<<< HEAD
         launch.stopped_at = world.now
         launch.wake()
+=======
+        launch.checks.stop(launch.total - launch.trained, running)
+>>>>>>> a9f7cbfb (Preemptions, resizes and spares in the simulated launches)
     elif kind == "capacity":
         launch.capacity = world.pick((1, 2, 3))
+        launch.checks.change_capacity(launch.capacity)
+    elif kind == "spare":
+        if spares:
+            world.pick(spares).process.kill()
     elif kind == "launcher":
-        for each in running:
+        for each in (*running, *spares):
             each.process.kill()
         launcher.kill()
+    elif kind == "term" and task is not None:
+        task.send(signal.SIGTERM)
+        launch.checks.ask(task.process.own["generation"], launch.total - launch.trained)
     elif task is not None:
         launch.hit.append(task.task)
+        if kind != "pause":
+            launch.checks.fail(task.process.own["generation"], task.task)
         if kind == "kill":
             task.process.kill()
         elif kind == "pause":
@@ -399,31 +436,51 @@ def _disturb(world, launch, launcher):
 def generations(world):
     """A launch whose tasks, machines, clocks and launchers fail, until all batches are trained."""
     world.settle()
-    world.limit = 1200.0
     elastic = world.choose(3, SETTING) == 2
     workers = 1 + world.choose(3, SETTING)
+    total = 12 + world.choose(12, SETTING)
+    _launches(world, elastic, workers, total, world.choose(4, SETTING), _KINDS)
+
+
+def preemptions(world):
+    """A launch whose tasks are asked to save: all or one of them, or because other machines are there."""
+    world.settle()
+    elastic = world.choose(2, SETTING) == 1
+    workers = 2 + world.choose(2, SETTING)
+    # So many that a change of the size has time.
+    total = 40 + world.choose(8, SETTING)
+    _launches(world, elastic, workers, total, 1 + world.choose(2, SETTING), _ANNOUNCED)
+
+
+def _launches(world, elastic, workers, total, faults, kinds):
+    world.limit = 1200.0
     restarts = world.pick((10, 10, 1, 0), SETTING)
     options = LaunchOptions(
         workers=workers,
         max_restarts=restarts,
         elastic=(1, workers) if elastic else None,
+        spares=world.pick((None, 0, 1, 4), SETTING),
         grace=_GRACE,
         stall_timeout=_STALL,
         cool_down=1.0,
     )
     disk = Disk(world)
     machine = Machine(world, "host-a", {"disk": disk, "tmp": Disk(world)}, own=("disk", "tmp"))
-    launch = _LaunchOfWorld(world, machine, options, total=12 + world.choose(12, SETTING))
+    launch = _LaunchOfWorld(world, machine, options, total)
+    if elastic and kinds is _ANNOUNCED:
+        launch.capacity = world.pick((None, 1, 2), SETTING)
+        launch.checks.change_capacity(launch.capacity)
     with _doors(world, machine):
-        world.faults_left = world.choose(4, SETTING)
+        world.faults_left = faults
         outcome = None
         for _ in range(6):
             launch.signals.clear()
             launcher = machine.process("launcher", launch.run)
             began = world.now
             while not launcher.wait(world.uniform(1.0, 6.0)):
+                launch.checks.look(launch.tasks, launch.processes)
                 if world.faults_left:
-                    _disturb(world, launch, launcher)
+                    _disturb(world, launch, launcher, kinds)
                 world.check(
                     world.now - began < _BOUND * (1 + sum(world.faults.values())),
                     lambda: f"A launch must end or go on within its bound.\n{world.stacks()}",
@@ -434,8 +491,8 @@ def generations(world):
             if outcome is not None and not _goes_on(world, launch, outcome, restarts):
                 break
             # The kernel ends the tasks of a launcher that has ended; others start it again.
-            for task in launch.tasks:
-                task.process.kill()
+            for each in launch.processes:
+                each.process.kill()
             world.sleep(1.0)
         if outcome is not None and outcome.code == 0:
             world.check(
@@ -454,6 +511,7 @@ def _goes_on(world, launch, outcome, restarts):
     """Check the code of a launch; return whether a scheduler starts it again."""
     code = outcome.code
     if launch.signals:
+<<<<<<< HEAD
         world.check(
             code in (0, RESTART_WANTED, 128 + signal.SIGTERM),
             lambda: f"A launch that was asked to stop must end with 42 or 143, not {code}.",
@@ -471,8 +529,16 @@ def _goes_on(world, launch, outcome, restarts):
                     f"batches are saved, and the launch ends with {code}."
                 ),
             )
+=======
+        launch.checks.stopped(code, launch.tasks)
+>>>>>>> a9f7cbfb (Preemptions, resizes and spares in the simulated launches)
         return code != 0
+    # Without restarts a launch is started again by others, also for another size.
+    if code == RESTART_WANTED and not restarts and ("term" in world.faults or launch.options.elastic):
+        launch.checks.saved_at_end(launch.tasks)
+        return True
     if code == 0:
+        launch.checks.trained()
         return False
     fatal = [kind for kind in world.faults.elements() if kind in ("kill", "stall", "lost", "pause")]
     world.check(
@@ -493,4 +559,4 @@ def _goes_on(world, launch, outcome, restarts):
     return False
 
 
-PROTOCOLS = {"generations": generations}
+PROTOCOLS = {"generations": generations, "preemptions": preemptions}

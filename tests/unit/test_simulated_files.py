@@ -22,8 +22,13 @@ from unisono._system._object_store import place_of
 from unisono.parameter_server.state import _records
 
 PROTOCOLS = (
+<<<<<<< HEAD
     "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "leases",
     "logs", "snapshots", "damaged_logs",
+=======
+    "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "preemptions",
+    "leases",
+>>>>>>> a9f7cbfb (Preemptions, resizes and spares in the simulated launches)
 )  # fmt: skip
 #: Mistakes that few schedules show, and the defects that the simulation has found in the project itself.
 PLANTED = {
@@ -36,6 +41,8 @@ PLANTED = {
     "a lease does not end": 60,
     "a second client takes the server": 20,
     "a task that ended is waited for": 20,
+    "a worker ends while another saves": 20,
+    "a spare is given away twice": 20,
 }
 
 
