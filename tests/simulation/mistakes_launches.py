@@ -162,13 +162,6 @@ MISTAKES = (
         "preemptions",
     ),
     _mistake(
-        "a spare is given away twice",
-        f"{_PROCESSES}:SparePool.claim",
-        "self._waiting.pop(0)",
-        "self._waiting[0]",
-        "preemptions",
-    ),
-    _mistake(
         "spares outlive the launch",
         f"{_PROCESSES}:SparePool.close",
         "kill_all(self._waiting)",

@@ -42,7 +42,6 @@ PLANTED = {
     "a second client takes the server": 20,
     "a task that ended is waited for": 20,
     "a worker ends while another saves": 20,
-    "a spare is given away twice": 20,
 }
 
 
