@@ -22,13 +22,8 @@ from unisono._system._object_store import place_of
 from unisono.parameter_server.state import _records
 
 PROTOCOLS = (
-<<<<<<< HEAD
-    "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "leases",
-    "logs", "snapshots", "damaged_logs",
-=======
     "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "preemptions",
-    "leases",
->>>>>>> a9f7cbfb (Preemptions, resizes and spares in the simulated launches)
+    "leases", "logs", "snapshots", "damaged_logs",
 )  # fmt: skip
 #: Mistakes that few schedules show, and the defects that the simulation has found in the project itself.
 PLANTED = {
