@@ -121,7 +121,9 @@ class _TaskProcess:
         return True
 
     def _end(self):
-        self.ended_at = self.launch.world.wall
+        # Of a process whose machine was lost before, the launcher does not see the end.
+        if not self.loss:
+            self.ended_at = self.launch.world.wall
         self.launch.wake()
 
     def poll(self):
@@ -516,7 +518,9 @@ def _goes_on(world, launch, outcome, restarts):
         )
         if set(world.faults) == {"stop"} and not world._stall:
             world.check(
-                code in (0, RESTART_WANTED) and launch.acknowledged == launch.trained,
+                # Where all is trained, tasks are at their end already.
+                (code in (0, RESTART_WANTED) or launch.trained == launch.total)
+                and launch.acknowledged == launch.trained,
                 lambda: (
                     f"Tasks that are asked to end save first: {launch.acknowledged} of {launch.trained} "
                     f"batches are saved, and the launch ends with {code}."

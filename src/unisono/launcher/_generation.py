@@ -216,7 +216,9 @@ class TaskGroup:
             self._fail(decide.Failure(task, at, code, detail), process.pid)
 
     def _fail(self, failure: decide.Failure, pid: int) -> None:
-        if failure.task not in self._failures:
+        known = self._failures.get(failure.task)
+        # A machine may have been lost before its process failed for that very reason, and be missed later.
+        if known is None or failure.at < known.at:
             self._failures[failure.task] = failure
             # Of the file that outlives a SIGKILL: the next generation begins to write it anew.
             step = read_step(step_file(self.plan.paths.events(failure.task)))

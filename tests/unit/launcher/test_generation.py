@@ -92,6 +92,18 @@ def test_a_death_that_is_seen_after_the_others_were_asked_to_end_is_a_cause(laun
     assert over.ending.first.task == W1
 
 
+def test_a_machine_that_was_lost_before_its_process_failed_for_that_reason(launch):
+    """Its process may run on, and say what the others say: the loss is older, and is seen later."""
+    lost_at = time.time()
+    launch.raises(W0, "failed: Gloo: Connection closed by peer")
+    launch.raises(W1, "failed: Gloo: Connection closed by peer")
+    launch.failures()
+    launch.processes[W1].loss = "its machine was lost"
+    launch.processes[W1].code, launch.processes[W1].ended_at = 137, lost_at
+    failures = [t.failure for t in launch.tasks.observe((), False).tasks if t.failure is not None]
+    assert decide.root_cause(failures).detail == "its machine was lost"
+
+
 def test_what_we_killed_did_not_fail(launch):
     launch.raises(W0, "failed: ValueError")
     launch.end()
