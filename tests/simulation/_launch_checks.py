@@ -103,14 +103,15 @@ class LaunchChecks:
         rooms = self._room_since(since)
         counts = Counter(task for tasks in self.failed.values() for task in tasks)
         # A stopped task may count as a failure, or not.
-        dropped = 0 if not self._may_drop() else sum(count // 2 for count in counts.values())
+        dropped = 0 if not self.may_drop() else sum(count // 2 for count in counts.values())
         dropped += self.world.faults["pause"] // 2
         self._fail_unless(
             min(most - dropped, *rooms) <= size <= min(most, max(rooms)),
             f"With room for {rooms} and {dropped} that failed twice {size} workers begin, at most {most}.",
         )
 
-    def _may_drop(self):
+    def may_drop(self):
+        """Return whether a fault may have ended a task by force."""
         return any(self.world.faults[kind] for kind in _FAILURES)
 
     def look(self, tasks, processes):
@@ -121,7 +122,7 @@ class LaunchChecks:
         # Each process of a generation is one of them until it has got its task.
         starting = self.began and self.world.now == max(self.began.values())
         self._fail_unless(spares <= limit or starting, f"{spares} spares wait, and at most {limit} may.")
-        if least == most or not self.began or self.world._stall or self._may_drop() or self._left:
+        if least == most or not self.began or self.world._stall or self.may_drop() or self._left:
             return
         key = list(self.began)[-1]
         changed, room = self.rooms[-1]
@@ -149,7 +150,7 @@ class LaunchChecks:
         )
         if saved and code == RESTART_WANTED:
             self.saved_at_end(tasks)
-        is_quiet = not self.world._stall and not self._may_drop()
+        is_quiet = not self.world._stall and not self.may_drop()
         if is_quiet and self._running and self._left > _BATCHES_TO_SAVE:
             self._fail_unless(
                 code == RESTART_WANTED,
@@ -165,7 +166,7 @@ class LaunchChecks:
         """Check a launch that has ended with 0: where one task was asked to save, all have done so."""
         if (
             self.world._stall
-            or self._may_drop()
+            or self.may_drop()
             or self.world.faults["capacity"]
             or self.world.faults["stop"]
         ):

@@ -529,8 +529,8 @@ def _goes_on(world, launch, outcome, restarts):
         return code != 0
     # Without restarts a launch is started again by others, also for another size.
     if code == RESTART_WANTED and not restarts and ("term" in world.faults or launch.options.elastic):
-        # Tasks that are ended while they start have trained nothing, and save nothing.
-        if launch.acknowledged < launch.trained:
+        # Tasks that are ended while they start have trained nothing, and those that fault ends cannot save.
+        if launch.acknowledged < launch.trained and not launch.checks.may_drop():
             launch.checks.saved_at_end(launch.tasks)
         return True
     if code == 0:
