@@ -164,12 +164,7 @@ class LaunchChecks:
 
     def trained(self):
         """Check a launch that has ended with 0: where one task was asked to save, all have done so."""
-        if (
-            self.world._stall
-            or self.may_drop()
-            or self.world.faults["capacity"]
-            or self.world.faults["stop"]
-        ):
+        if self.world._stall or self.may_drop() or self.world.faults["capacity"] or self.world.faults["stop"]:
             return
         for key in self.asked:
             self._fail_unless(

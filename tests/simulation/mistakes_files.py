@@ -99,7 +99,7 @@ MISTAKES = (
         "if False:",
         "damage",
     ),
-    Mistake("the newest is taken, damaged or not", f"{_COMMITS}:newest_good", "continue", "raise", "damage"),
+    Mistake("the newest is taken, damaged or not", f"{_COMMITS}:_first_good", "continue", "raise", "damage"),
     Mistake(
         "numbers are compared as texts",
         f"{_COMMITS}:_numbered",

@@ -163,6 +163,35 @@ def test_all_damaged_is_an_error_not_a_new_beginning(tmp_path):
         _commits.newest_good(tmp_path, "ckpt", is_dir)
 
 
+@pytest.mark.parametrize("when", ["between two looks", "while they are read"])
+def test_another_process_replaces_all_that_were_listed(tmp_path, monkeypatch, when):
+    """Of a machine that was lost, it may write and delete until it sees the fence."""
+    (first,) = made(tmp_path, 1)
+
+    def replace():
+        made(tmp_path, 2)
+        _commits.delete_commit(first)
+
+    def read(folder):
+        if folder == first:
+            replace()
+            raise CheckpointError("it is missing")
+        return True
+
+    if when == "between two looks":
+        listed = _commits._entries(tmp_path)
+        answers = [listed]
+        monkeypatch.setattr(
+            _commits, "_entries", lambda folder: answers.pop() if answers else listdir(folder)
+        )
+        replace()
+    assert _commits.newest_good(tmp_path, "ckpt", read) == (tmp_path / "ckpt-2", True)
+
+
+def listdir(folder):
+    return [*folder.iterdir()]
+
+
 def test_a_newer_format_is_refused(tmp_path, monkeypatch, tuned):
     tuned(_manifests, FORMAT=2)
     (path,) = made(tmp_path, 1)

@@ -21,7 +21,7 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,8 @@ from unisono.checkpoint.commits import _uploads
 from unisono.checkpoint.commits._manifests import MANIFEST, check_files, make_manifest, read_manifest
 
 _LOG = logging.getLogger("unisono")
+#: How often a directory is listed that changes while it is read.
+_MOST_LOOKS = 10
 
 #: The contents of a commit.
 Content = TypeVar("Content")
@@ -291,6 +293,25 @@ def _numbered(names: Iterable[str], prefix: str) -> list[tuple[int, str]]:
     return sorted((int(match[1]), match[0]) for name in names if (match := pattern.fullmatch(name)))
 
 
+def _first_good(
+    every: Sequence[tuple[int, Place]], read: Callable[[Path], Content]
+) -> tuple[tuple[Place, Content] | None, CheckpointError | None]:
+    """Return the newest undamaged one of some commits, and the error of the first that was passed over."""
+    first: CheckpointError | None = None
+    for _, path in reversed(every):
+        try:
+            with opened(path) as folder:
+                content = read(folder)
+        except CheckpointError as error:
+            first = first or error
+            _LOG.warning("%s Falling back to the one before.", error)
+            continue
+        if first is not None:
+            _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
+        return (path, content), first
+    return None, first
+
+
 def newest_good(
     directory: Place, prefix: str, read: Callable[[Path], Content]
 ) -> tuple[Place, Content] | None:
@@ -303,19 +324,16 @@ def newest_good(
         CheckpointError: there are commits and all are damaged.
         OSError: the object store does not answer.
     """
-    every = commits(directory, prefix)
-    first: CheckpointError | None = None
-    for _, path in reversed(every):
-        try:
-            with opened(path) as folder:
-                content = read(folder)
-        except CheckpointError as error:
-            first = first or error
-            _LOG.warning("%s Falling back to the one before.", error)
-            continue
-        if first is not None:
-            _LOG.warning("Restoring from %s, the newest checkpoint that is as it was written.", path)
-        return path, content
+    every, first = commits(directory, prefix), None
+    for _ in range(_MOST_LOOKS):
+        found, first = _first_good(every, read)
+        if found is not None:
+            return found
+        # A process that goes on until it sees the fence may have replaced all that were listed meanwhile.
+        again = commits(directory, prefix)
+        if again == every:
+            break
+        every = again
     if first is not None:
         raise CheckpointError(
             f"One of the checkpoints in {directory} must be as it was written. Received: {len(every)}, all "

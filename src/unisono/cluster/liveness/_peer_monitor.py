@@ -177,8 +177,8 @@ class PeerMonitor:
     def _end_all(self, missing: str, others: Sequence[int], seconds: float) -> str | None:
         """Send other processes what this one has found at the end of the programs, and return it.
 
-        Whom it does not reach is sent it again for some seconds: a network may have an outage, and whoever
-        has not got it takes the end of this process for a failure.
+        Whom it does not reach is sent it again for some seconds: a network may have an outage, and a process
+        that has not got it takes the end of this process for a failure.
         """
         deadline = time.monotonic() + seconds
         question = {"kind": "end", "missing": shortened(missing, _REASON)}
