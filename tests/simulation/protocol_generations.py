@@ -222,6 +222,8 @@ class _LaunchOfWorld:
         self.wake = lambda: None
         #: The newest backup whose writing was acknowledged, and the most batches that were trained.
         self.acknowledged = self.trained = 0
+        #: Generations that have trained a batch.
+        self.training = set()
         #: When each generation of each launcher began, and the tasks that faults have hit.
         self.fenced_at, self.hit = {}, []
         self.finished = False
@@ -297,6 +299,7 @@ class _LaunchOfWorld:
             world.check(len(set(every)) == 1, f"Workers are at different batches: {every}")
             batches += 1
             self.trained = max(self.trained, batches)
+            self.training.add(key)
             heart.beat()
             beat_at = world.now
             agreed = consensus.agree(batches, task.wants_end)
@@ -529,8 +532,9 @@ def _goes_on(world, launch, outcome, restarts):
         return code != 0
     # Without restarts a launch is started again by others, also for another size.
     if code == RESTART_WANTED and not restarts and ("term" in world.faults or launch.options.elastic):
-        # Tasks that are ended while they start have trained nothing, and those that fault ends cannot save.
-        if launch.acknowledged < launch.trained and not launch.checks.may_drop():
+        # Tasks that are ended while they start have trained nothing, and those that a fault ends cannot save.
+        last = max(task.process.own["generation"] for task in launch.tasks)
+        if last in launch.training and not world._stall and not launch.checks.may_drop():
             launch.checks.saved_at_end(launch.tasks)
         return True
     if code == 0:

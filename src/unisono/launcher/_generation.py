@@ -213,12 +213,12 @@ class TaskGroup:
         cause = at <= self._until or (code == _KILLED and not self._killed)
         if cause and code not in (0, RESTART_WANTED):
             detail = process.loss or decide.exit_text(code)
-            self._fail(decide.Failure(task, at, code, detail), process.pid)
+            self._fail(decide.Failure(task, at, code, detail), process.pid, bool(process.loss))
 
-    def _fail(self, failure: decide.Failure, pid: int) -> None:
+    def _fail(self, failure: decide.Failure, pid: int, is_loss: bool = False) -> None:
         known = self._failures.get(failure.task)
         # A machine may have been lost before its process failed for that very reason, and be missed later.
-        if known is None or failure.at < known.at:
+        if known is None or (is_loss and failure.at <= known.at):
             self._failures[failure.task] = failure
             # Of the file that outlives a SIGKILL: the next generation begins to write it anew.
             step = read_step(step_file(self.plan.paths.events(failure.task)))
