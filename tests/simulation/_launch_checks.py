@@ -8,6 +8,7 @@ from collections import Counter
 
 from tests.simulation._world import Violation
 from unisono._system._signals import RESTART_WANTED
+from unisono.launcher import _restart_policy as decide
 
 _STOPPED = 128 + signal.SIGTERM
 #: Batches that are trained at most between SIGTERM and the save: two exchanges of the consensus, of which the
@@ -145,6 +146,9 @@ class LaunchChecks:
             allowed = {RESTART_WANTED} if self._running else allowed
         elif codes == {0}:
             allowed = {0, _STOPPED}
+        if self.world.faults["stall"] or self.world.faults["pause"]:
+            # It was ending its tasks for that reason already.
+            allowed = allowed | {decide.STALLED}
         self._fail_unless(
             code in allowed, f"A launch that was asked to stop, with tasks that end with {codes}: {code}."
         )
