@@ -156,6 +156,10 @@ class _TaskProcess:
         self.launch.wake()
 
 
+#: In no environment: a launcher whose world has ended may sweep in its `finally`, and real processes then.
+_NO_MARK = "simulated-4f0c2c1e-6c5b-4a53-9d0e-0b8f5f4a7d11"
+
+
 class _Machines(LocalMachine):
     """The table of processes: the real one, whose processes are this world's."""
 
@@ -163,7 +167,7 @@ class _Machines(LocalMachine):
         def job(plan, task):
             return {"generation": plan.generation, "task": task, "plan": plan}
 
-        super().__init__(launch.options, launch.paths, {MARK: "launch"}, job, ())
+        super().__init__(launch.options, launch.paths, {MARK: _NO_MARK}, job, ())
         self._launch = launch
 
     @contextlib.contextmanager
