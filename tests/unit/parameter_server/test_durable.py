@@ -502,8 +502,9 @@ def test_what_a_killed_server_had_not_completed_is_removed(tmp_path):
     directory.mkdir()
     for name in (".snapshot-00000000000000000007.partial", ".program-0.12-34.part"):
         (directory / name).write_bytes(b"a part")
+    (directory / ".keep").write_bytes(b"another program's")
     opened(directory).close()
-    assert not list(directory.glob(".*"))
+    assert [path.name for path in directory.glob(".*")] == [".keep"]
 
 
 def test_records_of_another_use_of_a_log_are_not_read(tmp_path, monkeypatch):

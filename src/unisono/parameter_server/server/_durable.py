@@ -218,8 +218,9 @@ class DurableStore:
 
     def _sweep_partial(self) -> None:
         """Remove what a killed server had not completed: a snapshot has the size of the model."""
-        for path in self._directory.glob(".*"):
-            path.unlink(missing_ok=True)
+        for pattern in (".*.partial", ".*.part"):
+            for path in self._directory.glob(pattern):
+                path.unlink(missing_ok=True)
 
     def _load_programs(self) -> None:
         for path in self._journal.directory.glob("program-*"):
