@@ -218,8 +218,8 @@ class DurableStore:
 
     def _sweep_partial(self) -> None:
         """Remove what a killed server had not completed: a snapshot has the size of the model."""
-        for pattern in (".*.partial", ".*.part"):
-            for path in self._directory.glob(pattern):
+        for path in self._directory.glob(".*"):
+            if path.suffix in (".partial", ".part"):
                 path.unlink(missing_ok=True)
 
     def _load_programs(self) -> None:
