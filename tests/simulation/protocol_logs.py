@@ -117,15 +117,19 @@ class Logs:
         #: By number, the moments that snapshots hold at least, the newest last.
         self.snapshots = {}
         self.lost_power, self.damaged = False, 0
-        #: Faults of the disk when the present server began.
+        #: Faults of the disk before the first server whose state was not looked at yet.
         self.faults = 0
+        self.is_looked_at = True
         self.requests = 0
 
     # --- a server ------------------------------------------------------------------------------------
 
     def serve(self, closures, is_last=False):
         """Be a server: recover, check what is there, and apply closures."""
-        self.faults = self.world.faults["disk"]
+        # A server may have found a snapshot that it could not read, have written the older state as the
+        # newest, and have been killed then: the next one finds that.
+        if self.is_looked_at:
+            self.faults, self.is_looked_at = self.world.faults["disk"], False
         try:
             durable = DurableStore(self.place, self.log_bytes, None)
         except _FAILURES as error:
@@ -178,7 +182,7 @@ class Logs:
             self.begin_job(durable, False)
         else:
             self.look(store, after_start=True)
-        self.lost_power, self.damaged = False, 0
+        self.lost_power, self.damaged, self.is_looked_at = False, 0, True
 
     def least_moment(self):
         """The moment up to which a server without a log must know all."""

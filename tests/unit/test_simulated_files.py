@@ -1,6 +1,7 @@
 """Disks and object stores that crash, and the protocols on them: launches, leases and checkpoints."""
 
 import dataclasses
+import errno
 import io
 import os
 import tempfile
@@ -15,6 +16,7 @@ from tests.simulation._runner import run_many, run_one
 from tests.simulation._world import World
 from tests.simulation.mistakes_files import MISTAKES as OF_FILES
 from tests.simulation.mistakes_launches import MISTAKES as OF_LAUNCHES
+from tests.simulation.protocol_logs import Logs
 from tests.simulation.protocols import protocols
 
 from unisono._system._files import make_folder, replace_file
@@ -174,6 +176,54 @@ def test_a_full_disk_refuses_pages():
             _records.map_file(place / "b", 1)
 
     on_disk(body)
+
+
+class StoppedLogs(Logs):
+    """Its second server cannot read the newest snapshot, and is killed before it serves anything."""
+
+    starts = 0
+
+    def serve(self, closures, is_last=False):
+        self.starts += 1
+        super().serve(closures, is_last)
+
+    def fail(self, name, path):
+        """Be the disk."""
+        if self.starts == 2 and name == "mmap" and not self.world.faults["disk"]:
+            self.world.faults["disk"] += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def recovered(self, durable):
+        if self.starts == 2:
+            assert durable.recovery.source == "snapshot"
+            self.world.current.process.kill()
+        super().recovered(durable)
+
+
+def test_what_a_killed_server_could_not_read_its_successor_need_not_have(monkeypatch):
+    world = World(2)
+    logs = StoppedLogs(world, has_log=False)
+    with simulated():
+        found = run_stopped(world, logs, monkeypatch)
+    assert found == ["ends", "is killed", "ends"]
+
+
+def run_stopped(world, logs, monkeypatch):
+    """Run three servers; return how each has ended."""
+    found = []
+
+    def main():
+        with FileDoors(world, Machine(world, "checker", logs.machine.disks)) as doors:
+            monkeypatch.setattr(doors, "gate", logs.fail)
+            for is_last in (False, False, True):
+                process = logs.machine.process("ps0", lambda is_last=is_last: logs.serve(3, is_last))
+                process.wait()
+                if process.error is not None:
+                    raise process.error
+                found.append("is killed" if process.is_killed else "ends")
+
+    world.run(main)
+    return found
 
 
 def holds(name, schedules):
