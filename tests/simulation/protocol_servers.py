@@ -371,10 +371,12 @@ class Servers:
             zeros = [NewVariable(spec) for spec in (counts, register, rows)]
             numbers = client.create_variables(server, zeros)
             world.check(numbers == [COUNTS, REGISTER, ROWS], f"Variables have these numbers: {numbers}")
-        self.job = job
-        for number in range(self.plan.reads):
+        # Workers run the closures of the newest chief, not of one that was stopped, replaced, and goes on.
+        if number == self.starts:
+            self.job = job
+        for place in range(self.plan.reads):
             world.sleep(world.uniform(0.0, 1.0))
-            self.look(job, client, number)
+            self.look(job, client, place)
         while len(job.acknowledged) < self.plan.closures:
             self.take_back(job)
             world.sleep(0.5)
