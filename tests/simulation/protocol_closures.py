@@ -163,7 +163,7 @@ class Closures(Servers):
                 world.check(isinstance(error, (CancelledError, ValueError)), lambda error=error: repr(error))
                 world.check(self.fails is not None, lambda error=error: f"No closure fails: {error!r}.")
         end, all_sums = world.now + ENDS_WITHIN, self.sums(client)
-        # What was dropped may be under way: its worker, which is lost to the chief, is not lost to the servers.
+        # What was dropped may be under way: a worker that is lost to the chief reaches the servers.
         while len(set(map(tuple, all_sums))) > 1 and len(has_ended) < len(results) and world.now < end:
             world.sleep(1.0)
             all_sums = self.sums(client)
