@@ -28,7 +28,7 @@ _OF_NETWORK = {"reset", "late", "cut", "one way", "no descriptor", "names", "pau
 
 _KINDS = (
     "kill", "pause", "duplicate", "stranger", "cut", "one way", "wall", "names", "outlive", "program",
-    "kill all",
+    "kill all", "duplicate",
 )  # fmt: skip
 
 
@@ -221,6 +221,21 @@ class _Cluster:
         since = self.world.now - 2 * _AT_ONCE
         return any(r.task == task and r.began < since and self._waits(r, run) for r in self.runs)
 
+    def check_twins(self):
+        """Of two processes of a number that wait undisturbed, one is told so."""
+        if self.world._stall or set(self.world.faults) & _OF_NETWORK:
+            return
+        since = self.world.now - 2 * _AT_ONCE
+        waiting = [r for r in self.runs if r.began < since and self._waits(r, r)]
+        known = set()
+        for run in waiting:
+            key = run.task, run.generation
+            self.world.check(
+                key not in known or not any(r.task == 0 and self._waits(r, run) for r in waiting),
+                lambda run=run: f"Two processes wait, and neither is told that its number is twice: {run}",
+            )
+            known.add(key)
+
     # --- the supervisor --------------------------------------------------------------------------
 
     def supervise(self):
@@ -397,6 +412,7 @@ def rendezvous(world):
             for run in cluster.runs:
                 if run.process.error is not None:
                     raise run.process.error
+            cluster.check_twins()
             cluster.supervise()
             paused = max((run.paused for run in cluster.runs), default=0.0)
             bound = 5 * (start_up + _OVER) + paused + 20.0
