@@ -23,6 +23,8 @@ class SimulatedNetwork(LoopbackNetwork):
         loss: the probability that a message is lost; `repeat`: that it comes twice; `late`: that it is late
         by
             up to `latest` seconds; `cut`: that the connection is lost while it is on its way.
+        full: the probability that a connection to a server that is not lossy takes no more for up to
+            `latest` seconds. If it is lost meanwhile, what waits is sent on the next one.
         delay: seconds that a message takes at most, when nothing happens to it.
         is_lossy: whether messages to and from a server may be lost, repeated and reordered one by one. Others
             are those of TCP: in order, once, and lost with their connection only.
@@ -35,6 +37,7 @@ class SimulatedNetwork(LoopbackNetwork):
         repeat=0.0,
         late=0.0,
         cut=0.0,
+        full=0.0,
         delay=0.05,
         latest=15.0,
         is_lossy=lambda address: True,
@@ -46,7 +49,10 @@ class SimulatedNetwork(LoopbackNetwork):
         self._last = {}
         #: The clients whose connections are lost, and that have not noticed.
         self._broken = {}
+        #: What clients could not send yet.
+        self._unsent = {}
         self.world = world
+        self.full = full
         self.loss, self.repeat, self.late, self.cut, self.delay, self.latest = (
             loss,
             repeat,
@@ -135,9 +141,18 @@ class SimulatedNetwork(LoopbackNetwork):
                 self.world.call_later(self.world.uniform(0.0, self.delay, DELAY), tell)
 
     def _ask(self, rpc_client, frame):
+        if rpc_client in self._unsent:
+            self._unsent[rpc_client].append(frame)
+            return
         rpc_server = self._rpc_servers.get(rpc_client.address)
         if rpc_server is None:
             self._early.setdefault(rpc_client.address, []).append((rpc_client, frame))
+            return
+        if not self._is_lossy(rpc_client.address) and self.world.fault(self.full, "full"):
+            self._unsent[rpc_client] = [frame]
+            self.world.call_later(
+                self.world.uniform(0.0, self.latest, DELAY), lambda: self._flush(rpc_client)
+            )
             return
         if not rpc_client._pending.mark_sent(frame.request):
             return
@@ -154,6 +169,13 @@ class SimulatedNetwork(LoopbackNetwork):
             return True
 
         self._carry(rpc_client, self._processes[rpc_client], self._processes[rpc_server], frame, deliver)
+
+    def _flush(self, rpc_client):
+        """Send what has waited for room."""
+        waiting = self._unsent.pop(rpc_client)
+        if not self._processes[rpc_client].is_dead:
+            for frame in waiting:
+                self._ask(rpc_client, frame)
 
     def _answer(self, client, frame):
         rpc_client = self._rpc_clients.get(client.connection)

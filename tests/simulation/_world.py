@@ -173,6 +173,9 @@ class Process:
             if self.world.is_over:
                 raise
             self.error = error
+            if isinstance(error, Violation):
+                # Also of a process whose end the protocol does not look at, such as a reader.
+                self.world.fail(error, self.name)
             self.world.note("end", self.name, self.name, f"ended by {type(error).__name__}")
         if not self.is_dead and not self.world.is_over:
             self._end()
@@ -229,6 +232,8 @@ class World:
         self.locked_files = {}
         #: What protocols count.
         self.counts = Counter()
+        #: How many changes a server's log takes; 0 for as many as it has room for.
+        self.most_changes = 0
         #: Locks of modules, which in reality each process has of its own.
         self.shared_locks = ACTIVE.shared_locks
         self._failure = None

@@ -12,11 +12,13 @@ Tests: tests/unit/test_simulation.py.
 """
 
 import numpy as np
+import pytest
 
 from tests.simulation._world import SETTING
 from tests.simulation.protocol_servers import Plan, Servers, run_servers
 from unisono._errors import CancelledError, ClusterError
 from unisono.cluster_resolver._spec import Task
+from unisono.parameter_server.chief import _closures
 from unisono.parameter_server.chief._closures import Rules
 from unisono.parameter_server.chief._workers import RunRequest, WorkerPool
 from unisono.parameter_server.server._chief_presence import ChiefHeartbeats
@@ -144,6 +146,7 @@ class Closures(Servers):
         self.judge_closures(client, generation, results)
         # From here on nothing happens any more: all tasks are there, or come, to be told.
         world.faults_left = 0
+        self.ending.append(number)
         heartbeats.close()
         pool.end(0)
         client.end(0)
@@ -194,7 +197,10 @@ class Closures(Servers):
 
     def run(self):
         """Run the job to its end, and wait for that of its tasks."""
-        super().run()
+        # Of few closures several go in one message, too.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_closures, "_WAIT_FOR_EACH", self.world.pick((16, 1), SETTING))
+            super().run()
         end = self.world.now + ENDS_WITHIN + (CHIEF_SECONDS if self.world.faults else 0.0)
         for thread in self.watches:
             thread.join(max(0.0, end - self.world.now))

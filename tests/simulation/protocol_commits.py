@@ -267,7 +267,9 @@ def _schedule(world, kind):
             # A program that starts again imports for longer than a request is under way.
             world.sleep(LATEST + world.uniform(0.0, 5.0))
         if reader is not None:
-            reader.wait(1000.0)
+            world.check(reader.wait(1000.0), "A reader must end.")
+            if reader.error is not None:
+                raise reader.error
         world.faults_left = 0
         # Names that others have changed are seen then.
         world.sleep(setting.lag)

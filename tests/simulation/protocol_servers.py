@@ -90,6 +90,23 @@ sim.extend(metadata, version=_VERSIONS)
 # A thread of its own kind for workers is no matter here.
 sim.extend(os, sched_setscheduler=lambda *args: None)
 
+
+class _ShortLog(_records.RecordFile):
+    """A log that is full after as many changes as its world says: images are written amid a job, too."""
+
+    def has_room(self, nbytes):
+        """Return whether one more change fits."""
+        most = ACTIVE.world.most_changes
+        return super().has_room(nbytes) and (not most or self.last - self._first < most)
+
+    def begin(self, size, first):
+        """Drop all changes."""
+        super().begin(size, first)
+        self._first = first - 1
+
+
+sim.extend(_records, RecordFile=_ShortLog)
+
 #: Where a server may be killed while it writes files.
 sim.POINTS += [
     (_records.RecordFile, "_put"),
@@ -185,12 +202,18 @@ class Servers:
             repeat=world.pick((0.02, 0.1, 0.0), SETTING),
             late=world.pick((0.0, 0.05), SETTING),
             cut=world.pick((0.0, 0.03), SETTING),
+            full=world.pick((0.0, 0.03), SETTING),
         )
         world.faults_left = 1 + world.choose(6, SETTING)
         self.replaced = []
+        #: The numbers of chiefs that have begun to end the cluster.
+        self.ending = []
         self.starts = 0
-        #: With a small log images are written in the middle of a job, too.
-        self.log_bytes = world.pick((1 << 16, 1), SETTING) if plan.durable else 0
+        world.most_changes = world.pick((0, 1, 3), SETTING) if plan.durable else 0
+        #: Seconds that a closure takes at most, beside its messages.
+        self.pace = world.pick((0.0, 1.0, 4.0), SETTING)
+        #: Seconds after the last closure in which messages that are late still arrive.
+        self.rest = world.pick((0.0, self.network.latest), SETTING)
         self.parts = world.pick((0.0, 0.1), SETTING)
         self.risks = {
             "ps": world.pick((0.0, 0.003, 0.02), SETTING) if plan.durable else 0.0,
@@ -244,7 +267,7 @@ class Servers:
         """Be a parameter server."""
         durable = None
         if self.plan.durable:
-            durable = DurableStore(self.folder / f"ps{index}", log_bytes=self.log_bytes, interval=None)
+            durable = DurableStore(self.folder / f"ps{index}", log_bytes=1 << 16, interval=None)
             self.world.check(
                 durable.store.damage is None, lambda: f"No state may be damaged. {durable.store.damage}"
             )
@@ -297,6 +320,8 @@ class Servers:
         values, end = self.reading(job, who, keys, client)
         lineages = values.lineages
         end()
+        if self.pace:
+            world.sleep(world.uniform(0.0, self.pace))
         place = closure - job.first
         cell = place // 2
         one_hot = np.zeros(self.plan.cells, "float32")
@@ -394,6 +419,7 @@ class Servers:
                 if refused is not None:
                     raise refused
         job.is_over = True
+        world.sleep(self.rest)
         self.judge(job, client)
 
     def take_back(self, job):
@@ -406,7 +432,7 @@ class Servers:
     def look(self, job, client, number):
         """Read and write."""
         server = self.world.choose(self.plan.servers)
-        kind = self.world.choose(5)
+        kind = self.world.pick((0, 1, 1, 2, 3, 4, 4))
         if kind == 4:
             self.overlap(job, client, server)
         elif kind == 0:
@@ -486,6 +512,11 @@ class Servers:
         self.job = None
         return True
 
+    def was_ended_before(self, chief):
+        """Whether one that was stopped has ended the cluster, or a part of it, that this one needs."""
+        has_ended = any(number < self.starts for number in self.ending)
+        return has_ended and isinstance(chief.error, ClusterError)
+
     def run(self):
         """Run the job to its end."""
         world, plan = self.world, self.plan
@@ -502,7 +533,7 @@ class Servers:
                 continue
             chief.risk = 0.0 if is_last else self.risks["chief"]
             chief.wait()
-            if chief.error is not None:
+            if chief.error is not None and not self.was_ended_before(chief):
                 raise chief.error
             if not chief.is_killed:
                 break

@@ -33,6 +33,7 @@ PLANTED = {
     "the rename is before the manifest": 40,
     "the folder of checkpoints is not flushed in the one above": 60,
     "the newest one is deleted, too": 20,
+    "names that are being written are seen": 20,
     "a commit is not taken back": 60,
     "remains of living processes are swept": 20,
     "a lease does not end": 60,

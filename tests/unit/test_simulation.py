@@ -10,13 +10,17 @@ import time
 import pytest
 from tests.simulation import _primitives as sim
 from tests.simulation._history import History
+from tests.simulation._network import SimulatedNetwork
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
 from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
 from tests.simulation.mistakes_old import DEFECTS
 from tests.simulation.protocols import mistakes, protocols
 
 from unisono._system import _lease
+from unisono.cluster_resolver._spec import Task
 from unisono.rpc import _calls
+from unisono.rpc._frames import Frame
+from unisono.rpc._ops import Op
 
 
 def race(world):
@@ -133,6 +137,49 @@ def test_a_killed_process_does_nothing_any_more_and_its_resources_are_released()
         return list(seen)
 
     assert world.run(run) == [0, 1, 2, "released"]
+
+
+def test_a_violation_in_a_process_that_is_not_waited_for_fails_the_run():
+    world = World()
+
+    def run():
+        world.process("reader", lambda: world.check(False, "a reader sees half a file"))
+        world.sleep(1.0)
+
+    with pytest.raises(Violation, match="half a file"):
+        world.run(run)
+
+
+def test_what_a_full_connection_does_not_take_goes_on_the_next_one():
+    world = World()
+    network = SimulatedNetwork(world, full=1.0, is_lossy=lambda address: False)
+    seen = []
+
+    def be_server():
+        server = network.rpc_server("w", lambda client, frame: seen.append(frame.op) or frame.answer(Op.OK))
+        server.start()
+        world.sleep(1e3)
+
+    def be_client():
+        client = network.rpc_client(Task("worker", 0), "w")
+        world.sleep(1.0)
+        world.faults_left, world.uniform = 1, lambda low, high, kind=None: high / 2
+        sent = [client.send(Frame(op, number)) for number, op in enumerate((Op.RUN, Op.HEARTBEAT), 1)]
+        first.kill()
+        world.process("second", be_server)
+        return [answer.result().op for answer in sent]
+
+    def run():
+        nonlocal first
+        first = world.process("first", be_server)
+        client = world.process("client", be_client)
+        client.wait()
+        return client.result
+
+    first = None
+    with sim.simulated():
+        assert world.run(run) == [Op.OK, Op.OK]
+    assert seen == [Op.RUN, Op.HEARTBEAT]
 
 
 def test_a_process_that_is_stopped_goes_on_later():
