@@ -40,8 +40,8 @@ ENDS_WITHIN = 60.0
 class StepProgram:
     """What a closure computes: it adds one at its own place, and notes how many updates it has seen."""
 
-    def __init__(self, world, servers):
-        self.world, self.servers = world, servers
+    def __init__(self, world, servers, pace):
+        self.world, self.servers, self.pace = world, servers, pace
         self.compiled_count = 0
 
     def __call__(self, *given):
@@ -52,7 +52,7 @@ class StepProgram:
             self.world.sleep(self.world.uniform(0.0, 3.0))
         if one_hot.sum() != 1:
             raise ValueError("the closure's own error")
-        self.world.sleep(self.world.uniform(0.0, 0.2))
+        self.world.sleep(self.world.uniform(0.0, 0.2 + self.pace))
         seen = [one_hot * float(np.asarray(value, "float32").sum()) for value in values]
         return [one_hot, *seen, np.float32(np.argmax(one_hot))]
 
@@ -81,7 +81,7 @@ class Closures(Servers):
     def work(self, index):
         """Be a worker."""
         client = self.client(Task("worker", index))
-        program = StepProgram(self.world, self.plan.servers)
+        program = StepProgram(self.world, self.plan.servers, self.pace)
         rpc_server = None
         worker = StepWorker(
             index,
