@@ -242,6 +242,20 @@ def test_unequal_batches_end_all(cluster, shapes):
         assert ", but 'train" in told
 
 
+def test_a_worker_that_is_silent_after_its_answer_is_compared_by_that_answer(cluster, monkeypatch):
+    two = cluster(2)
+    two.statuses[1].begin_step(("train", ((6,),)))
+    real, asked = Peers.ask_all, []
+
+    def ask_all(peers, question, others):
+        asked.append(question)
+        return real(peers, question, others) if len(asked) == 1 else {1: UnreachableError()}
+
+    monkeypatch.setattr(Peers, "ask_all", ask_all)
+    with pytest.raises(ClusterError, match=r"Received: step 1 is 'train on \(8,\)'.*, but 'train on \(6,\)'"):
+        two.members[0].begin_step("train", [np.zeros(8)])
+
+
 def test_a_batch_waits_for_the_other_worker(cluster):
     two = cluster(2)
     first = threading.Thread(target=two.members[0].begin_step, args=("train", [np.zeros(3)]))

@@ -230,7 +230,8 @@ class PeerMonitor:
             peer = f"{self.name_of(process)} has reached the end of its program after {answer['steps']} steps"
             self.abort(_unequal_ends_text(f"{self._own} begins step {number}, {step}; {peer}"))
         elif answer["step"] not in (step, None) and not _are_calls(step, answer["step"]):
-            self.abort(_unequal_steps_text(self._step_differences(number, step)))
+            known = {process: answer["step"], self._peers.own: step}
+            self.abort(_unequal_steps_text(self._step_differences(number, known)))
 
     def _ask_until(self, process: int, question: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         """A process' answer once `key` is true in it, or once waiting for that is pointless; else None.
@@ -280,10 +281,11 @@ class PeerMonitor:
     def _summary(self, states: _States) -> str:
         return "; ".join(f"{self._peers.names[p]}: {_progress(state)}" for p, state in states.items())
 
-    def _step_differences(self, number: int, step: str) -> str:
+    def _step_differences(self, number: int, known: Mapping[int, str]) -> str:
         answers = self._peers.ask_all({"kind": "step", "number": number}, self._peers.others)
         texts = {p: a["step"] for p, a in answers.items() if isinstance(a, dict) and a["step"]}
-        texts[self._peers.own] = step
+        # One that has answered before may be silent now: without it there would be no difference.
+        texts |= known
         return " ".join(differences({p: {f"step {number}": text} for p, text in sorted(texts.items())}))
 
 
