@@ -1,13 +1,16 @@
 """The simulated world: time, choices, deadlocks, kills; real modules get it, and lose it again."""
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
+from tests.simulation import __main__ as search
 from tests.simulation import _primitives as sim
 from tests.simulation._history import History
 from tests.simulation._network import SimulatedNetwork
@@ -355,6 +358,26 @@ def test_processes_take_seeds_in_turns_and_the_lowest_failing_one_is_the_same():
     command = [sys.executable, "-c", SEARCH]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines() == ["3", "200 []"], done.stderr
+
+
+def test_a_schedule_that_fails_without_a_mistake_does_not_show_it(monkeypatch):
+    is_planted = []
+
+    def fails(world):
+        world.check(world.seed != 3 and not (is_planted and world.seed == 5), "no schedule fails")
+
+    @contextlib.contextmanager
+    def planted():
+        is_planted.append(True)
+        yield
+        is_planted.clear()
+
+    mistake = types.SimpleNamespace(name="no text", protocols=("fails",), planted=planted)
+    monkeypatch.setitem(protocols(), "fails", fails)
+    monkeypatch.setattr("tests.simulation.protocols.mistakes", lambda: [mistake])
+    assert search._try_mistake((0, 0, 40)) == ("no text", "fails", 6, "Violation")
+    # Found by no other one.
+    assert search._try_mistake((0, 6, 40)) == ("no text", "", 60, None)
 
 
 def test_old_defects_are_put_back_by_mistakes():
