@@ -209,7 +209,7 @@ class Servers:
         #: The numbers of chiefs that have begun to end the cluster.
         self.ending = []
         self.starts = 0
-        world.most_changes = world.pick((0, 1, 3), SETTING) if plan.durable else 0
+        world.most_changes = world.pick((0, 1, 3, 6), SETTING) if plan.durable else 0
         #: Seconds that a closure takes at most, beside its messages.
         self.pace = world.pick((0.0, 1.0, 4.0), SETTING)
         #: Seconds after the last closure in which messages that are late still arrive.
