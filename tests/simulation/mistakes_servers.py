@@ -189,7 +189,7 @@ MISTAKES = (
     ),
     Mistake(
         "a restart forgets how far closures are complete",
-        _KILLED, f"{_STORE}.load", "self.watermark, self._applied = whole(meta, \"watermark\"),",
+        ("restarts", "logs"), f"{_STORE}.load", "self.watermark, self._applied = whole(meta, \"watermark\"),",
         "self.watermark, self._applied = 0,",
     ),
     Mistake(

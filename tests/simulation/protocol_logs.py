@@ -87,19 +87,23 @@ class _Job:
         #: Values written to the register, each as [value, number of its request, is acknowledged].
         self.writes = [[0.0, 0, True]]
 
+    @property
+    def first(self):
+        """The number of the first closure."""
+        return self.generation << COUNTER_BITS
+
     def now(self):
         self.moment += 1
         return self.moment
 
     def number(self, closure):
-        return (self.generation << COUNTER_BITS) + closure.cell
+        return self.first + closure.cell
 
     @property
     def watermark(self):
         """The number below which each closure was acknowledged."""
         waiting = [c for c in self.closures if c.ended is None and not c.is_lost]
-        first = min((c.cell for c in waiting), default=len(self.closures))
-        return (self.generation << COUNTER_BITS) + first
+        return self.first + min((c.cell for c in waiting), default=len(self.closures))
 
 
 class Logs:
@@ -244,6 +248,8 @@ class Logs:
         """Push the closures of a thread that are not acknowledged yet, and some more."""
         try:
             job, store = self.job, durable.store
+            if self.world.choose(2):
+                self.repeat(job, store)
             waiting = [c for c in job.closures if c.thread == thread and c.ended is None and not c.is_lost]
             for closure in waiting:
                 self.push(job, store, closure)
@@ -259,16 +265,29 @@ class Logs:
         except _FAILURES as error:
             self.check_full(error)
 
-    def push(self, job, store, closure):
-        """Push a closure, and once more where its answer is lost."""
+    def message(self, job, closure, watermark):
+        """Return what the client of a closure pushes."""
         one_hot = np.zeros(_CELLS, "float32")
         one_hot[closure.cell] = 1
         row = np.full((1, 3), closure.cell + 1, "float32")
         update = RowWrite((ROWS,), np.array([closure.thread]), (row,))
         bulk = np.full(_BULK if self.has_bulk else 2, closure.cell + 1, "float32")
         assigns = ((BULK, bulk),) if closure.bulk else ()
-        number = job.number(closure)
-        push = Push(number, job.watermark, (update,), ((COUNTS, one_hot),), assigns)
+        return Push(job.number(closure), watermark, (update,), ((COUNTS, one_hot),), assigns)
+
+    def repeat(self, job, store):
+        """Push once more what was acknowledged: a message may outlive the server that had answered it."""
+        done = [c for c in job.closures if c.ended is not None and not c.is_lost]
+        if done:
+            closure = self.world.pick(done)
+            push = self.message(job, closure, job.first)
+            self.world.check(
+                not store.push(push), lambda: f"A push that is late does not count again: {closure}."
+            )
+
+    def push(self, job, store, closure):
+        """Push a closure, and once more where its answer is lost."""
+        push = self.message(job, closure, job.watermark)
         self.world.note("data", "ps0", "ps0", f"pushes {closure.cell}")
         store.push(push)
         if self.world.choose(4) == 3:
