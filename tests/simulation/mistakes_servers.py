@@ -78,7 +78,7 @@ MISTAKES = (
     ),
     Mistake(
         "an older answer to a pull replaces a newer one",
-        _BOTH, f"{_CLIENT}:ServerClient._note", "or self._known[keys[i]][0] < version", "or True",
+        ("pulls",), f"{_CLIENT}:ServerClient._note", "or self._known[keys[i]][0] < version", "or True",
     ),
     Mistake(
         "values of a job before are kept",

@@ -203,6 +203,7 @@ class Servers:
             late=world.pick((0.0, 0.05), SETTING),
             cut=world.pick((0.0, 0.03), SETTING),
             full=world.pick((0.0, 0.03), SETTING),
+            latest=world.pick((15.0, 1.0), SETTING),
         )
         world.faults_left = 1 + world.choose(6, SETTING)
         self.replaced = []
@@ -459,13 +460,13 @@ class Servers:
     def overlap(self, job, client, server):
         """Pull the same values several times at once: answers may come in another order."""
         pulls = []
-        for _ in range(4):
+        for _ in range(6):
             finish = self.begin_read(job, "chief", server)
             pulls.append(client.pull([key_of(server, COUNTS)]))
             pulls[-1].add_done_callback(
                 lambda pull, finish=finish: finish(pull.result()[0]) if pull.exception() is None else None
             )
-            self.world.sleep(self.world.uniform(0.0, 0.5))
+            self.world.sleep(self.world.uniform(0.0, 0.3))
         for pull in pulls:
             pull.result()
 
@@ -547,6 +548,20 @@ class Servers:
                 raise chief.error
 
 
+class Pulls(Servers):
+    """A cluster whose chief pulls the same values many times at once, and whose messages are often late."""
+
+    def __init__(self, world, plan, folder):
+        super().__init__(world, plan, folder)
+        self.network.loss = self.network.repeat = self.network.cut = self.parts = 0.0
+        self.network.late, self.network.latest = 0.3, 0.5
+        world.faults_left = 40
+
+    def look(self, job, client, number):
+        """Read."""
+        self.overlap(job, client, 0)
+
+
 def run_servers(world, plan, kind=Servers):
     """Run a cluster, with a folder for its servers' files if they have some."""
     world.settle()
@@ -573,6 +588,11 @@ def pushes(world):
 def few_pushes(world):
     """The same with two closures, of which many more schedules are searched in the same time."""
     run_servers(world, Plan(workers=1 + world.choose(2, SETTING), closures=2, reads=1))
+
+
+def pulls(world):
+    """Many pulls of one client are under way at once: their answers come in any order."""
+    run_servers(world, Plan(workers=2, closures=4, reads=2), Pulls)
 
 
 def restarts(world):
@@ -622,4 +642,10 @@ def absence(world):
         raise client.error
 
 
-PROTOCOLS = {"few_pushes": few_pushes, "pushes": pushes, "restarts": restarts, "absence": absence}
+PROTOCOLS = {
+    "few_pushes": few_pushes,
+    "pushes": pushes,
+    "pulls": pulls,
+    "restarts": restarts,
+    "absence": absence,
+}

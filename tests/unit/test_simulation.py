@@ -279,6 +279,7 @@ COUNTS = {
     "calls": 90,
     "absence": 20,
     "pushes": 35,
+    "pulls": 5,
     "restarts": 25,
     "closures": 20,
     "closures_and_restarts": 10,
