@@ -119,7 +119,7 @@ def test_the_page_and_the_trace_show_the_failure(launch):
     assert re.fullmatch(r"noticed after [\d.]+ s, next step after [\d.]+ s", failure["cost"])
     last = [bar for kind, bar in bars if kind == "steps" and "to step 16" in bar[3]]
     assert any(None not in bar[4:6] for bar in last)
-    assert any("rows/s" in bar[3] and "TFLOP/s" in bar[3] for bar in last)
+    assert any("rows/s" in bar[3] and " FLOP/s" in bar[3] for bar in last)
     events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
     names = {e["args"]["name"]: e["pid"] for e in events if e["ph"] == "M"}
     assert set(names) == {"launcher", "worker:0", "worker:1"}

@@ -219,7 +219,7 @@ def _work_of(event: dict[str, Any], speed: float) -> Iterator[str]:
     if "flops" in work:
         flops = speed * work["flops"]
         share = f" ({100 * flops / work['peak']:.0f} % of the peak)" if "peak" in work else ""
-        yield f"{flops / 1e12:.3g} TFLOP/s{share}"
+        yield f"{short_number(flops)} FLOP/s{share}"
     if "memory" in work:
         yield f"{work['memory'] / 1e9:.1f} GB"
 

@@ -221,8 +221,10 @@ class TaskGroup:
         if known is None or (is_loss and failure.at <= known.at):
             self._failures[failure.task] = failure
             # Of the file that outlives a SIGKILL: the next generation begins to write it anew.
-            step = read_step(step_file(self.plan.paths.events(failure.task)))
-            facts = {} if step < 0 else {"step": step}
+            steps = {t: read_step(step_file(self.plan.paths.events(t))) for t in self.plan.tasks}
+            step = steps[failure.task]
+            # The others may have made a step more.
+            facts = {} if step < 0 else {"step": step, "reached": max(steps.values())}
             self._history.write("failed", failure.task, pid, failure.code, failure.detail, **facts)
 
     @property

@@ -30,6 +30,7 @@ class WatchedTask:
     Args:
         state: `"starts"` until `fit`, `"compiles"` until its first step, `"runs"`, `"serves"`, `"stopped"`,
             `"restarts"`, `"failed"`, `"no answer"`, `"ended"`, or `"ended (3)"` with an exit code.
+        epoch: of its `fit`, from 1, of so many `epochs`.
         step: of the run, as it was written last.
         rows_per_s: of all replicas, as are the tokens.
         data: the share of the last second in which it waited for data, from 0 to 1; `compute` and `exchange`
@@ -45,6 +46,8 @@ class WatchedTask:
     host: str = ""
     pid: int | None = None
     state: str = "starts"
+    epoch: int | None = None
+    epochs: int | None = None
     step: int | None = None
     steps_per_s: float | None = None
     rows_per_s: float | None = None
@@ -87,6 +90,7 @@ class WatchedFault:
         kind: `"failure"`, `"stall"`, `"restart"`, `"recovery"` or `"preemption"`.
         step: of the run, at that time.
         task: None where it was all of them.
+        reached: the last step of any task then, where the launcher has read it.
     """
 
     time: float
@@ -94,6 +98,7 @@ class WatchedFault:
     kind: str
     task: str | None
     text: str
+    reached: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

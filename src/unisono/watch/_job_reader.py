@@ -202,11 +202,14 @@ class JobReader:
         step = count_in(event, "step")
         # All tasks fail where one does: the first one is the cause, most of the time.
         if not launch.has_failed or event["event"] == "stalled":
-            self._fault(at, step, _FAULTS[event["event"]], task.name, event["detail"])
+            kind, reached = _FAULTS[event["event"]], count_in(event, "reached")
+            self._fault(at, step, kind, task.name, event["detail"], reached)
         launch.has_failed = True
 
-    def _fault(self, at: float, step: int | None, kind: str, task: str | None, text: str) -> None:
-        self._launch.faults.append(WatchedFault(at, step, kind, task, text[:300]))
+    def _fault(
+        self, at: float, step: int | None, kind: str, task: str | None, text: str, reached: int | None = None
+    ) -> None:
+        self._launch.faults.append(WatchedFault(at, step, kind, task, text[:300], reached))
         del self._launch.faults[:-_MOST_FAULTS]
 
     # --- what the tasks wrote -------------------------------------------------------------------
@@ -228,7 +231,7 @@ class JobReader:
         if fault is None:
             return
         base = task.row.base
-        reached = fault.step
+        reached = fault.step if fault.reached is None else fault.reached
         if reached is None:
             reached = max((each.step_at(fault.time) or 0 for each in self._tasks.values()), default=0)
         lost = max(0, reached - base)

@@ -58,10 +58,15 @@ def _short(value: float | None) -> str:
     return "" if value is None else short_number(value)
 
 
+def _epoch(task: WatchedTask) -> str:
+    return "" if task.epoch is None else f"{task.epoch}/{task.epochs}"
+
+
 _COLUMNS = (
     TaskColumn("task", lambda t: t.name),
     TaskColumn("host", lambda t: t.host, 8),
     TaskColumn("state", lambda t: t.state),
+    TaskColumn("epoch", _epoch, 8),
     TaskColumn("step", lambda t: "" if t.step is None else str(t.step)),
     TaskColumn("steps/s", lambda t: _number(t.steps_per_s)),
     TaskColumn("rows/s", lambda t: _short(t.rows_per_s), 1),
@@ -69,7 +74,7 @@ _COLUMNS = (
     TaskColumn("data%", lambda t: _number(t.data, 100, ".0f"), 3),
     TaskColumn("comp%", lambda t: _number(t.compute, 100, ".0f"), 7),
     TaskColumn("exch%", lambda t: _number(t.exchange, 100, ".0f"), 5),
-    TaskColumn("TFLOP/s", lambda t: _number(t.flops_per_s, 1e-12), 6),
+    TaskColumn("FLOP/s", lambda t: _short(t.flops_per_s), 6),
     TaskColumn("MFU%", lambda t: _number(t.mfu, 100, ".0f"), 4),
     TaskColumn("RAM", lambda t: _short(t.host_bytes), 3),
     TaskColumn("HBM", lambda t: _short(t.device_bytes), 4),

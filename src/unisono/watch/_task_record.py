@@ -192,6 +192,8 @@ class TaskRecord:
         peak = row.work.get("peak")
         return dataclasses.replace(
             task,
+            epoch=self.fit.epoch_at(row.step or 0),
+            epochs=self.fit.epochs,
             steps_per_s=speed,
             rows_per_s=None if speed is None or "rows" not in row.work else speed * row.work["rows"],
             tokens_per_s=None if speed is None or "tokens" not in row.work else speed * row.work["tokens"],

@@ -23,12 +23,13 @@ def test_a_job_is_json_of_the_documented_form():
         "curves", "faults", "timeline",
     }  # fmt: skip
     assert set(read["tasks"][0]) == {
-        "name", "host", "pid", "state", "step", "steps_per_s", "rows_per_s", "tokens_per_s", "data",
+        "name", "host", "pid", "state", "epoch", "epochs", "step", "steps_per_s", "rows_per_s",
+        "tokens_per_s", "data",
         "compute", "exchange", "flops_per_s", "mfu", "host_bytes", "device_bytes", "heartbeat_s",
         "generation", "log",
     }  # fmt: skip
     assert read["config"] == [["optimizer", "SGD"]]
     assert read["left_s"] is read["tasks"][0]["data"] is read["curves"][0]["points"][1][1] is None
     assert read["curves"] == [{"name": "loss", "points": [[1, 2.0], [2, None]]}]
-    assert set(read["faults"][0]) == {"time", "step", "kind", "task", "text"}
+    assert set(read["faults"][0]) == {"time", "step", "kind", "task", "text", "reached"}
     assert set(read["timeline"][0]) == {"task", "name", "begin", "end", "generation"}

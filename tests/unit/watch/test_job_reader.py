@@ -131,13 +131,15 @@ def test_a_failure_is_shown_with_the_restart_and_what_it_has_cost(writer):
         writer.steps(2, 100, task=task)
         writer.steps(3, 200, task=task)
     writer.history(3.5, "ended", "worker:1", pid=101, exit_code=137)
-    writer.history(3.5, "failed", "worker:1", pid=101, exit_code=137, detail="killed by SIGKILL", step=212)
+    writer.history(
+        3.5, "failed", "worker:1", pid=101, exit_code=137, detail="killed by SIGKILL", step=211, reached=212
+    )
     writer.history(3.6, "failed", "worker:0", pid=100, exit_code=1, detail="lost worker:1")
     reader = reader_of(writer, 4)
     assert (job := reader.refresh()).state == "restarts"
     assert [task.state for task in job.tasks] == ["failed", "failed"]
     assert [(f.kind, f.step, f.task, f.text) for f in job.faults] == [
-        ("failure", 212, "worker:1", "killed by SIGKILL")
+        ("failure", 211, "worker:1", "killed by SIGKILL")
     ]
     writer.history(4, "restart", detail="2 workers in 0 s")
     for i in range(2):
@@ -150,7 +152,7 @@ def test_a_failure_is_shown_with_the_restart_and_what_it_has_cost(writer):
     job = reader.refresh()
     assert (job.state, job.generation, job.restarts, job.restarts_left) == ("runs", 1, 1, 2)
     assert [(f.kind, f.step, f.task, f.text) for f in job.faults][1:] == [
-        ("restart", 212, None, "starts again: 2 workers in 0 s"),
+        ("restart", 211, None, "starts again: 2 workers in 0 s"),
         ("recovery", 150, "worker:0", "resumed at step 150, lost 62 steps, 3.0 s after the failure"),
     ]  # fmt: skip
     # Beyond the window, failures do not count.

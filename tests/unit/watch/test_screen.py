@@ -14,6 +14,8 @@ RUNS = WatchedTask(
     "worker:0",
     host="a",
     state="runs",
+    epoch=3,
+    epochs=10,
     step=4230,
     steps_per_s=211.0,
     rows_per_s=27_000.0,
@@ -79,7 +81,7 @@ def test_the_most_useful_things_have_room(width):
     assert [head for head in heads if head in ("loss", "val_loss", "rows/s", "host_bytes")] == [
         "loss", "val_loss", "rows/s",
     ]  # fmt: skip
-    assert ("TFLOP/s" in text) == ("comp%" in text) == (width == 100)
+    assert ("FLOP/s" in text) == ("comp%" in text) == (width == 100)
 
 
 @pytest.mark.parametrize("height", [10, 24, 40])
@@ -96,6 +98,12 @@ def test_of_fifty_tasks_those_in_trouble_are_first_and_keys_scroll(height):
     assert (len(last), last[-1]) == (len(shown), "worker:49")
     # Printed once, all of them.
     assert len([row for row in rows_of(job, 80) if row.startswith("worker:")]) == 50
+
+
+def test_each_task_has_its_epoch_where_there_is_room():
+    head, first, *_ = [row for row in rows_of(JOB, 160) if row.startswith(("task", "worker"))]
+    assert head.split()[2:4] == ["epoch", "step"]
+    assert first.split()[2:4] == ["3/10", "4230"]
 
 
 def test_nothing_is_known_at_first():

@@ -47,12 +47,12 @@ class Observation:
 
 #: The heads of the columns, in their order. Optional columns are there where a task knows what they show.
 _HEADS = (
-    *("task", "state", "step", "steps/s", "rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB"),
+    *("task", "state", "step", "steps/s", "rows/s", "tokens/s", "FLOP/s", "MFU %", "GB"),
     *("data %", "exchange %", "heartbeat", "gen."),
 )
-_OPTIONAL = {"rows/s", "tokens/s", "TFLOP/s", "MFU %", "GB", "exchange %"}
+_OPTIONAL = {"rows/s", "tokens/s", "FLOP/s", "MFU %", "GB", "exchange %"}
 #: Columns that a narrow terminal has no room for, the first one first.
-_LEAST = ("gen.", "TFLOP/s", "exchange %", "GB", "MFU %", "data %", "heartbeat", "tokens/s", "rows/s")
+_LEAST = ("gen.", "FLOP/s", "exchange %", "GB", "MFU %", "data %", "heartbeat", "tokens/s", "rows/s")
 #: Spaces behind a column.
 _BETWEEN = 2
 #: Events about a `fit`; the numbers of its logs that come first; and how names end that `StepTimer` adds.

@@ -107,7 +107,7 @@ class TaskRow:
                 cells[f"{name}/s"] = short_number(speed * self.work[name])
         if "flops" in self.work:
             flops = speed * self.work["flops"]
-            cells["TFLOP/s"] = f"{flops / 1e12:.3g}"
+            cells["FLOP/s"] = short_number(flops)
             if "peak" in self.work:
                 cells["MFU %"] = f"{100 * flops / self.work['peak']:.0f}"
         return cells

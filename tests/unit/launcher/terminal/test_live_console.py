@@ -127,10 +127,10 @@ def test_the_work_of_steps_has_columns_where_there_is_room(terminal, tmp_path):
     assert all(len(row) < terminal.size.columns for row in terminal.rows)
     wide = terminal.size.columns == 100
     heads = "task state step steps/s tokens/s {}MFU % GB data % {}heartbeat"
-    assert head.split() == heads.format(*(("TFLOP/s ", "exchange % ") if wide else ("", ""))).split()
+    assert head.split() == heads.format(*(("FLOP/s ", "exchange % ") if wide else ("", ""))).split()
     cells = tasks[0].split()
     assert cells[:5] == ["worker:0", "runs", "100050", "10", "164k"]
-    assert cells[5:8] == (["495", "50", "31.4"] if wide else ["50", "31.4", "25"])
+    assert cells[5:8] == (["495T", "50", "31.4"] if wide else ["50", "31.4", "25"])
     assert tasks[1].split()[4:6] == ["-", "-"]
     console.end([])
 

@@ -39,6 +39,7 @@ const COLUMNS = [
   { head: "State", left: true },
   { head: "Host", left: true, minor: true, cell: (t) => t.host || "" },
   { head: "Process", minor: true, cell: (t) => (t.pid == null ? "" : String(t.pid)) },
+  { head: "Epoch", minor: true, cell: (t) => (t.epoch == null ? "" : `${count(t.epoch)} of ${count(t.epochs)}`) },
   { head: "Step", cell: (t) => (t.step == null ? "" : count(t.step)) },
   { head: "Steps/s", cell: (t) => (t.steps_per_s == null ? "" : short(t.steps_per_s)) },
   { head: "Rows/s", cell: (t) => (t.rows_per_s == null ? "" : short(t.rows_per_s)) },
