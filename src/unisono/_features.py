@@ -48,6 +48,7 @@ FEATURES = {
     "atomic writing of a model": "unisono._export._model_files:write_whole",
     "copy of a stored model": "unisono._export._model_files:local_file",
     "work of steps": "unisono.training.groups._step_work:StepWork",
+    "work of a batch": "unisono.training.groups._step_work:WorkOfBatch",
     "events of a task": "unisono.cluster.liveness._task_events:TaskEventFile",
     "report of a fit": "unisono.training._fit_report:FitReport",
     "heartbeat of a task": "unisono.cluster.liveness._heartbeat_file:HeartbeatFile",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import cast
 
 from unisono._features import load
 from unisono._system._environ import process_environ
@@ -25,8 +26,10 @@ class TaskEvents:
     def begin_at(self, step: int) -> None:
         """Note how many steps a run has made that this process resumes."""
 
-    def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
-        """Count steps, and seconds of waiting for batches (`data`) and for parameter servers (`pulling`)."""
+    def stepped(
+        self, steps: int = 1, data: float | None = None, pulling: float | None = None, computing: float = 0.0
+    ) -> None:
+        """Count steps, and seconds: of waiting for batches or for parameter servers, and of computing."""
 
     def worked(self, work: object, logs: object, steps: int) -> None:
         """Add the work (`StepWork`) and the logs of steps that are counted next."""
@@ -57,17 +60,14 @@ def process_events() -> TaskEvents:
     """Return the events of this process; they begin where the launcher has given it a file for them."""
     if not process_environ().get("UNISONO_EVENTS"):
         return TaskEvents()
-    events: TaskEvents = load("events of a task").from_environ()
-    return events
+    return cast(TaskEvents, load("events of a task").from_environ())
 
 
 def heartbeat_of_environ() -> Heartbeat:
     """Return the heartbeat that a supervisor's variables describe."""
-    environ = process_environ()
-    if not (environ.get("UNISONO_PROGRESS") or environ.get("UNISONO_FENCE")):
+    if not any(map(process_environ().get, ("UNISONO_PROGRESS", "UNISONO_FENCE"))):
         return Heartbeat()
-    heartbeat: Heartbeat = load("heartbeat of a task").from_environ()
-    return heartbeat
+    return cast(Heartbeat, load("heartbeat of a task").from_environ())
 
 
 @functools.cache

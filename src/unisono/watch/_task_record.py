@@ -68,6 +68,8 @@ class TaskRecord:
         self._steps: list[int] = []
         self._host_bytes: float | None = None
         self._compute: float | None = None
+        #: When a parameter server wrote last.
+        self._served_at = float("-inf")
 
     def update(self, event: dict[str, Any]) -> bool:
         """Take over an event; return whether it is the first of a process that has made steps."""
@@ -93,6 +95,9 @@ class TaskRecord:
         elif name == "backup":
             step, self._has_backups = count_in(event, "step"), True
             self.backup = None if step is None else (step, event["until"])
+        elif name == "serves":
+            self._served_at = event["until"]
+            self._host_bytes = float(event["memory"]) if is_time(event.get("memory")) else None
         return False
 
     def _take_steps(self, event: dict[str, Any]) -> bool:
@@ -181,13 +186,13 @@ class TaskRecord:
             begun = "compiles" if self._fit_at >= self.state_since else "starts"
             state = "serves" if self.name.startswith("ps:") else begun
         task = WatchedTask(self.name, state=state, **facts)
+        if state == "serves" and self._served_at >= self.state_since:
+            beat = max(0.0, now - self._served_at)
+            return dataclasses.replace(task, host_bytes=self._host_bytes, heartbeat_s=beat)
         if task.has_ended or not self.is_current:
             return task
         row, speed = self.row, self.row.speed
         beat = max(row.at, heartbeat or 0.0)
-        compute = self._compute
-        if compute is None and row.exchange is not None and row.data is not None:
-            compute = max(0.0, 1.0 - row.data - row.exchange)
         flops = None if speed is None or "flops" not in row.work else speed * row.work["flops"]
         peak = row.work.get("peak")
         return dataclasses.replace(
@@ -198,7 +203,7 @@ class TaskRecord:
             rows_per_s=None if speed is None or "rows" not in row.work else speed * row.work["rows"],
             tokens_per_s=None if speed is None or "tokens" not in row.work else speed * row.work["tokens"],
             data=row.data,
-            compute=compute,
+            compute=self._compute,
             exchange=row.exchange,
             flops_per_s=flops,
             mfu=None if flops is None or peak is None else flops / peak,

@@ -60,8 +60,16 @@ def test_shares_of_time_are_there_where_they_are_measured(tmp_path, clock):
     assert (first["data"], first["exchange"]) == (None, 0.25)
     assert (second["data"], second["exchange"]) == (None, 0.25)
     clock.now += 2
-    events.stepped(pulling=1.0)
-    assert lines(tmp_path / "events")[-1]["exchange"] == 0.5
+    events.stepped(pulling=0.5, computing=0.25)
+    clock.now += 0.1
+    events.stepped(pulling=0.5, computing=0.25)
+    # It waits for its chief, too: the shares are not all of its time.
+    clock.now += 2
+    events.flush()
+    found = lines(tmp_path / "events")
+    assert (found[-2]["exchange"], found[-2]["compute"]) == (0.25, 0.125)
+    assert [found[-1]["exchange"], found[-1]["compute"]] == pytest.approx([0.5 / 2.1, 0.25 / 2.1], abs=1e-3)
+    assert "compute" not in found[0]
 
 
 class Work:

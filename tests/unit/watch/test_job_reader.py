@@ -163,6 +163,20 @@ def test_a_failure_is_shown_with_the_restart_and_what_it_has_cost(writer):
     assert fresh.refresh().to_json() == job.to_json()
 
 
+def test_a_parameter_server_has_memory_and_a_worker_only_what_it_measures(writer):
+    writer.begin(1)
+    writer.history(1, "started", "ps:0", pid=102, detail="cold")
+    writer.event(3, "serves", "ps:0", seconds=0, step=0, memory=4e8)
+    writer.steps(3, 100, data=0.0, exchange=0.04, rows=None)
+    writer.steps(4, 200, data=0.0, exchange=0.04, rows=None)
+    worker, server = reader_of(writer, 5).refresh().tasks
+    # The rest of its time it may wait for the chief.
+    assert (worker.exchange, worker.compute) == (0.04, None)
+    assert (server.state, server.host_bytes, server.heartbeat_s) == ("serves", 4e8, 2.0)
+    writer.steps(5, 300, data=0.0, exchange=0.04, compute=0.25)
+    assert reader_of(writer, 6).refresh().tasks[0].compute == 0.25
+
+
 def test_an_end_is_shown_and_its_clock_stops(writer):
     writer.begin(1)
     writer.steps(2, 100)

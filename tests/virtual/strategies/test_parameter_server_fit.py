@@ -1,5 +1,6 @@
 """Keras' `fit`, `evaluate` and `predict` on servers and workers of this process."""
 
+import json
 import re
 import sys
 import threading
@@ -12,8 +13,11 @@ import pytest
 
 import unisono
 from tests.ps_cluster import local_strategy
+from unisono.cluster.liveness._task_events import TaskEventFile
 from unisono.cluster_resolver._spec import Task
+from unisono.parameter_server.chief import _train_function
 from unisono.parameter_server.chief._train_function import RemoteTrainFunction
+from unisono.parameter_server.server import _traffic
 from unisono.training.groups._multi_step import LazyArray
 
 pytestmark = pytest.mark.numbers
@@ -71,6 +75,20 @@ def test_with_staleness_0_the_numbers_are_those_of_one_device(alone):
         np.testing.assert_allclose(
             own.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5
         )
+
+
+def test_a_launcher_is_told_the_rows_of_each_step_once(tmp_path, monkeypatch):
+    events = TaskEventFile(tmp_path / "events", 0)
+    for module in (_train_function, _traffic):
+        monkeypatch.setattr(module, "process_events", lambda: events)
+    with local_strategy(workers=2, servers=1) as strategy:
+        with strategy.scope():
+            own = compiled()
+        own.fit(*data(), batch_size=32, epochs=1, verbose=0, validation_data=data(50))
+    events.flush()
+    lines = map(json.loads, (tmp_path / "events").read_text().splitlines())
+    steps = [line for line in lines if line["event"] == "steps"]
+    assert (sum(s["count"] for s in steps), sum(s.get("rows", 0) for s in steps)) == (7, 200)
 
 
 class Noisy(keras.layers.Layer):

@@ -59,6 +59,7 @@ class TaskEventFile(TaskEvents):
         #: Seconds of waiting for data and for values of others; None where they are not measured.
         self._data: float | None = None
         self._pulling: float | None = None
+        self._computing: float | None = None
         #: Rows, tokens and operations, and the work that they are of; None where they are not counted.
         self._done: tuple[float, ...] | None = None
         self._work: Any = None
@@ -99,15 +100,28 @@ class TaskEventFile(TaskEvents):
         with self._lock:
             self.step, self.is_resumed = step, True
 
-    def stepped(self, steps: int = 1, data: float | None = None, pulling: float | None = None) -> None:
-        """Count steps, and write what there is when that is due."""
+    def stepped(
+        self, steps: int = 1, data: float | None = None, pulling: float | None = None, computing: float = 0.0
+    ) -> None:
+        """Count steps, and write what there is when that is due.
+
+        Args:
+            data: seconds of waiting for batches.
+            pulling: of a worker of parameter servers, seconds of waiting for values.
+            computing: of the same, seconds of computing.
+        """
         if self._path is None:
             return
         with self._lock:
             self.step += steps
             self._count += steps
             self._note_last()
-            self._data, self._pulling = _sum(self._data, data), _sum(self._pulling, pulling)
+            self._data = _sum(self._data, data)
+            if pulling is not None:
+                self._pulling, self._computing = (
+                    _sum(self._pulling, pulling),
+                    _sum(self._computing, computing),
+                )
         if time.monotonic() >= self._next:
             self.flush()
 
@@ -212,17 +226,17 @@ class TaskEventFile(TaskEvents):
             self._notes.clear()
             if self._count:
                 lines.append(self._steps_until(now))
-                self._count, self._from, self._data, self._pulling = 0, now, None, None
-                self._done = None
+                self._count, self._from, self._done = 0, now, None
+                self._data = self._pulling = self._computing = None
             text = "".join(json.dumps({**line, "generation": self._generation}) + "\n" for line in lines)
             with self._surviving() as path, path.open("a") as file:
                 file.write(text)
 
     def _steps_until(self, now: float) -> dict[str, object]:
         seconds = max(now - self._from, 1e-9)
-        shares = (None if s is None else round(min(1.0, s / seconds), 4) for s in (self._data, self._pulling))
-        data, pulling = shares
-        exchange = self.exchange if pulling is None else pulling
+        spent = (self._data, self._pulling, self._computing)
+        data, pulling, computing = (None if s is None else round(min(1.0, s / seconds), 4) for s in spent)
+        exchange, compute = (self.exchange, self.compute) if pulling is None else (pulling, computing)
         return {
             "event": "steps",
             "from": self._from,
@@ -231,7 +245,7 @@ class TaskEventFile(TaskEvents):
             "count": self._count,
             "data": data,
             "exchange": exchange,
-            **({} if self.compute is None or pulling is not None else {"compute": self.compute}),
+            **({} if compute is None else {"compute": compute}),
             **({} if (host := host_bytes()) is None else {"host": host}),
             **self._work_done(),
         }

@@ -20,7 +20,9 @@ import keras
 import numpy as np
 
 from unisono._errors import UnsupportedError
+from unisono._features import load
 from unisono._system._interrupts import INTERRUPTS
+from unisono._system._task_reports import process_events
 from unisono._types import PyTree
 from unisono.data._batches import check_values
 from unisono.parameter_server.chief._job import Job
@@ -122,6 +124,7 @@ class RemoteTrainFunction:
             future = job.run(program, jax.tree.leaves(batch), self._tally)
         else:
             future = own.run(self._of_batches, self._tally)
+        self._count_rows(batch, future)
         if self._seeds or state is not self._after:
             after = tuple(map(list, self._held))
             for variable, part, place in self._seeds:
@@ -146,6 +149,18 @@ class RemoteTrainFunction:
             self._ids = ids
         seeds = {id(v) for v, _, _ in self._seeds}
         self._held = [[None if id(v) in seeds else placed[v] for v in part] for part in lists]
+
+    def _count_rows(self, batch: PyTree, future: Future[RunResult]) -> None:
+        """Tell a launcher the rows of a step of `fit`, once a worker has run it."""
+        if self._task is not TrainerTask.TRAIN or not (events := process_events()).is_read:
+            return
+        work = load("work of a batch")(batch)
+
+        def note(done: Future[RunResult]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                events.worked(work, None, 1)
+
+        future.add_done_callback(note)
 
     @property
     def _tally(self) -> StepTally | None:
@@ -205,6 +220,7 @@ class RemoteStatefulTrainFunction(RemoteTrainFunction):
             future = job.run(found.step, self._functions.arrays(given), self._tally)
         else:
             future = own.run(self._of_batches, self._tally)
+        self._count_rows(batch, future)
         # The variables stand for the values on servers: what Keras carries is of no use.
         mark_synced(self._model, True)
         return self._lazy(found.step.result, future), state

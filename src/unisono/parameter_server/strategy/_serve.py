@@ -23,6 +23,7 @@ from unisono._system._interrupts import in_main_thread
 from unisono._system._lease import Lease
 from unisono._system._process import allow_open_files, started_at
 from unisono._system._signals import SignalWatch
+from unisono._system._task_reports import process_events
 from unisono.cluster._lone_task import servers_joined
 from unisono.cluster.liveness._health import report_ready
 from unisono.cluster.rendezvous._addresses import UnknownNames
@@ -199,6 +200,7 @@ class Service(abc.ABC):
         asked_at, has_said = None, False
         address, began = self._roles.addresses[self._roles.task], started_at()
         while True:
+            self._note_memory()
             if (code := end_marker_of(address, began)) is not None:
                 return code
             if self.ended.wait(min(_LOOK_EVERY, max(0.05, self._chief_seconds / 10))):
@@ -217,6 +219,13 @@ class Service(abc.ABC):
                 )  # fmt: skip
             if self._chief_seconds and silence >= self._chief_seconds:
                 raise self._alone()
+
+    def _note_memory(self) -> None:
+        """Tell a launcher how much memory a parameter server has, which makes no steps that would say it."""
+        if self._roles.task in self._roles.servers and (events := process_events()).is_read:
+            from unisono.cluster.liveness._task_events import host_bytes
+
+            events.note("serves", memory=host_bytes())
 
     def _say_waiting(self) -> None:
         """Say that the chief has not been there yet; a chief that is lost is reported later."""

@@ -431,9 +431,9 @@ class StepWorker:
         if "plan" in answer.meta:
             cost = self._servers.traffic.take()
             answer = dataclasses.replace(answer, meta={**answer.meta, "cost": cost})
-            *_, data, pull, _, _ = cost
+            *_, data, pull, compute, _ = cost
             if (events := process_events()).is_read:
-                events.stepped(1, data, pull)
+                events.stepped(1, data, pull, compute)
         if task.batched_reply is None:
             self._reply(task.client, answer)
         else:

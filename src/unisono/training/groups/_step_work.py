@@ -110,6 +110,31 @@ class StepWork:
         return max((int(size) for size in sizes if size is not None), default=None)
 
 
+class WorkOfBatch:
+    """The rows of one batch whose step another process runs, with its devices and operations.
+
+    Args:
+        batch: as `fit` gets it.
+
+    >>> import numpy as np
+    >>> WorkOfBatch((np.zeros((4, 8), "int32"), np.zeros(4))).new()
+    WorkTotals(rows=4, tokens=32, flops=0.0)
+    """
+
+    peak: float | None = None
+
+    def __init__(self, batch: PyTree) -> None:
+        self._size = _size_of(batch)
+
+    def new(self) -> WorkTotals:
+        """Return the work."""
+        return WorkTotals(*self._size)
+
+    def memory(self) -> int | None:
+        """Return None: the devices are another process'."""
+        return None
+
+
 def _program_of(group: BatchGroup) -> Hashable:
     """Return a key of a group's program: one of a mode has others for longer rows."""
     return group.form, tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(group.first))
