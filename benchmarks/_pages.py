@@ -21,6 +21,8 @@ BARS = (
 )
 #: Those that it has as a table, too.
 SHOWN = (BARS[0], *BARS[2:6], BARS[7])
+#: How the short chart shows it.
+SPREAD = "with lines from the lowest to the highest"
 #: Of the short chart, in pixels: its width, a ratio of 1, a bar, and a row with its texts.
 _WIDTH, _UNIT, _BAR, _ROW, _TOP = 560, 170, 16, 68, 46
 #: Readable on white and on black: a picture does not know the page's colours.
@@ -42,10 +44,11 @@ def write(report, root=ROOT):
     found = report["results"]
     whole = [_report.heading(report), _report.table(found), f"{_report.summary(found)}.", CHART]
     replace(root / "docs" / "performance.md", whole)
-    replace(root / "README.md", [_report.heading(report), SHORT_CHART])
+    heading = _report.heading(report, SPREAD)
+    replace(root / "README.md", [heading, SHORT_CHART])
     # The page lies in docs/ itself.
     short = SHORT_CHART.replace("docs/", "")
-    replace(root / "docs" / "index.md", [short, _report.heading(report), short_table(found)])
+    replace(root / "docs" / "index.md", [short, heading, short_table(found)])
     draw(found, root / "docs" / "performance.svg")
     draw_bars(found, root / "docs" / "performance_short.svg")
 

@@ -184,8 +184,12 @@ def memory_gib():
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 
 
-def heading(report):
-    """One paragraph: when, where, with what."""
+def heading(report, spread="the lowest and the highest in brackets"):
+    """One paragraph: when, where, with what.
+
+    Args:
+        spread: how the page shows it.
+    """
     facts = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     dates = sorted({r["measured_at"] for r in report["results"]})
@@ -194,5 +198,5 @@ def heading(report):
     where = ", ".join([*facts.get("gpus", []), facts["cpu"]])
     return (
         f"{when}: {where}, {facts['cores']} cores, {facts['memory_gib']} GiB.\n"
-        f"{versions}.\nMedians of up to {rounds} rounds, the lowest and the highest in brackets."
+        f"{versions}.\nMedians of up to {rounds} rounds, {spread}."
     )

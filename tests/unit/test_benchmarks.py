@@ -366,6 +366,9 @@ def test_pages_are_written_between_their_markers_alone(tmp_path):
         assert text.endswith("\n\n<!-- benchmarks: end -->\nafter\n")
         assert "old" not in text
     assert "| 1.70 " in first[1]
+    # The short chart has lines; brackets are in the table of docs/performance.md.
+    assert ["in brackets" in text for text in first] == [False, False, True]
+    assert "with lines from the lowest to the highest" in first[0]
     assert "2 claims reached, 0 missed." in first[2]
     assert "mlp-2-devices / DataParallel" in (tmp_path / "docs" / "performance.svg").read_text()
     short = (tmp_path / "docs" / "performance_short.svg").read_text()

@@ -31,6 +31,16 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(found.read_text()), f"{page} links to {target}"
 
 
+def test_the_readme_is_read_in_five_minutes_and_begins_with_the_changed_lines():
+    lines = PAGES["README.md"].splitlines()
+    assert len(lines) <= 200
+    # The three lines that change, then how to try them, before the middle reasons and exactness.
+    headings = [line for line in lines if line.startswith("## ")]
+    assert headings[:4] == ["## Try it", "## Keras fit", "## Why, and when not", "## Exactness"]
+    assert lines.index("+strategy = unisono.MirroredStrategy()  # all GPUs") < lines.index("## Try it") < 25
+    assert lines.index("## Exactness") < len(lines) / 2
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_are_short(page):
     """Rows of tables and code cannot be broken."""
