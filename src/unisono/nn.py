@@ -9,6 +9,7 @@ tests/virtual/strategies/test_sharded_variable.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -34,6 +35,9 @@ __all__ = [
 def __dir__() -> list[str]:
     return __all__
 
+
+_LOG = logging.getLogger("unisono")
+_said: list[str] = []
 
 Loss = TypeVar("Loss", bound="keras.Loss | Callable[..., ArrayLike]")
 
@@ -71,11 +75,29 @@ def compute_average_loss(
             "`global_batch_size` must be the number of rows of all replicas. Received: "
             f"{global_batch_size}. Leave it out: the rows are counted."
         )
+    if isinstance(global_batch_size, int) and losses.ndim:
+        _warn_of_small_batch(global_batch_size, replica._engine.total(losses.shape[0]), replica)
     if global_batch_size is None:
         # At least 1: where no replica has rows, the loss is 0 and not NaN.
         global_batch_size = max(1, replica._engine.total(losses.shape[0] if losses.ndim else 1))
     average: jax.Array = jnp.sum(losses) / global_batch_size * _averaged(replica)
     return average
+
+
+def _warn_of_small_batch(given: int, rows: object, replica: ReplicaContext) -> None:
+    """Warn, once in a program, where losses are divided by fewer rows than all replicas have.
+
+    More is usual: the last batch of an epoch has fewer rows than the others.
+    """
+    if _said or isinstance(rows, jax.core.Tracer) or given >= (count := int(np.asarray(rows))):
+        return
+    _said.append("small batch")
+    _LOG.warning(
+        "`global_batch_size` must be the number of rows of all replicas. Received: %d, for a batch of %d "
+        "rows on %d replicas: the loss and its gradients are %.3g times as large as on one device. Write "
+        "`global_batch_size=%d`, or leave it out: the rows are counted.",
+        given, count, replica.num_replicas_in_sync, count / given, count,
+    )  # fmt: skip
 
 
 def scale_regularization_loss(regularization_loss: ArrayLike) -> jax.Array:

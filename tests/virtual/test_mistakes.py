@@ -96,6 +96,11 @@ def test_a_missing_gpu_names_what_is_to_be_installed(monkeypatch, plugin, write)
         unisono.MirroredStrategy(["gpu:0"])
 
 
+def test_a_platform_is_no_list_of_devices():
+    with pytest.raises(unisono.DeviceError, match=r"Write `\['gpu:0', 'gpu:1'\]`, or leave it out"):
+        unisono.MirroredStrategy("GPU")
+
+
 def test_devices_in_one_text_are_told_apart():
     with pytest.raises(unisono.DeviceError, match=r"Write `\['cpu:0', 'cpu:1'\]`"):
         unisono.MirroredStrategy("cpu:0, cpu:1")
@@ -117,6 +122,10 @@ class Items:
         return self._items[index]
 
 
+def batches():
+    yield X, Y
+
+
 ROWS = [{"image": x, "label": y} for x, y in zip(X, Y, strict=True)]
 IN_DICTS = Dataset.from_tensor_slices({"x": X, "y": Y}).batch(8)
 
@@ -135,8 +144,14 @@ IN_DICTS = Dataset.from_tensor_slices({"x": X, "y": Y}).batch(8)
         (list(zip(X, Y, strict=True)), "Received: elements of (4,), where 'sequential"),
         (zip(X, Y, strict=True), "of a dataset of rows write `dataset.batch(64)`"),
         (X.tolist(), "as `x` a list of 24 objects of the class list, or as `y`"),
+        ((x for x in [X, X]), "Write `yield x, y`, or `yield (x,)` for inputs alone."),
+        (([X, Y] for _ in range(2)), "A generator for `fit` must give tuples, `(x, y)` or `(x,)`."),
+        (batches, "Write `fit(batches(), …)`; for several epochs"),
     ],
-    ids=["rows of dicts", "rows", "batches of dicts", "list of rows", "iterator of rows", "lists of numbers"],
+    ids=[
+        "rows of dicts", "rows", "batches of dicts", "list of rows", "iterator of rows", "lists of numbers",
+        "generator of arrays", "generator of lists", "generator that is not called",
+    ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed, but will be ignored")
 def test_fit_says_what_its_data_lack(model, data, text):
@@ -271,6 +286,28 @@ def test_constants_and_values_for_all_are_not_warned_of(strategy, model, said):
     assert not said()
 
 
+def test_the_arguments_of_a_step_are_a_tuple(strategy):
+    (batch,) = strategy.distribute_dataset([X])
+    with pytest.raises(
+        unisono.InvalidTypeError, match=r"Received: PerReplica. Write `.*args=\(x,\)\)`, with"
+    ):
+        strategy.run(lambda x: x.sum(), args=batch)
+
+
+def test_a_batch_size_of_one_replica_is_warned_of_once(strategy, caplog, monkeypatch):
+    monkeypatch.setattr(unisono.nn, "_said", [])
+
+    def average(x, size):
+        return unisono.nn.compute_average_loss(x[:, 0], global_batch_size=size)
+
+    for size, words in ((8, 0), (9, 0), (4, 1), (4, 1)):
+        (batch,) = strategy.distribute_dataset([X[:8]])
+        strategy.run(lambda x, size=size: average(x, size), args=(batch,))
+        assert len(caplog.records) == words, size
+    assert "Received: 4, for a batch of 8 rows on 2 replicas" in caplog.text
+    assert "2 times as large as on one device. Write `global_batch_size=8`" in caplog.text
+
+
 # --- the last error of a program -------------------------------------------------------------------------
 
 
@@ -299,6 +336,11 @@ def test_the_error_that_ends_a_program_says_what_to_write(strategy, mistake, wri
         mistake(strategy, batch)
     explain_at_end(raised.value)
     assert write in raised.value.__notes__[0]
+
+
+def test_a_missing_tensorflow_leads_to_the_ways_without_it():
+    assert "python -m unisono.tf" in note_on(ModuleNotFoundError("No module named 'tensorflow'"))
+    assert note_on(ModuleNotFoundError("No module named 'tensorflow_probability'")) is None
 
 
 def test_an_error_of_a_program_is_left_alone():

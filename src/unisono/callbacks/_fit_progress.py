@@ -194,7 +194,8 @@ def restore_model(
     weights = {
         n: a for n, a in arrays.items() if n not in metrics and n not in logs and not n.startswith(_LOCAL)
     }
-    Parts({"model": model}).restore(Snapshot(weights, snapshot.facts))
+    instead = f"delete {directory} to start from scratch, or give the callback another folder"
+    Parts({"model": model}).restore(Snapshot(weights, snapshot.facts), instead=instead)
     read = {n.removeprefix("logs/"): np.asarray(a) for n, a in logs.items()}
     return [np.asarray(metrics[n]) for n in names], read
 

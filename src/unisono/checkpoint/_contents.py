@@ -196,8 +196,13 @@ class Parts:
             given = values.get(id(variable)) if values else None
             yield name, variable, _logical_value(variable) if given is None else given
 
-    def restore(self, snapshot: Snapshot, parts: Sequence[str] | None = None) -> dict[str, Any]:
+    def restore(
+        self, snapshot: Snapshot, parts: Sequence[str] | None = None, **instead: str
+    ) -> dict[str, Any]:
         """Put the contents of a snapshot into the objects, all of it or nothing.
+
+        Args:
+            instead: of the error, see `require_no`.
 
         Raises:
             CheckpointMismatchError: names, shapes or dtypes differ; it lists every one.
@@ -205,7 +210,7 @@ class Parts:
         arrays = snapshot.on_host()
         theirs = wanted_names(names_in(snapshot, arrays), parts)
         ours = wanted_names((*self.variables, *self.stateful), parts)
-        require_no(problems_of(self, arrays, ours, theirs))
+        require_no(problems_of(self, arrays, ours, theirs), **instead)
         self.put(snapshot, arrays, ours)
         return plain_values(snapshot, arrays, parts)
 
@@ -258,14 +263,17 @@ def problems_of(parts: Parts, arrays: Mapping[str, HostArray], ours: Set[str], t
     return problems + [f"{n} is a state, in the checkpoint an array" for n in states]
 
 
-def require_no(problems: Sequence[str]) -> None:
-    """Raise where there are problems."""
+#: Advice for objects that differ from a checkpoint.
+_PARTS = "name what to restore: `restore(path, parts=['model/weights'])`"
+
+
+def require_no(problems: Sequence[str], instead: str = _PARTS) -> None:
+    """Raise where there are problems; `instead` says what to do but build the same model."""
     if problems:
         raise CheckpointMismatchError(
             "A checkpoint must hold exactly what is restored. Received:\n  "
             + "\n  ".join(problems)
-            + "\nNothing was restored. Build the same model, or name what to restore: "
-            "`restore(path, parts=['model/weights'])`."
+            + f"\nNothing was restored. Build the same model, or {instead}."
         )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import reprlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -60,7 +59,7 @@ class Call:
         if not isinstance(args, (list, tuple)):
             raise InvalidTypeError(
                 "`args` must be a list or tuple with the positional arguments of the step. "
-                f"Received: args={reprlib.repr(args)}. Write `strategy.run(fn, args=(x,))`."
+                f"Received: {type(args).__name__}. Write `strategy.run(fn, args=(x,))`, with the comma."
             )
         # `PerReplica` and `Mirrored` stay whole here: how they reach the replicas depends on the wrapper.
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_value)

@@ -92,6 +92,13 @@ def _devices(devices: object, there: str) -> DeviceError:
     """The error for a list of devices that is none, is empty, or has something else in it."""
     if isinstance(devices, (str, jax.Device)):
         names = devices.replace(" ", "").split(",") if isinstance(devices, str) else [devices]
+        if isinstance(devices, str) and devices.isalpha():
+            # A platform, as `jax.devices` takes it.
+            names = [f"{devices.lower()}:{i}" for i in range(2)]
+            return DeviceError(
+                f"`devices` must be a list. Received: devices={devices!r}. Write `{names!r}`, or leave it "
+                f"out to take all devices. There are: {there}."
+            )
         return DeviceError(f"`devices` must be a list. Received: devices={devices!r}. Write `{names!r}`.")
     what = "`devices` must be a list of names or `jax.Device`s, in replica order."
     if not isinstance(devices, Sequence):
@@ -302,6 +309,13 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
         )
     if str(error).startswith("Unrecognized data type: "):
         raise _unrecognized(name, data) from None
+    if str(error).startswith("When passing a Python generator"):
+        # Keras' text has all numbers of the batch in it.
+        raise InvalidTypeError(
+            f"A generator for `{name}` must give tuples, `(x, y)` or `(x,)`. Received: something "
+            "else, such as an array alone or a list. Write `yield x, y`, or `yield (x,)` for "
+            "inputs alone."
+        ) from None
     if "must have the same shape up until the last dimension" in str(error):
         add_advice(
             error,
@@ -326,6 +340,12 @@ _UNBATCHED = re.compile(r"Expected shape \(None, ([^)]*)\), but input has incomp
 
 def _unrecognized(name: str, data: object) -> InvalidTypeError:
     kind = type(data).__name__
+    if inspect.isgeneratorfunction(data):
+        return InvalidTypeError(
+            f"`{name}` needs arrays, or batches `(x, y)`. Received: the function {data.__name__}, which "
+            f"makes a generator. Write `{name}({data.__name__}(), …)`; for several epochs "
+            f"`unisono.data.Dataset.from_generator({data.__name__})`, which is called for each."
+        )
     if isinstance(data, (list, tuple)) and data:
         kind += f" of {len(data)} objects of the class {type(data[0]).__name__}"
     return InvalidTypeError(
@@ -404,6 +424,13 @@ _NOTES: tuple[tuple[type[Exception], re.Pattern[str], str], ...] = tuple(
             "has no attribute '?backward'?",
             "An array of JAX has no graph. Write `with unisono.GradientTape() as tape:` around the forward "
             "pass, and `tape.gradient(loss, variables)`.",
+        ),
+        (
+            ModuleNotFoundError,
+            "^No module named 'tensorflow'$",
+            "Unisono has TensorFlow's names: run the program by `python -m unisono.tf PROGRAM`, or write "
+            "`from unisono import tf`; `unisono migrate PROGRAM` says what must change. Where Keras imports "
+            "TensorFlow, set KERAS_BACKEND=jax, or import unisono before keras.",
         ),
         (
             TypeError,

@@ -259,9 +259,9 @@ def test_epochs_that_share_an_iteration_over_their_data(tmp_path, capsys, name, 
 
 
 def test_a_program_may_have_another_number_of_steps_that_fits(tmp_path):
-    def run(directory, steps, save_freq="epoch", stop=()):
+    def run(directory, steps, save_freq="epoch", stop=(), units=1):
         keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
         model.compile("adam", "mse", steps_per_execution=steps)
         # While one is being written in the background, the next would wait for an odd batch.
         backup = BackupAndRestore(directory, save_freq=save_freq, asynchronous=False)
@@ -277,6 +277,11 @@ def test_a_program_may_have_another_number_of_steps_that_fits(tmp_path):
     run(tmp_path / "other", 1, 1, [Stop(7)])
     with pytest.raises(CheckpointMismatchError, match="steps_per_execution=4"):
         run(tmp_path / "other", 4, 4)
+    # Of another model: a `fit` restores no parts.
+    with pytest.raises(
+        CheckpointMismatchError, match=r"bias has shape \(3,\)[^`]*, or delete .*other to start"
+    ):
+        run(tmp_path / "other", 1, 1, units=3)
 
 
 def test_steps_of_an_epoch_in_data_of_unknown_size_are_an_error(tmp_path):
