@@ -144,7 +144,7 @@ def launch(
     ] = False,
     **flags: Any,
 ) -> None:
-    """Run a script as a cluster of processes on this machine; each task gets its TF_CONFIG."""
+    """Run a script as a cluster of processes, here or elsewhere. Each gets its TF_CONFIG."""
     from unisono.launcher import _launch
 
     if workers is None and not ps and elastic is None and cluster is None:
@@ -232,7 +232,7 @@ def run(
         typer.Option(help="Hosts of MPI's ranks: n1,n1,n2,n2. [default: asked through mpi4py]"),
     ] = None,
 ) -> None:
-    """Run a script as a task that `srun` or `mpirun` starts: `mpirun -n 4 unisono run train.py`."""
+    """Run a script as a task that `srun` or `mpirun` starts. Such as `mpirun -n 4 unisono run train.py`."""
     from unisono.launcher.engines import _engine_task
 
     options = LaunchOptions(
@@ -291,7 +291,7 @@ def serve(
         int, typer.Option(help="Number of standby processes with JAX and Keras imported.", min=0)
     ] = 1,
 ) -> None:
-    """Train for clients elsewhere, one at a time: `unisono launch --cluster`, `unisono.launch(cluster=…)`."""
+    """Train for clients of `unisono launch --cluster`, one at a time. Also `unisono.launch(cluster=…)`."""
     from unisono.standalone._server import serve
 
     raise typer.Exit(serve(address, port, key_file, directory, spares))
@@ -325,7 +325,7 @@ def doctor(
         float, typer.Option(help="With -n and --hosts: megabytes of the weights of a model.")
     ] = 100.0,
 ) -> None:
-    """Print what is installed and whether it works, to be pasted into an issue; or measure links."""
+    """Print what is installed and whether it works. To be pasted into an issue; or measure links."""
     import tempfile
 
     from unisono.cli import _doctor
@@ -341,7 +341,7 @@ def doctor(
 def timeline(
     log_dir: Annotated[Path, typer.Argument(help="The log directory of a launch, which may still run.")],
 ) -> None:
-    """Write a page and a trace for Perfetto: what each task did when, and what failures have cost."""
+    """Write a page of a launch: what each task did, and when. Also a trace for Perfetto."""
     from unisono.cli import _timeline_page
 
     typer.echo(_timeline_page.main(log_dir))
@@ -374,7 +374,7 @@ def watch(
     web_address: WebAddress = None,
     key: WatchKey = None,
 ) -> None:
-    """Show a running job: speed, loss, memory, faults, and the time that is left."""
+    """Show a running job: speed, loss, memory, faults, time left."""
     from unisono.watch import _places, _terminal
 
     source = _places.find_job(job, key)
@@ -424,7 +424,7 @@ def plan(
     layout: Annotated[str, typer.Option(help="auto, auto:3 (and 3 others), or a name in FILE.")] = "auto",
     state_layout: Annotated[str, typer.Option(help="With `--devices-per-replica`.")] = "mirrored",
 ) -> None:
-    """Print what a model needs on each device, and what a step exchanges, for each way to train it."""
+    """Print the memory and the exchanges of each way to train a model."""
     from unisono.cli import _model_plan, _replica_plan
 
     room = None if memory is None else _model_plan.parse_memory(memory)
@@ -453,7 +453,7 @@ def explain(
     ],
     devices: Annotated[int, typer.Option(help="How many replicas train together.")] = 2,
 ) -> None:
-    """Print how each part of a model is computed on several replicas, and what differs from one device."""
+    """Print how each part of a model runs on several replicas. Also what differs from one device."""
     from unisono.cli import _model_plan
 
     typer.echo(_model_plan.explain(model, devices))
@@ -468,7 +468,7 @@ def migrate(
         bool, typer.Option("--json", help="Print a list with an object for each program.")
     ] = False,
 ) -> None:
-    """Print the lines of programs for TensorFlow that need a change, and why."""
+    """Print which lines of TensorFlow programs must change. Each with its reason."""
     from unisono.tf import _migrate
 
     examined = _migrate.examine(programs)
