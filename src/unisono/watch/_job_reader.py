@@ -92,8 +92,8 @@ class JobReader:
         self._tasks: dict[str, TaskRecord] = {}
         self._history = NewLines(folder, "history.jsonl")
         self._events: dict[str, NewLines] = {}
-        #: Bytes that were read in all.
-        self.bytes_read = 0
+        #: Bytes that were read in all, and whether the last call has left some.
+        self.bytes_read, self.is_behind = 0, False
 
     @property
     def name(self) -> str:
@@ -124,6 +124,7 @@ class JobReader:
             for event in filter(is_event, read_events(lines.read(share))):
                 if event["until"] >= (self._launch.started or 0.0):
                     self._take_event(known, event)
+        self.is_behind = any(each.has_more for each in self._events.values())
         self.bytes_read = self._history.bytes_read + sum(each.bytes_read for each in self._events.values())
         return self._job(self._clock())
 

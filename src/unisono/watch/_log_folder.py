@@ -118,19 +118,20 @@ class NewLines:
     def __init__(self, folder: LogFolder, name: str) -> None:
         self._folder, self._name = folder, name
         self._position, self._rest = 0, b""
-        #: Bytes that were read.
-        self.bytes_read = 0
+        #: Bytes that were read, and whether the last call has left some.
+        self.bytes_read, self.has_more = 0, False
 
     def read(self, most: int | None = None) -> Iterator[str]:
         """Give the lines that are new, where that is asked for of so many bytes, more or less.
 
         The last line, which may be half written, is given when it is complete.
         """
-        size = self._folder.size(self._name)
+        size = end = self._folder.size(self._name)
         if size < self._position:  # another file has its name now
             self._position, self._rest = 0, b""
         if most is not None:
             size = min(size, self._position + max(most, _LONGEST))
+        self.has_more = size < end
         while self._position < size:
             data = self._folder.read(self._name, self._position, min(_CHUNK, size - self._position))
             if not data:

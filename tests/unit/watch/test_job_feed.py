@@ -154,6 +154,27 @@ def test_a_job_that_cannot_be_read_once_is_read_again(tuned, caplog):
     assert "A page cannot be updated." in caplog.text
 
 
+def test_what_was_left_is_read_without_a_pause(tuned, job):
+    tuned(_job_feed, PERIOD=1000.0)
+    tuned(_job_feed, _LONGEST=1000.0)
+    third = threading.Event()
+
+    def read():
+        state = job.read()
+        if job.step == 3:
+            third.set()
+        return state
+
+    feed = JobFeed(read, lambda: job.step < 3)
+    events = feed.events()
+    next(events)
+    next_of(events)
+    assert third.wait(LIMIT)
+    events.close()
+    feed.end()
+    assert job.step == 3
+
+
 def test_changes_are_half_a_second_apart_and_a_slow_job_takes_a_tenth_of_the_time(tuned):
     assert _job_feed.PERIOD == 0.5
     tuned(_job_feed, PERIOD=0.01)

@@ -30,6 +30,25 @@ def test_a_failure_has_its_cost_and_curves_have_names(files):
     assert job["state"] == "ended"
 
 
+def test_a_long_past_is_shown_while_it_is_read(files, tuned):
+    for _ in killed(files):
+        pass
+    for i in range(3000):
+        files.event(10 + i, 11 + i, "steps", step=20 + i, count=1, data=0.0, exchange=None, generation=1)
+    tuned(_page_reader, _LOOK=1)
+    reader, steps = PageReader(JobReader(LocalFolder(files.root))), []
+    while not steps or reader.is_behind:
+        steps.append(reader.read()["step"])
+    # Three looks and more, of which each says more than the one before.
+    assert 2 < len(steps) < 50
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 3019
+    # The copy that is kept has all at once.
+    whole = PageReader(JobReader(LocalFolder(files.root))).last()["job"]
+    assert whole["step"] == 3019
+    assert whole["timeline"] == reader.read()["timeline"]
+
+
 def test_logs_are_read_by_the_name_of_a_task_alone(files):
     for _ in killed(files):
         pass

@@ -37,10 +37,13 @@ class JobFeed:
 
     Args:
         read: returns the job as JSON has it.
+        is_behind: returns whether `read` has left something, and is called again without a pause.
     """
 
-    def __init__(self, read: Callable[[], dict[str, object]]) -> None:
-        self._read = read
+    def __init__(
+        self, read: Callable[[], dict[str, object]], is_behind: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._read, self._is_behind = read, is_behind
         # Of another server, a number of an event means nothing.
         self._name = secrets.token_hex(4)
         self._state: dict[str, object] | None = None
@@ -63,7 +66,7 @@ class JobFeed:
                 _LOG.exception("A page cannot be updated.")
             took = time.monotonic() - began
             with self._news:
-                pause = min(_LONGEST, max(PERIOD, took / _SHARE) - took)
+                pause = 0.0 if self._is_behind() else min(_LONGEST, max(PERIOD, took / _SHARE) - took)
                 self._news.wait_for(lambda: not self._reads, pause)
 
     def _await_pages(self) -> bool:

@@ -37,7 +37,7 @@ def job_page(reader: PageReader, address: str, say: Callable[[str], None]) -> It
     Raises:
         InvalidArgumentError: when the address cannot be listened at.
     """
-    feed = JobFeed(reader.read)
+    feed = JobFeed(reader.read, lambda: reader.is_behind)
     try:
         server = PageServer(feed, reader.log_of, address)
     except InvalidArgumentError:

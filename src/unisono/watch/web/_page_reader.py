@@ -11,6 +11,8 @@ from unisono.watch.web._page_timeline import PageTimeline, costs_of, rows_of
 
 #: Bytes of a log that a page shows; of one log in a file, and of all.
 _SHOWN, _KEPT, _ALL_KEPT = 1 << 16, 1 << 13, 1 << 19
+#: Bytes of events that one look reads, so that a long past is shown as it is read: a second's work.
+_LOOK = 4 << 20
 #: Points after which a curve is sent anew at intervals: so long a curve has other points each time.
 _LONG = 500
 #: Seconds of these intervals.
@@ -37,11 +39,12 @@ class PageReader:
         Like `WatchedJob.to_json`, but `curves` has the points by name, and `timeline` the bars by row.
 
         Args:
-            last: whether long curves are up to date, too.
+            last: whether all is read at once, and long curves are up to date, too.
         """
         with self._lock:
-            job = self._job.refresh()
-            rows = self._timeline.read()
+            most = None if last else _LOOK
+            job = self._job.refresh(most)
+            rows = self._timeline.read(most)
             # Servers show the events of their tasks, and no launcher's history; pods give each byte once.
             for task, row in rows_of(job.timeline, job.started).items():
                 own = rows.setdefault(task, {})
@@ -54,6 +57,11 @@ class PageReader:
             facts["timeline"] = rows
             self._add_costs(facts["faults"], job.started)
             return facts
+
+    @property
+    def is_behind(self) -> bool:
+        """True if the last look has left something that was written before it."""
+        return self._job.is_behind or self._timeline.is_behind
 
     def _curves_of(
         self, curves: Sequence[Mapping[str, Any]], now: float, all_now: bool

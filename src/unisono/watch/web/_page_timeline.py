@@ -55,8 +55,17 @@ class PageTimeline:
         self._until = 0.0
         self.outages: list[Outage] = []
 
-    def read(self) -> dict[str, Row]:
-        """Read what is new; return the bars of each row, the launcher's row first."""
+    @property
+    def is_behind(self) -> bool:
+        """True if the last call of `read` has left something."""
+        return any(lines.has_more for lines in self._lines.values())
+
+    def read(self, most_bytes: int | None = None) -> dict[str, Row]:
+        """Read what is new; return the bars of each row, the launcher's row first.
+
+        Args:
+            most_bytes: of all events, more or less; the next call goes on there. None reads all.
+        """
         for record in filter(is_record, read_events(self._history_lines.read())):
             if record["event"] == "launched":
                 self._begin([])
@@ -65,8 +74,9 @@ class PageTimeline:
         if not self._history:
             return {}
         began, tasks = self._history[0]["time"], tasks_in(self._history)
+        share = None if most_bytes is None else most_bytes // max(1, len(tasks))
         for task in tasks:
-            self._read_events(task, began, min(_MOST, max(_LEAST, _BARS // len(tasks))))
+            self._read_events(task, began, min(_MOST, max(_LEAST, _BARS // len(tasks))), share)
         seconds = self._until - began
         self.outages = outages_in(self._history, self._first_steps)
         rows = {LAUNCHER: _by_kind(launcher_spans(self.outages, seconds))}
@@ -75,11 +85,11 @@ class PageTimeline:
             rows[task] = _by_kind(process_spans(task, self._history, bars.begins, seconds)) | bars.by_kind()
         return rows
 
-    def _read_events(self, task: str, began: float, most: int) -> None:
+    def _read_events(self, task: str, began: float, most: int, most_bytes: int | None) -> None:
         name = f"events/{task.replace(':', '-')}.jsonl"
         lines = self._lines.setdefault(task, NewLines(self._folder, name))
         bars = self._tasks.setdefault(task, TaskBars(task, began))
-        for event in filter(is_event, read_events(lines.read())):
+        for event in filter(is_event, read_events(lines.read(most_bytes))):
             if event["from"] >= began:
                 bars.add(event, most)
                 self._until = max(self._until, event["until"])
