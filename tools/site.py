@@ -33,6 +33,11 @@ _LINK = re.compile(r"\]\((?!https?://|#)(\.\./)?")
 _PICTURE = re.compile(r"^(!\[[^\]]*\]\(([^)]+)\))$", re.MULTILINE)
 _DIAGRAM = re.compile(r"^```mermaid\n.*?^```\n", re.DOTALL | re.MULTILINE)
 _TESTS = re.compile(r"\n\s*Tests: .*\Z", re.DOTALL)
+#: How much pages weigh in the search, where 1 is the weight of others: classes, old classes, classes whose
+#: names begin other names (the search takes what is typed for a beginning), and answers that people look for.
+_CLASS, _OLD_CLASS, _SHORT_CLASS, _ANSWER = 3, 2, 12, 8
+#: Pages of such answers.
+_ANSWERS = ("batch_size", "gradient_accumulation", "import_order", "mixed_precision", "out_of_memory")
 _ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
 
 
@@ -61,6 +66,8 @@ def main():
     for page in set((PAGES / "docs").glob("*.md")) - {PAGES / "docs" / "index.md"}:
         # A phone shows a large picture in its own size when it is touched.
         page.write_text(_PICTURE.sub(r"[\1](\2)", page.read_text()))
+    for page in (PAGES / "docs" / f"{name}.md" for name in _ANSWERS):
+        page.write_text(weighted(_ANSWER) + page.read_text())
     begin_with(PAGES / "docs" / "index.md")
     folder = PAGES / "docs" / "reference"
     folder.mkdir()
@@ -157,6 +164,12 @@ def part(package, homes, module, name, value):
     return definition(package, path, value)
 
 
+def weighted(boost, title=None):
+    """The head of a page that says how much it weighs in the search."""
+    named = "" if title is None else f"title: {title}\n"
+    return f"---\n{named}search:\n  boost: {boost}\n---\n\n"
+
+
 def class_page(package, homes, path, value):
     """The page of a class, which the search of the site shows first for its name."""
     from tests import reference
@@ -164,9 +177,11 @@ def class_page(package, homes, path, value):
     name = path.rpartition(".")[2]
     bases = [base for base in value.__mro__[1:] if homes.get(base) and reference.members(base)]
     own = [m for m in reference.members(value) if m not in vars(value)]
+    classes = (home.rpartition(".")[2].lower() for thing, home in homes.items() if inspect.isclass(thing))
+    begins_others = any(other.startswith(name.lower()) and other != name.lower() for other in classes)
     # Old names come after those of today.
-    boost = 2 if "experimental" in path else 3
-    text = f"---\ntitle: {name}\nsearch:\n  boost: {boost}\n---\n\n# {name}\n"
+    boost = _OLD_CLASS if "experimental" in path else _SHORT_CLASS if begins_others else _CLASS
+    text = f"{weighted(boost, name)}# {name}\n"
     text += definition(package, path, value, f"    options:\n      inherited_members: {own}\n" if own else "")
     for base in bases:
         listed = ", ".join(f"`{member}`" for member in reference.members(base))

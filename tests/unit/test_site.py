@@ -78,6 +78,14 @@ def test_the_search_knows_the_page_of_a_class_by_its_name(built):
         assert [
             entry["location"].rpartition(".")[2] for entry in boosted if "#" not in entry["location"]
         ] == [f"{name}/"]
+        # The search takes what is typed for the beginning of a word.
+        longer = [
+            e["boost"] for e in docs if e["title"].startswith(name) and e["title"] != name and "boost" in e
+        ]
+        assert boosted[0]["boost"] > 2 * max(longer, default=1)
+    for page in ("batch_size", "gradient_accumulation", "import_order", "mixed_precision", "out_of_memory"):
+        (found,) = [entry for entry in docs if entry["location"] == f"docs/{page}/"]
+        assert found["boost"] > 2 * 3
 
 
 @pytest.mark.exhaustive
