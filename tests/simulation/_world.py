@@ -387,9 +387,8 @@ class World:
 
     def _loop(self, ended):
         ready, events = self.ready, self.events
-        while not ended:
-            if self._failure is not None:
-                raise self._failure
+        # A failure may also be the last act of the first process.
+        while self._failure is None and not ended:
             count = len(ready)
             if not count:
                 self._next_event(events)
@@ -416,6 +415,8 @@ class World:
             self.current = fiber
             fiber.switch()
             self.current = None
+        if self._failure is not None:
+            raise self._failure
 
     def _next_event(self, events):
         while events:

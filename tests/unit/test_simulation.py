@@ -118,6 +118,12 @@ def test_what_never_ends_is_found():
         world.run(run)
 
 
+def test_a_failure_that_the_first_process_reports_last_is_not_lost():
+    world = World()
+    with pytest.raises(Violation, match="seen at the end"):
+        world.run(lambda: world.fail(Violation("seen at the end")))
+
+
 def test_a_killed_process_does_nothing_any_more_and_its_resources_are_released():
     world = World()
     seen = []
