@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from unisono import ClusterError
-from unisono.cluster.liveness import _status_server
+from unisono.cluster.liveness import _port_server, _status_server
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
-from unisono.cluster.liveness._status import WorkerStatus
+from unisono.cluster.liveness._status import WorkerStatus, describe_step
 from unisono.cluster.liveness._status_server import (
     AbsentError,
     EndedError,
@@ -25,7 +25,7 @@ from unisono.cluster.liveness._status_server import (
     UnreachableError,
     own_ip,
 )
-from unisono.cluster.rendezvous._protocol import frame
+from unisono.cluster.rendezvous._protocol import frame, take_frame
 
 GLOO = "UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:4711"
 
@@ -133,6 +133,75 @@ def test_a_closed_connection_is_not_an_end(cluster):
             asked = Peers(0, ("", address), ("a", "b"), "s", 60.0).ask(1, {"kind": "state"})
             served.result(60)
     assert asked == two.statuses[1].answer({"kind": "state"})
+
+
+def read_all(sock):
+    """What arrives until the other end closes, read slowly enough for its buffer to fill up."""
+    got = bytearray()
+    while data := sock.recv(1 << 14):
+        got += data
+        time.sleep(0.0005)
+    return got
+
+
+def test_an_answer_that_is_larger_than_the_buffers_arrives_whole(cluster):
+    two = cluster(2)
+    shapes = tuple((i, 2, 3) for i in range(40_000))
+    two.statuses[1].begin_step(("train", shapes))
+    # Connections that it accepts have the same.
+    two.ports[1]._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+    with socket.socket() as sock:
+        # Before it connects, or the window is larger than that.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        sock.connect(("127.0.0.1", two.ports[1].port))
+        sock.settimeout(30)
+        sock.sendall(frame({"kind": "state", "secret": "secret"}))
+        got = take_frame(read_all(sock))
+    assert got["step"] == describe_step(("train", shapes))
+    assert two.peers[0].ask(1, {"kind": "state"})["steps"] == 1
+
+
+def test_a_peer_that_reads_nothing_holds_up_nothing(cluster, monkeypatch):
+    monkeypatch.setattr(_port_server, "_SECONDS", 0.5)
+    two = cluster(2)
+    two.statuses[1].begin_step(("train", tuple((i, 2, 3) for i in range(40_000))))
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            sock.connect(("127.0.0.1", two.ports[1].port))
+            sock.sendall(frame({"kind": "state", "secret": "secret"}))
+        assert two.peers[0].ask(1, {"kind": "file", "path": "a", "collectives_begun": 0})["done"] is True
+        deadline = time.monotonic() + 30
+        while len(two.ports[1]._selector.get_map()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(two.ports[1]._selector.get_map()) == 1
+
+
+def test_a_question_that_is_larger_than_the_buffers_arrives_whole(monkeypatch):
+    class SmallSocket(socket.socket):
+        def connect_ex(self, address):
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+            return super().connect_ex(address)
+
+    monkeypatch.setattr("unisono.cluster.liveness._status_server.socket.socket", SmallSocket)
+    asked, answer = {"kind": "state", "reason": "x" * 700_000}, WorkerStatus().answer({"kind": "state"})
+    with socket.create_server(("127.0.0.1", 0)) as listener, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+
+        def serve():
+            with listener.accept()[0] as sock:
+                sock.settimeout(30)
+                inbox = bytearray()
+                while (message := take_frame(inbox, 1 << 24)) is None:
+                    inbox += sock.recv(1 << 16)
+                sock.sendall(frame(answer))
+                return message
+
+        served = pool.submit(serve)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert Peers(0, ("", address), ("a", "b"), "s", 30.0).ask(1, asked) == answer
+        assert served.result(30) == {**asked, "secret": "s"}
 
 
 @pytest.mark.parametrize(

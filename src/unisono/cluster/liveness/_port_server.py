@@ -19,7 +19,7 @@ from unisono.cluster.rendezvous._protocol import UnknownPeerError
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds for a question to arrive. It takes 0.1 ms, but the processors may be busy with the compilers of
+#: Seconds for a question to arrive, and again for its answer to leave. It takes 0.1 ms, but the processors may be busy with the compilers of
 #: several processes.
 _SECONDS = 10.0
 #: Seconds between two looks for connections whose time is over.
@@ -32,11 +32,12 @@ _CONNECTIONS = 256
 
 @dataclasses.dataclass(eq=False)
 class _Connection:
-    """One end of a connection: what was received, and the deadline for the rest."""
+    """One end of a connection: what was received, what is left to send, and the deadline for the rest."""
 
     sock: socket.socket
     deadline: float
     inbox: bytearray = dataclasses.field(default_factory=bytearray)
+    outbox: bytearray = dataclasses.field(default_factory=bytearray)
 
 
 class PortServer(abc.ABC):
@@ -79,7 +80,7 @@ class PortServer(abc.ABC):
                 for key, _ in selector.select(_TICK):
                     if key.data is None:
                         self._accept(selector)
-                    elif self._handle(key.data):
+                    elif self._handle(selector, key.data):
                         _drop(selector, key.data)
                 _drop_expired(selector)
             for connection in _connections(selector):
@@ -99,15 +100,19 @@ class PortServer(abc.ABC):
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_READ, _Connection(sock, time.monotonic() + _SECONDS))
 
-    def _handle(self, connection: _Connection) -> bool:
-        """Read from a connection; return whether to close it: it was answered, or rejected."""
+    def _handle(self, selector: selectors.BaseSelector, connection: _Connection) -> bool:
+        """Read from a connection or write to it; return whether to close it: it was answered, or rejected."""
         try:
-            receive(connection.sock, connection.inbox)
-            answer = self._answer(connection.inbox)
-            if answer is None:
-                return False
-            # Does not block: the answer is short, and the send buffer empty.
-            connection.sock.sendall(answer)
+            if not connection.outbox:
+                receive(connection.sock, connection.inbox)
+                answer = self._answer(connection.inbox)
+                if answer is None:
+                    return False
+                connection.outbox += answer
+                connection.deadline = time.monotonic() + _SECONDS
+                # From now on only what is written counts.
+                selector.modify(connection.sock, selectors.EVENT_WRITE, connection)
+            return send_part(connection.sock, connection.outbox)
         except BlockingIOError:
             return False
         except (OSError, UnknownPeerError) as error:
@@ -128,6 +133,18 @@ def receive(sock: socket.socket, inbox: bytearray) -> None:
     if not data:
         raise ConnectionResetError(errno.ECONNRESET, "closed without a message")
     inbox += data
+
+
+def send_part(sock: socket.socket, outbox: bytearray) -> bool:
+    """Send and remove what the kernel takes at once; return whether nothing is left.
+
+    `sendall` of a socket that does not block gives up when the kernel's buffer is full, and does not say how
+    much was sent.
+    """
+    with contextlib.suppress(BlockingIOError):
+        while outbox:
+            del outbox[: sock.send(outbox)]
+    return not outbox
 
 
 def _connections(selector: selectors.BaseSelector) -> list[_Connection]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono._errors import ClusterError
-from unisono.cluster.liveness._port_server import PortServer, receive
+from unisono.cluster.liveness._port_server import PortServer, receive, send_part
 from unisono.cluster.liveness._status import WorkerStatus, answer_problem
 from unisono.cluster.rendezvous._protocol import Message, UnknownPeerError, frame, take_frame
 from unisono.cluster_resolver._spec import split_address
@@ -167,12 +167,15 @@ class _PeerRequest:
         self.retry_at = 0.0
         self.answer: dict[str, Any] | AbsentError | None = None
         self._inbox = bytearray()
+        #: The rest of the question; it is sent in parts where it is larger than the kernel's buffer.
+        self._outbox = bytearray()
         self._trouble = ""
 
     def connect(self, selector: selectors.BaseSelector) -> None:
         """Begin to connect; an error of the connection is reported when the question is sent."""
         family = socket.AF_INET6 if ":" in self._target[0] else socket.AF_INET
         self._inbox.clear()
+        self._outbox[:] = self._text
         try:
             self.sock = socket.socket(family, socket.SOCK_STREAM)
             self.sock.setblocking(False)
@@ -193,7 +196,8 @@ class _PeerRequest:
             return
         try:
             if mask & selectors.EVENT_WRITE:
-                self._send(self.sock)
+                if not self._send(self.sock):
+                    return
                 selector.modify(self.sock, selectors.EVENT_READ, self)
                 return
             receive(self.sock, self._inbox)
@@ -214,16 +218,18 @@ class _PeerRequest:
         selector.unregister(self.sock)
         self.close()
 
-    def _send(self, sock: socket.socket) -> None:
+    def _send(self, sock: socket.socket) -> bool:
+        """Send what the kernel takes of the question; return whether all of it was sent."""
         if (code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) != 0:
             raise OSError(code, os.strerror(code))
         # TCP's simultaneous open: a connection to a free port of the own machine may get that very port as
         # its source, and then it is connected to itself.
         if sock.getsockname()[1] == self._target[1] and _is_own(sock):
             raise ConnectionRefusedError(errno.ECONNREFUSED, "connected to itself")
-        sock.sendall(self._text)
+        is_sent = send_part(sock, self._outbox)
         # The kernel accepts connections for a process that does not run. One that has closed them does.
         self._trouble = self._trouble or "its process is stopped, or its machine is down"
+        return is_sent
 
     def _retry(self, trouble: str) -> None:
         self._trouble = trouble
