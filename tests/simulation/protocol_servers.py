@@ -568,14 +568,15 @@ def run_servers(world, plan, kind=Servers):
     if not plan.durable:
         kind(world, plan, None).run()
         return
-    folder = Path(tempfile.mkdtemp(prefix="unisono-sim-", dir=_memory()))
+    folder = Path(tempfile.mkdtemp(prefix="unisono-sim-", dir=memory_folder()))
     try:
         kind(world, plan, folder).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _memory():
+def memory_folder():
+    """Return the folder of a file system in memory; None where there is none."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 

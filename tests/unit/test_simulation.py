@@ -284,6 +284,7 @@ def test_a_call_without_an_answer_may_have_happened_or_not():
 COUNTS = {
     "calls": 90,
     "absence": 20,
+    "chiefs": 30,
     "pushes": 35,
     "pulls": 5,
     "restarts": 25,
@@ -306,6 +307,7 @@ def test_protocols_hold(name):
 PLANTED = {
     "a closure is applied as often as it comes": "pushes",
     "a repeated HELLO drops the variables again": "pushes",
+    "a generation is taken twice": "chiefs",
     "a closure is answered before its updates are acknowledged": "closures",
 }
 

@@ -1,15 +1,21 @@
 """A client with servers that the test plays, over a network that loses and repeats messages."""
 
 import collections
+import concurrent.futures
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from unisono._errors import ClusterError, InvalidArgumentError, OutOfRangeError
+from unisono._errors import ClusterError, ContextError, InvalidArgumentError, OutOfRangeError
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.server import _client
 from unisono.parameter_server.server._client import ServerClient, error_of
+from unisono.parameter_server.server._server import VariableServer
+from unisono.parameter_server.server._store import VariableStore
+from unisono.parameter_server.state._create import NewVariable
+from unisono.parameter_server.state._variables import StoredSpec
 from unisono.rpc._calls import PushToServer
 from unisono.rpc._frames import Frame
 from unisono.rpc._loopback import LoopbackNetwork
@@ -22,13 +28,14 @@ class Server:
     def __init__(self):
         self.values = collections.defaultdict(lambda: (0, np.zeros(2, np.float32)))
         self.requests, self.sent, self.lineage, self.generation = [], [], "a", 0
-        self.used, self.dropped = {}, 0
+        self.used, self.dropped, self.chief = {}, 0, ""
 
     def handle(self, client, frame):
         self.requests.append((frame.op, frame.request))
         if frame.op is Op.HELLO:
-            self.generation = frame.generation
+            self.generation, self.chief = frame.generation, frame.meta.get("chief")
         answer = {"ids": [3], "digest": "d", "generation": self.generation, "used": self.used}
+        answer["chief"] = self.chief
         if frame.op is Op.PULL:
             return frame.answer(Op.OK, *self.pulled(frame.meta))
         self.pushed = dict(frame.meta)
@@ -205,6 +212,46 @@ def test_each_job_has_a_generation_of_its_own():
     # The launcher says which generation it is at least.
     assert [client_of(servers).begin_job(least) for least in (0, 0, 9, 3)] == [5, 6, 9, 10]
     assert [s.generation for s in servers] == [10, 10]
+
+
+def test_chiefs_that_begin_at_the_same_moment_take_different_generations():
+    """Both see the same generation before either takes one; one leads, and the other one is told."""
+    both_have_looked = threading.Barrier(2)
+    servers = [VariableServer(VariableStore()) for _ in range(2)]
+
+    def handled(server):
+        is_first = iter([True])
+
+        def handle(client, frame):
+            answer = server.handle(client, frame)
+            if frame.op is Op.STATUS and next(is_first, False):
+                both_have_looked.wait(30)
+            return answer
+
+        return handle
+
+    # Each chief has a network of its own, as its requests wait for the other one's.
+    chiefs = []
+    for _ in range(2):
+        network, clients = LoopbackNetwork(), []
+        for i, server in enumerate(servers):
+            rpc_server = network.rpc_server(str(i), handled(server) if i == 0 else server.handle)
+            rpc_server.start()
+            clients.append(network.rpc_client(Task("ps", i), str(i), Task("chief", 0)))
+        chiefs.append(ServerClient(clients))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        begun = [pool.submit(chief.begin_job, 0) for chief in chiefs]
+        concurrent.futures.wait(begun, 60)
+    # Whose number was lower than another's when it arrived is refused at once.
+    led = {b.result(): c for b, c in zip(begun, chiefs, strict=True) if b.exception() is None}
+    assert led
+    assert len(led) == sum(b.exception() is None for b in begun)
+    news = [NewVariable(StoredSpec("w", (2,), "float32"), np.ones(2, "float32"))]
+    assert led[max(led)].create_variables(0, news) == [0]
+    for chief in chiefs:
+        if chief is not led[max(led)]:
+            with pytest.raises(ContextError, match="leads the job"):
+                chief.create_variables(0, news)
 
 
 def test_a_push_names_the_lineage_of_what_was_pulled():

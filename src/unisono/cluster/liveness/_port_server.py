@@ -19,8 +19,8 @@ from unisono.cluster.rendezvous._protocol import UnknownPeerError
 
 _LOG = logging.getLogger("unisono")
 
-#: Seconds for a question to arrive, and again for its answer to leave. It takes 0.1 ms, but the processors may be busy with the compilers of
-#: several processes.
+#: Seconds for a question to arrive, and again for its answer to leave. Both take 0.1 ms, but the processors
+#: may be busy with the compilers of several processes.
 _SECONDS = 10.0
 #: Seconds between two looks for connections whose time is over.
 _TICK = 1.0

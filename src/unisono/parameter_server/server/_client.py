@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,9 @@ from unisono.rpc._versions import installed
 #: Seconds after which a request is sent again, and between two attempts while a server is away.
 RETRY_AFTER = 5.0
 RETRY_EVERY = 0.2
+
+#: Chiefs that begin at the same moment wait for up to 15 of these seconds before they try again.
+_TURN = 0.02
 
 #: Seconds for the answer of a server that is asked to end.
 _END_WITHIN = 5.0
@@ -80,6 +84,8 @@ class ServerClient:
     ) -> None:
         self._clients, self._generation, self._absence_limit = list(clients), generation, absence_limit
         self._numbers = RequestNumbers()
+        #: Tells this chief from others that ask for the same generation.
+        self._name = secrets.token_hex(8)
         self._lock = threading.Lock()
         #: Counts what goes to the servers, and what comes.
         self.traffic = Traffic()
@@ -105,12 +111,26 @@ class ServerClient:
     def begin_job(self, least: int) -> int:
         """Drop the variables of earlier jobs on all servers; return the generation of this job.
 
-        It is higher than that of any job before: what workers compute for an earlier chief is refused.
+        It is higher than that of any job before: what workers compute for an earlier chief is refused. Chiefs
+        that begin at the same moment may ask for the same one, which a server gives to the first: the others
+        take a higher one, and the last of them leads.
+
+        Raises:
+            ClusterError: other chiefs take each generation first, or a server is away for too long.
+            InvalidArgumentError: a chief of a higher generation has taken over meanwhile.
         """
-        known = [int(answer.meta["generation"]) for answer in self.on_all(Op.STATUS)]
-        self._generation = max(least, 1 + max(known, default=0))
-        self.on_all(Op.HELLO, {"reset": True, "versions": installed()})
-        return self._generation
+        for digit in self._name:
+            known = [int(answer.meta["generation"]) for answer in self.on_all(Op.STATUS)]
+            self._generation = max(least, 1 + max(known, default=0))
+            hello = {"reset": True, "chief": self._name, "versions": installed()}
+            if all(answer.meta["chief"] == self._name for answer in self.on_all(Op.HELLO, hello)):
+                return self._generation
+            # Each chief waits for another time, so that one of them is the first at all servers.
+            self._is_closed.wait(int(digit, 16) * _TURN)
+        raise ClusterError(
+            "A job must have one chief. Received: others that begin at the same moment as this one, each of "
+            f"{len(self._name)} times. Start one chief, and another one when it has ended."
+        )
 
     def used_batches(self) -> dict[str, int]:
         """Return how many batches of workers' datasets are in the updates of any server.

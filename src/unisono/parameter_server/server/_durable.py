@@ -293,7 +293,7 @@ class DurableStore:
     ) -> Recovery:
         known = acknowledged or found
         self.store.clear()
-        self.store.generation = known.generation
+        self.store.generation, self.store.chief = known.generation, ""
         self.store.damage = describe_loss(acknowledged, found, why, is_last)
         _LOG.error("%s", self.store.damage)
         # What a new job writes has higher numbers than all that is there, of which a part cannot be read: an

@@ -162,10 +162,11 @@ class VariableServer:
     # the chief's
 
     def _hello(self, frame: Frame) -> Frame:
-        self.store.raise_generation(frame.generation)
+        leads = self.store.raise_generation(frame.generation, str(frame.meta.get("chief", "")))
         # After that, or the chief whose versions are others could not end this task.
         check_versions(frame.meta.get("versions"))
-        if frame.meta.get("reset"):
+        # The status names the chief that leads: another one begins again, with a higher generation.
+        if leads and frame.meta.get("reset"):
             self.store.reset(request=frame.request)
         return self._status(frame)
 
@@ -278,6 +279,7 @@ class VariableServer:
         with store.lock:
             meta: dict[str, Json] = {
                 "generation": store.generation,
+                "chief": store.chief,
                 "lineage": store.lineage,
                 "count": store.applied_count,
                 "watermark": store.watermark,

@@ -58,6 +58,9 @@ class VariableStore:
         self._request_dedup = RequestDedup()
         self.clear()
         self.generation = 0
+        #: The name of the chief that has taken this generation; a restart forgets it, and then whoever asks
+        #: for the same generation takes a higher one.
+        self.chief = ""
 
     def clear(self) -> None:
         """Drop all variables without a trace in the journal."""
@@ -146,8 +149,8 @@ class VariableStore:
 
     # changes
 
-    def raise_generation(self, generation: int) -> None:
-        """Note that a newer chief is there."""
+    def raise_generation(self, generation: int, chief: str = "") -> bool:
+        """Note that a newer chief is there; return False where another one has taken its generation."""
         with self.lock:
             if generation < self.generation:
                 raise InvalidArgumentError(
@@ -158,7 +161,8 @@ class VariableStore:
                 # What is lost belongs to the job before.
                 self.damage = None
                 self._commit("generation", {"generation": generation}, ())
-                self.generation = generation
+                self.generation, self.chief = generation, chief
+            return chief == self.chief
 
     def reset(self, lineage: str | None = None, request: int = 0) -> None:
         """Drop all variables, as a new job does; programs stay."""
@@ -380,6 +384,7 @@ class VariableStore:
             self.clear()
             left = list(arrays)
             self.lineage, self.generation = checked_lineage(meta), whole(meta, "generation")
+            self.chief = ""
             for entry in listed(meta, "variables"):
                 spec = StoredSpec.decode(entry)
                 number, version = whole(entry, "number"), whole(entry, "version")
