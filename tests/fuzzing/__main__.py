@@ -20,7 +20,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import hypothesis
 
-from tests.fuzzing import checkpoints, launches, models, servers
+from tests.fuzzing import checkpoints, launches, models, servers, texts
 from unisono import UnisonoError
 
 #: Cases of each format at most.
@@ -32,7 +32,8 @@ TARGETS = [
     checkpoints.SavedCheckpoints, checkpoints.CheckpointsInStores, checkpoints.SavedBackups,
     checkpoints.Markers, launches.Timelines, launches.SmallFiles, launches.TFConfigs, launches.Platforms,
     launches.Variables, models.ExportedModels, models.SavedModules, models.SavedModels, models.CachedData,
-    models.Records, servers.ServerFiles, servers.Messages,
+    models.Records, servers.ServerFiles, servers.Messages, texts.Lists, texts.EngineLogs, texts.Examples,
+    texts.EventFiles, texts.ArrayRecords,
 ]  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from unisono._system._object_store import StorePath, store_path
 from unisono._types import ArrayLike
 
 try:
+    from google.protobuf.message import DecodeError
     from PIL import Image
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.compat.tensorflow_stub.io import gfile
@@ -173,7 +174,8 @@ class _ObjectFile:
 def read_scalars(logdir: str) -> dict[int, dict[str, float]]:
     """Return the numbers that the event files of a directory hold, by step and tag.
 
-    A record at the end of a file that is not whole yet, as its writer is at it, does not count.
+    A record at the end of a file that is not whole yet, as its writer is at it, does not count, and nothing
+    that follows a damaged one.
     """
     scalars: dict[int, list[tuple[float, str, float]]] = {}
     names = gfile.listdir(logdir) if gfile.isdir(logdir) else []
@@ -198,7 +200,11 @@ def _events(path: str) -> Iterator[event_pb2.Event]:
         (length,) = struct.unpack_from("<Q", content, at)
         if at + 16 + length > len(content):
             return
-        yield event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
+        try:
+            yield event_pb2.Event.FromString(content[at + 12 : at + 12 + length])
+        except DecodeError as error:
+            _LOG.warning("%s is damaged from byte %d on (%s): what follows is not read.", path, at, error)
+            return
         at += 16 + length
 
 
@@ -207,7 +213,11 @@ def _number(value: summary_pb2.Summary.Value) -> float | None:
         return float(value.simple_value)
     if not value.HasField("tensor") or value.metadata.plugin_data.plugin_name not in ("scalars", ""):
         return None
-    array = tensor_util.make_ndarray(value.tensor)
+    try:
+        array = tensor_util.make_ndarray(value.tensor)
+    except (TypeError, ValueError, ArithmeticError):
+        # Of a dtype that there is not, or with fewer bytes than its shape says.
+        return None
     return float(array) if array.ndim == 0 and array.dtype.kind in "fiub" else None
 
 

@@ -96,7 +96,17 @@ def ArrayRecordDataset(filenames: str | os.PathLike[str] | list[str]) -> Dataset
     [b'one']
     """
     paths = filenames if isinstance(filenames, list) else [os.fspath(filenames)]
-    return Dataset(Source(lambda: grain.sources.ArrayRecordDataSource(paths)))
+
+    def source() -> grain.sources.ArrayRecordDataSource:
+        try:
+            return grain.sources.ArrayRecordDataSource(paths)
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                "An ArrayRecord file must be whole, from its first block to the index at its end. Received: "
+                f"{error} in one of {paths}. Write the file anew."
+            ) from None
+
+    return Dataset(Source(source))
 
 
 _TEXT = TensorSpec((), object)

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -31,6 +30,7 @@ from unisono.preprocessing._fingerprints import (
     crossed_buckets,
     hash_buckets,
     on_host,
+    terms_of_file,
 )
 
 
@@ -323,7 +323,8 @@ def categorical_column_with_vocabulary_file(
         A categorical column.
 
     Raises:
-        InvalidArgumentError: the file has fewer lines, or an argument cannot be used.
+        InvalidArgumentError: the file has fewer lines, or one that is no integer, or an argument cannot be
+            used.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "colors.txt")
@@ -334,16 +335,15 @@ def categorical_column_with_vocabulary_file(
     """
     if file_format not in (None, "text"):
         raise InvalidArgumentError(f"vocabulary_file must be a text file. Received: {file_format=}.")
-    lines = Path(vocabulary_file).read_bytes().splitlines()
+    is_integer = str(getattr(dtype, "name", dtype)).startswith(("int", "uint"))
+    lines = terms_of_file(os.fspath(vocabulary_file), is_integer)
     size = len(lines) if vocabulary_size is None else vocabulary_size
     if not 0 < size <= len(lines):
         raise InvalidArgumentError(
             f"vocabulary_size must be 1 to the number of lines. Received: {size}, and {len(lines)} lines "
             f"in {os.fspath(vocabulary_file)}."
         )
-    is_integer = str(getattr(dtype, "name", dtype)).startswith(("int", "uint"))
-    terms = tuple(int(line) if is_integer else line for line in lines[:size])
-    return _vocabulary_column(key, terms, default_value, num_oov_buckets)
+    return _vocabulary_column(key, tuple(lines[:size]), default_value, num_oov_buckets)
 
 
 def categorical_column_with_identity(

@@ -8,11 +8,12 @@ https://www.tensorflow.org/api_docs/python/tf/sparse/cross_hashed
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
 
-from unisono._errors import InvalidTypeError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.preprocessing._farmhash import fingerprints_of
 
 #: The seed of TensorFlow's crossed columns and of `tf.sparse.cross_hashed`.
@@ -20,6 +21,28 @@ CROSS_KEY = 0xDECAFCAFFE
 
 _MULTIPLIER = np.uint64(0xC6A4A7935BD1E995)
 _SHIFT = np.uint64(47)
+
+
+def terms_of_file(path: str | Path, is_integer: bool) -> list[bytes] | list[int]:
+    """Return the terms of a vocabulary file, one in each line.
+
+    Raises:
+        InvalidArgumentError: a line of integers is none.
+    """
+    lines = Path(path).read_bytes().splitlines()
+    if not is_integer:
+        return lines
+    terms = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            # No JAX array holds more.
+            terms.append(int(np.int64(int(line[:64]))))
+        except (ValueError, OverflowError):
+            raise InvalidArgumentError(
+                f"Each line of a vocabulary of integers must be one. Received: {line[:64]!r} in line "
+                f"{number} of {path}. Take it out, or read the file as strings."
+            ) from None
+    return terms
 
 
 def on_host(values: object, caller: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono._types import UserValue
 from unisono.preprocessing._encoding import checked_mode, encoded, encoded_shape
-from unisono.preprocessing._fingerprints import hash_buckets, on_host
+from unisono.preprocessing._fingerprints import hash_buckets, on_host, terms_of_file
 from unisono.preprocessing._hashing import prepare_host_layer, refuse_sparse
 
 #: A term of a vocabulary: bytes of a string, or an integer.
@@ -105,7 +105,7 @@ class IndexLookup(keras.layers.Layer):
             vocabulary: a list, an array, or the path of a file with a term in each line.
 
         Raises:
-            InvalidArgumentError: it is empty, too long, or has a term twice.
+            InvalidArgumentError: it is empty, too long, or has a term twice, or one that is no integer.
         """
         terms = self._terms_of(vocabulary)
         special = self._special_terms()
@@ -116,8 +116,7 @@ class IndexLookup(keras.layers.Layer):
 
     def _terms_of(self, vocabulary: object) -> list[Term]:
         if isinstance(vocabulary, (str, Path)):
-            lines = Path(vocabulary).read_bytes().splitlines()
-            return list(lines) if self._strings else [int(line) for line in lines]
+            return list(terms_of_file(vocabulary, is_integer=not self._strings))
         array = on_host(vocabulary, type(self).__name__)
         return [term if self._strings else int(term) for term in array.ravel().tolist()]
 

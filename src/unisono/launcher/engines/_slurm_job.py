@@ -90,14 +90,15 @@ def read_states(text: str) -> list[JobState]:
         fields = dict(_FIELD.findall(line))
         if "JobState" in fields:
             code, _, number = fields.get("ExitCode", "0:0").partition(":")
-            killed = int(number) if number != "0" else 0
+            # A line that was cut says less.
+            killed = read_index(number) or 0
             states.append(
                 JobState(
                     fields.get("JobId", ""),
                     fields["JobState"],
                     fields.get("Reason", ""),
                     fields.get("NodeList", ""),
-                    128 + killed if killed else int(code),
+                    128 + killed if killed else read_index(code) or 0,
                     fields.get("ArrayTaskId", ""),
                 )
             )

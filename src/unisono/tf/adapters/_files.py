@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from unisono._errors import InvalidArgumentError, MissingPackageError
+from unisono._system._json import UNREADABLE
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 Path = str | os.PathLike[str]
@@ -78,10 +79,11 @@ def decode_image(contents: bytes, channels: int = 0, **kwargs: object) -> np.nda
     """Return the pixels of an image file: an array of shape [height, width, channels], uint8.
 
     Raises:
-        InvalidArgumentError: `channels` is another number than 0 (those of the file), 1, 3 and 4.
+        InvalidArgumentError: the file is no image, or is cut; or `channels` is another number than 0 (those
+            of the file), 1, 3 and 4.
         MissingPackageError: Pillow is not installed.
     """
-    picture = _pillow().open(io.BytesIO(contents))
+    picture = _picture(contents)
     mode = {0: picture.mode, 1: "L", 3: "RGB", 4: "RGBA"}.get(channels)
     if mode is None:
         raise InvalidArgumentError(
@@ -89,6 +91,21 @@ def decode_image(contents: bytes, channels: int = 0, **kwargs: object) -> np.nda
         )
     pixels = np.asarray(picture.convert(mode))
     return (pixels[..., None] if pixels.ndim == 2 else pixels).view(HostTensor)
+
+
+def _picture(contents: bytes) -> Any:
+    """Return the image of a file, which has been read to its end."""
+    pillow = _pillow()
+    try:
+        picture = pillow.open(io.BytesIO(contents))
+        picture.load()
+    # Pillow has no exception of its own for files that are cut or changed.
+    except (*UNREADABLE, pillow.DecompressionBombError) as error:
+        raise InvalidArgumentError(
+            "An image must be a whole file of PNG, JPEG or another format of Pillow. Received: "
+            f"{bytes(contents[:12])!r} of {len(contents)} bytes ({error or type(error).__name__})."
+        ) from None
+    return picture
 
 
 def encode_png(image: Any, compression: int = -1) -> HostTensor:

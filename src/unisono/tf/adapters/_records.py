@@ -193,7 +193,16 @@ def parse_single_example(serialized: Any, features: Mapping[str, Any]) -> Any:
     Raises:
         InvalidArgumentError: the record does not hold what `features` says.
     """
-    example = _messages()["Example"].FromString(_bytes_of(serialized))
+    from google.protobuf.message import DecodeError
+
+    record = _bytes_of(serialized)
+    try:
+        example = _messages()["Example"].FromString(record)
+    except DecodeError as error:
+        raise InvalidArgumentError(
+            f"A record must be a serialized `tf.train.Example`. Received: {record[:40]!r} of {len(record)} "
+            f"bytes ({error}). Write what `SerializeToString` returns."
+        ) from None
     return {key: _parsed(key, feature, example.features.feature) for key, feature in features.items()}
 
 

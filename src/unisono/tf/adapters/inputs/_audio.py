@@ -36,14 +36,20 @@ def decode_wav(
         with wave.open(io.BytesIO(on_host(contents, "tf.audio.decode_wav").item())) as file:
             bits, channels, rate = 8 * file.getsampwidth(), file.getnchannels(), file.getframerate()
             data = file.readframes(file.getnframes())
-    except (wave.Error, EOFError) as error:
+    # Where a part of the file is longer than the file, `wave` raises RuntimeError without a text.
+    except (wave.Error, EOFError, RuntimeError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"A sound must be a WAV file. Received: one that is not ({error})."
+            f"A sound must be a WAV file. Received: one that is not ({error or 'it is cut'})."
         ) from None
     if bits != 16 or desired_channels not in (-1, channels):
         wanted = "" if desired_channels == -1 else f" with {desired_channels} channels"
         raise InvalidArgumentError(
             f"A sound must have 16 bits{wanted}. Received: {bits} bits, {channels} channels."
+        )
+    if len(data) % (2 * channels) or rate > np.iinfo(np.int32).max:
+        raise InvalidArgumentError(
+            "A WAV file must hold whole samples, and less than 2**31 of them in a second. Received: "
+            f"{len(data)} bytes of {channels} channels, {rate} samples in a second."
         )
     samples = (np.frombuffer(data, "<i2").astype(np.float32) / 2**15).reshape(-1, channels)
     if desired_samples >= 0:

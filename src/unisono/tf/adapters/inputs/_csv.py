@@ -24,6 +24,9 @@ from unisono.data._pipeline._structure import TensorSpec
 from unisono.preprocessing._fingerprints import on_host
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
+#: Text is bytes for TensorFlow, of whatever encoding.
+_ANY = "surrogateescape"
+
 #: What TensorFlow tries for a column without a default, in this order.
 _KINDS = (np.int32, np.int64, np.float32, np.float64)
 
@@ -90,11 +93,14 @@ def decode_csv(
     """
     lines = on_host(records, "tf.io.decode_csv")
     columns = [_column(default) for default in record_defaults]
-    rows = [
-        _values(_chosen(row, select_cols, None), columns, na_value, f"line {number}")
-        for number, line in enumerate(lines.ravel().tolist())
-        for row in _reader([line.decode()], field_delim, use_quote_delim)
-    ]
+    rows = []
+    for number, line in enumerate(lines.ravel().tolist()):
+        found = list(_reader([line.decode(errors=_ANY)], field_delim, use_quote_delim))
+        if len(found) != 1:
+            raise InvalidArgumentError(
+                f"Each record must be one line. Received: {len(found)} lines in {line[:40]!r}."
+            )
+        rows.append(_values(_chosen(found[0], select_cols, None), columns, na_value, f"line {number}"))
     return [
         np.array([row[i] for row in rows], dtype).reshape(lines.shape).view(HostTensor)
         for i, (dtype, _) in enumerate(columns)
@@ -173,19 +179,32 @@ def _files(pattern: Any) -> list[str]:
 
 def _open(file: str, compression: str | None) -> TextIO:
     if compression == "GZIP":
-        return gzip.open(file, "rt", newline="", encoding="utf-8")
+        return gzip.open(file, "rt", newline="", encoding="utf-8", errors=_ANY)
     if compression == "ZLIB":
         with open(file, "rb") as packed:
-            return io.StringIO(zlib.decompress(packed.read()).decode())
+            content = packed.read()
+        try:
+            return io.StringIO(zlib.decompress(content).decode(errors=_ANY))
+        except zlib.error as error:
+            raise InvalidArgumentError(
+                f"A file must be compressed by zlib. Received: {file} ({error})."
+            ) from None
     if compression:
         raise InvalidArgumentError(
             f"`compression_type` must be 'GZIP', 'ZLIB' or None. Received: {compression!r}."
         )
-    return open(file, newline="", encoding="utf-8")
+    return open(file, newline="", encoding="utf-8", errors=_ANY)
 
 
 def _reader(lines: Iterable[str], delimiter: str, quotes: bool) -> Iterator[list[str]]:
-    return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
+    rows = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
+    try:
+        yield from rows
+    # A packed file that is cut or changed, too.
+    except (csv.Error, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidArgumentError(
+            f"Rows of CSV must be readable. Received: {error} in line {rows.line_num + 1}."
+        ) from None
 
 
 def _rows(
@@ -240,7 +259,7 @@ def _values(
                 )
             found.append(default)
         elif dtype == np.dtype(object):
-            found.append(text.encode())
+            found.append(text.encode(errors=_ANY))
         else:
             try:
                 found.append(np.asarray(text.strip()).astype(dtype))
