@@ -9,7 +9,8 @@ Tests: tests/unit/system/test_file_names.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
@@ -57,12 +58,28 @@ def names_problem(names: Iterable[object]) -> str | None:
         if (problem := name_problem(name)) is not None:
             return f"the name {_shown(name)} leads to no file below: {problem}"
         known.add(str(name))
+    # By what macOS and Windows, which neglect the case and the composition of letters, take them for.
+    as_one: dict[str, str] = {}
+    for name in sorted(known):
+        for part in _and_its_folders(name):
+            if as_one.setdefault(_folded(part), part) != part:
+                both = f"{_shown(as_one[_folded(part)])} and {_shown(part)}"
+                return f"the names {both} are one file on some systems"
     for name in sorted(known):
         parts = name.split("/")
         for i in range(1, len(parts)):
             if (folder := "/".join(parts[:i])) in known:
                 return f"the file {folder!r} is also the folder of {name!r}"
     return None
+
+
+def _and_its_folders(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:i]) for i in range(1, len(parts) + 1))
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def paths_below(folder: Path, names: Iterable[str], source: object) -> dict[str, Path]:
@@ -74,8 +91,8 @@ def paths_below(folder: Path, names: Iterable[str], source: object) -> dict[str,
         source: where the names stand, for the error.
 
     Raises:
-        InvalidArgumentError: a name is absolute, has a part `..`, leads through a link, or cannot name
-            a file on this machine.
+        InvalidArgumentError: a name is absolute, has a part `..`, leads through a link, cannot name a file
+            on this machine, or differs from another one by case or the composition of letters alone.
 
     >>> paths_below(Path("/run"), ["a/b"], "")
     {'a/b': PosixPath('/run/a/b')}
@@ -90,8 +107,8 @@ def paths_below(folder: Path, names: Iterable[str], source: object) -> dict[str,
     if problem:
         raise InvalidArgumentError(
             f"The files of {source} must lie below it: their names are relative, without `..`, links, drives "
-            f"and backslashes. Received: {problem}. Nothing was written. Do not read it, if it is not your "
-            "own; otherwise rename or delete this file."
+            f"and backslashes, and differ by more than case. Received: {problem}. Nothing was written. Do "
+            "not read it, if it is not your own; otherwise rename or delete this file."
         )
     return paths
 

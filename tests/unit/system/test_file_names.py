@@ -1,9 +1,13 @@
 """Names from outside lead to files below a folder, or nowhere, before anything is written."""
 
 import re
+import stat
+import tempfile
+import zipfile
 from pathlib import Path
 
 import fsspec
+import keras
 import pytest
 
 import unisono
@@ -48,6 +52,16 @@ def test_a_file_is_no_folder_of_another(tmp_path):
     assert names_problem(["a/b/c", "a"]) == "the file 'a' is also the folder of 'a/b/c'"
 
 
+@pytest.mark.parametrize(
+    "names", [["a/Weights", "a/weights"], ["\u00e9", "e\u0301"], ["A/x", "a/y", "a/X"], ["Data/x", "data"]]
+)
+def test_names_of_one_file_on_another_file_system(names, tmp_path):
+    """macOS and Windows take both for one file, and the second would be written over the first."""
+    assert "are one file on some systems" in names_problem(names)
+    with pytest.raises(InvalidArgumentError, match="Nothing was written"):
+        paths_below(tmp_path, names, "the listing")
+
+
 def test_a_name_leads_through_no_link(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "link").symlink_to(tmp_path)
@@ -85,3 +99,21 @@ def test_keys_of_a_bucket_are_copied_below_or_not_at_all(name, tmp_path, monkeyp
     finally:
         client.store.clear()
     assert [path.name for path in tmp_path.rglob("*")] == ["inner"]
+
+
+def test_members_of_a_keras_file_are_written_below_its_temporary_folder(tmp_path, monkeypatch):
+    """Keras leaves out names that lead elsewhere, and `zipfile` makes no links."""
+    made = tmp_path / "made.keras"
+    keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]).save(made)
+    outside = ["../../escaped", f"{tmp_path}/escaped", "assets/../../../escaped", "assets/link"]
+    with zipfile.ZipFile(made, "a") as archive:
+        for name in outside:
+            member = zipfile.ZipInfo(name)
+            member.external_attr = (stat.S_IFLNK | 0o777) << 16 if name.endswith("link") else 0
+            archive.writestr(member, str(tmp_path))
+    (tmp_path / "inner").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "inner"))
+    with pytest.warns(UserWarning, match="Skipping invalid path"):
+        keras.models.load_model(made)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inner", "made.keras"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
