@@ -51,7 +51,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     #: Distinguishes data sets that are components of a window from other components, see `is_dataset`.
     _is_data_set = True
-    #: The class of iterators; `unisono.tf` sets one whose elements have `numpy()`.
+    #: The class of iterators; that of `tf.data` gives elements with `numpy()`.
     _iterator_class = PipelineIterator
 
     def __init__(self, node: Node, options: Options | None = None) -> None:
@@ -70,8 +70,13 @@ class Dataset(FurtherTransforms, DataSet):
             options = options._merged(other.options())
         return type(self)(node, options)
 
-    @staticmethod
-    def from_tensors(tensors: Element) -> Dataset:
+    @classmethod
+    def _of(cls, dataset: Dataset) -> Self:
+        """Return a data set as one of this class."""
+        return cls(dataset._node, dataset.options())
+
+    @classmethod
+    def from_tensors(cls, tensors: Element) -> Self:
         """Return a data set of one element.
 
         Args:
@@ -84,12 +89,12 @@ class Dataset(FurtherTransforms, DataSet):
         [array([1., 2.], dtype=float32)]
         """
         if isinstance(tensors, Dataset):
-            return Dataset.range(1).map(lambda _: tensors)
+            return cls.range(1).map(lambda _: tensors)
         element = _structure.as_element(tensors)
-        return Dataset(Slices(_structure.frozen(_structure.stack([element]))))
+        return cls(Slices(_structure.frozen(_structure.stack([element]))))
 
-    @staticmethod
-    def from_tensor_slices(tensors: Element) -> Dataset:
+    @classmethod
+    def from_tensor_slices(cls, tensors: Element) -> Self:
         """Return a data set of the rows of arrays, which are not copied.
 
         Args:
@@ -108,10 +113,10 @@ class Dataset(FurtherTransforms, DataSet):
         arrays = _structure.frozen(_structure.as_element(tensors))
         # Checked here, and not when the first element is read.
         _structure.leading_size(arrays)
-        return Dataset(Slices(arrays))
+        return cls(Slices(arrays))
 
-    @staticmethod
-    def from_source(source: Sequence[Any]) -> Dataset:
+    @classmethod
+    def from_source(cls, source: Sequence[Any]) -> Self:
         """Return a data set of the records of a random-access source.
 
         Args:
@@ -124,16 +129,17 @@ class Dataset(FurtherTransforms, DataSet):
         >>> list(Dataset.from_source([(1, "a"), (2, "b")]).as_numpy_iterator())
         [(np.int32(1), b'a'), (np.int32(2), b'b')]
         """
-        return Dataset(Source(lambda: source))
+        return cls(Source(lambda: source))
 
-    @staticmethod
+    @classmethod
     def from_generator(
+        cls,
         generator: Callable[..., Iterable[Any]],
         output_types: Element = None,
         output_shapes: Element = None,
         args: tuple[Any, ...] | None = None,
         output_signature: Element = None,
-    ) -> Dataset:
+    ) -> Self:
         """Return a data set of the elements of a generator function, which is called for each iteration.
 
         Args:
@@ -164,10 +170,10 @@ class Dataset(FurtherTransforms, DataSet):
             for value in make(*arguments):
                 yield _structure.as_element(value) if signature is None else conform(value, signature)
 
-        return Dataset(Generator(elements, signature))
+        return cls(Generator(elements, signature))
 
-    @staticmethod
-    def range(*args: int, output_type: npt.DTypeLike = np.int64) -> Dataset:
+    @classmethod
+    def range(cls, *args: int, output_type: npt.DTypeLike = np.int64) -> Self:
         """Return a data set of numbers.
 
         Args:
@@ -183,10 +189,10 @@ class Dataset(FurtherTransforms, DataSet):
         numbers = range(
             *[checked_whole(arg, "range's argument", -(2**63), "Write range(10).") for arg in args]
         )
-        return Dataset(Range(numbers.start, numbers.step, len(numbers), np.dtype(output_type)))
+        return cls(Range(numbers.start, numbers.step, len(numbers), np.dtype(output_type)))
 
-    @staticmethod
-    def zip(*args: Element, datasets: Element = None) -> Dataset:
+    @classmethod
+    def zip(cls, *args: Element, datasets: Element = None) -> Self:
         """Return a data set of structures of one element of each data set, as long as the shortest one.
 
         Args:
@@ -214,13 +220,12 @@ class Dataset(FurtherTransforms, DataSet):
             remaining = iter(elements)
             return _structure.map_leaves(lambda _: next(remaining), structure)
 
-        first: Dataset = parts[0]
-        return first._derived(_build.zipped(nodes, arrange), *parts[1:])
+        return cls._of(parts[0]._derived(_build.zipped(nodes, arrange), *parts[1:]))
 
-    @staticmethod
+    @classmethod
     def list_files(
-        file_pattern: str | Sequence[str], shuffle: bool | None = None, seed: int | None = None
-    ) -> Dataset:
+        cls, file_pattern: str | Sequence[str], shuffle: bool | None = None, seed: int | None = None
+    ) -> Self:
         """Return a data set of the names of files, as bytes.
 
         Args:
@@ -244,12 +249,12 @@ class Dataset(FurtherTransforms, DataSet):
                 f"Write a path that `ls` shows, as '/data/*.txt'; relative ones begin at {os.getcwd()!r}."
             )
         # `files` lets `AutoShardPolicy.AUTO` divide the names, so that a worker opens only its own files.
-        files = Dataset(Slices(_structure.as_element(names), files=True))
+        files = cls(Slices(_structure.as_element(names), files=True))
         # As in tf.data, None shuffles.
         return files if shuffle is False else files.shuffle(len(names), seed)
 
-    @staticmethod
-    def counter(start: int = 0, step: int = 1, dtype: npt.DTypeLike = np.int64) -> Dataset:
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1, dtype: npt.DTypeLike = np.int64) -> Self:
         """Return an infinite data set of the numbers `start, start + step, ...`.
 
         Args:
@@ -265,10 +270,10 @@ class Dataset(FurtherTransforms, DataSet):
         """
         first = checked_whole(start, "start", -(2**63), "Write counter(start=0).")
         distance = checked_whole(step, "step", -(2**63), "Write counter(step=1).")
-        return Dataset(Range(first, distance, INFINITE, np.dtype(dtype)))
+        return cls(Range(first, distance, INFINITE, np.dtype(dtype)))
 
-    @staticmethod
-    def random(seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Dataset:
+    @classmethod
+    def random(cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None) -> Self:
         """Return an infinite data set of random whole numbers from 0 to 2**32 - 1.
 
         Args:
@@ -283,16 +288,17 @@ class Dataset(FurtherTransforms, DataSet):
         True
         """
         drawn = _functions.seed_or_drawn(seed)
-        return Dataset(Random(drawn, bool(rerandomize_each_iteration), seed is not None))
+        return cls(Random(drawn, bool(rerandomize_each_iteration), seed is not None))
 
-    @staticmethod
+    @classmethod
     def sample_from_datasets(
+        cls,
         datasets: Sequence[Dataset],
         weights: Sequence[float] | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Return a data set that takes each element from one of several data sets, chosen at random.
 
         Args:
@@ -318,12 +324,12 @@ class Dataset(FurtherTransforms, DataSet):
         numbers = Random(_functions.seed_or_drawn(seed), bool(rerandomize_each_iteration), seed is not None)
         choices = _build.mapped(numbers, choose, None)
         node = Selection(choices, tuple(nodes), bool(stop_on_empty_dataset), used)
-        return datasets[0]._derived(node, *datasets[1:])
+        return cls._of(datasets[0]._derived(node, *datasets[1:]))
 
-    @staticmethod
+    @classmethod
     def choose_from_datasets(
-        datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
-    ) -> Dataset:
+        cls, datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
+    ) -> Self:
         """Return a data set that takes each element from one of several, in the order of another data set.
 
         Args:
@@ -345,15 +351,16 @@ class Dataset(FurtherTransforms, DataSet):
         choices = node_of(choice_dataset, "choose_from_datasets")
         # The choices are data: any data set may still be chosen.
         node = Selection(choices, tuple(nodes), bool(stop_on_empty_dataset), (True,) * len(nodes))
-        return datasets[0]._derived(node, *datasets[1:])
+        return cls._of(datasets[0]._derived(node, *datasets[1:]))
 
-    @staticmethod
+    @classmethod
     def load(
+        cls,
         path: str,
         element_spec: Element = None,
         compression: str | None = None,
         reader_func: Callable[..., Any] | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Return the data set that `save` wrote; shuffling it reads nothing in advance.
 
         Args:
@@ -381,14 +388,14 @@ class Dataset(FurtherTransforms, DataSet):
                 f"load needs a directory that save wrote. Received: path={path!r}, without the file "
                 f"{SAVED!r}. Write dataset.save({path!r}) first."
             )
-        loaded = Dataset(StoreSource(FileStore(file)))
+        loaded = cls(StoreSource(FileStore(file)))
         if reader_func is None:
             return loaded
         # As in tf.data the function receives a data set of shards; `save` writes one.
-        shards = Dataset(Source(lambda: [loaded]))
+        shards = cls(Source(lambda: [loaded]))
         made: Dataset = _functions.checked(reader_func, "load")(shards)
         node_of(made, "load's reader_func")
-        return made
+        return cls._of(made)
 
     def __iter__(self) -> PipelineIterator:
         note_iteration(self)
@@ -441,7 +448,7 @@ class Dataset(FurtherTransforms, DataSet):
         # A copy: derived data sets share one object, which the caller must not change.
         return Options()._merged(self._options)
 
-    def with_options(self, options: Options) -> Dataset:
+    def with_options(self, options: Options) -> Self:
         """Return the data set with other options; options that are not set again are kept.
 
         Args:
@@ -450,7 +457,7 @@ class Dataset(FurtherTransforms, DataSet):
         Returns:
             A new data set of the same elements.
         """
-        return Dataset(self._node, self._options._merged(options))
+        return type(self)(self._node, self._options._merged(options))
 
     def __repr__(self) -> str:
         return f"<Dataset {describe(self._node)}, cardinality {self._node.cardinality}>"

@@ -116,7 +116,9 @@ class FurtherTransforms(Transforms):
         def checked_size(key: int) -> int:
             return checked_whole(size_of(np.int64(key)), "window_size", 1, "Write window_size=32.")
 
-        return self._derived(Groups(self._node, _numbering(key_func, "key_func"), reduced, checked_size))
+        return self._derived(
+            Groups(self._node, _numbering(self._viewing(key_func), "key_func"), reduced, checked_size)
+        )
 
     def bucket_by_sequence_length(
         self,
@@ -155,7 +157,7 @@ class FurtherTransforms(Transforms):
         """
         check_buckets(bucket_boundaries, bucket_batch_sizes)
         sizes = [checked_whole(n, "bucket_batch_sizes", 1, "Write [64, 32, 16].") for n in bucket_batch_sizes]
-        length_of = _numbering(element_length_func, "element_length_func")
+        length_of = _numbering(self._viewing(element_length_func), "element_length_func")
         parent = self._node
 
         def key_of(element: Element) -> int:
@@ -218,7 +220,7 @@ class FurtherTransforms(Transforms):
         >>> [int(x) for x in Dataset.range(10).take_while(lambda x: x < 3)]
         [0, 1, 2]
         """
-        return self._derived(TakeWhile(self._node, _functions.predicate(predicate)))
+        return self._derived(TakeWhile(self._node, _functions.predicate(self._viewing(predicate))))
 
     def scan(self, initial_state: object, scan_func: Callable[[Any, Any], Any]) -> Self:
         """Apply a function with a state to each element.
@@ -307,7 +309,7 @@ class FurtherTransforms(Transforms):
                 "target_dist and initial_dist must have one share for each class. "
                 f"Received: {len(target)} and {len(initial)} shares. Give both for the same classes."
             )
-        class_of = _numbering(class_func, "class_func")
+        class_of = _numbering(self._viewing(class_func), "class_func")
         drawn = _functions.seed_or_drawn(seed)
         return self._derived(Resample(self._node, drawn, True, seed is not None, class_of, target, initial))
 

@@ -1,22 +1,16 @@
-"""Data sets under TensorFlow's names: the form of elements, and what `tensorflow_datasets` has prepared.
+"""Data sets of what `tensorflow_datasets` has prepared.
 
-Tests: tests/unit/tf/test_elements.py and test_datasets.py.
+Tests: tests/unit/tf/test_datasets.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.data import _build
 from unisono.data._dataset import Dataset
-from unisono.data._iterator import DistributedIterator
-from unisono.data._pipeline._functions import Arguments
-from unisono.data._pipeline._plan import PipelineIterator
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._readers import FilePart, TFRecordSource
 from unisono.data._signature import conform
@@ -25,32 +19,9 @@ from unisono.data._signature import conform
 _FILES_IN_TURN = 16
 
 
-class ElementIterator(PipelineIterator):
-    """The iterator of a `for` loop over a data set, after `show_elements`."""
-
-    def __next__(self) -> Any:
-        element = super().__next__()
-        return element if Arguments.view is None else jax.tree.map(Arguments.view, element)
-
-    get_next: Any = DistributedIterator.get_next
-    get_next_as_optional: Any = DistributedIterator.get_next_as_optional
-
-
-def show_elements(view: Callable[[Any], Any]) -> None:
-    """Give loops over data sets, and users' functions of elements, each component in another form.
-
-    Args:
-        view: from an array, number or string to that form; keeps what it does not know.
-    """
-    Arguments.view = view
-    Dataset._iterator_class = ElementIterator
-
-
 def as_plain(dataset: Dataset) -> Dataset:
-    """Return a data set whose loops get the arrays of NumPy themselves."""
-    plain = Dataset(dataset._node, dataset.options())
-    plain._iterator_class = PipelineIterator
-    return plain
+    """Return a data set whose loops and functions get the arrays of NumPy themselves."""
+    return Dataset._of(dataset)
 
 
 def read(

@@ -42,6 +42,8 @@ class Transforms(_GrainDataset):
 
     #: The plan of this data set.
     _node: Node
+    #: The form of components for users' functions; None for NumPy's arrays, numbers and bytes.
+    _view: _functions.View | None = None
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[Any]: ...
@@ -53,6 +55,10 @@ class Transforms(_GrainDataset):
     @abc.abstractmethod
     def _derived(self, node: Node, *others: Transforms) -> Self:
         """Return a data set for another plan, with the options of this one and of `others`."""
+
+    def _viewing(self, fn: _functions.Function) -> _functions.Function:
+        """Return a user's function, for elements of this data set as its loops give them."""
+        return _functions.viewing(fn, self._view)
 
     def map(
         self,
@@ -79,7 +85,7 @@ class Transforms(_GrainDataset):
         [0, 10, 20]
         """
         return self._derived(
-            _build.mapped(self._node, _functions.mapping(map_func), _calls(num_parallel_calls))
+            _build.mapped(self._node, _functions.mapping(self._viewing(map_func)), _calls(num_parallel_calls))
         )
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
@@ -95,7 +101,7 @@ class Transforms(_GrainDataset):
         >>> [int(x) for x in Dataset.range(5).filter(lambda x: x % 2 == 0)]
         [0, 2, 4]
         """
-        return self._derived(Filter(self._node, _functions.predicate(predicate)))
+        return self._derived(Filter(self._node, _functions.predicate(self._viewing(predicate))))
 
     def shuffle(
         self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool | None = True
@@ -329,7 +335,9 @@ class Transforms(_GrainDataset):
             block_length or 1, "block_length", 1, "Write interleave(fn, 4, block_length=1)."
         )
         ahead = 1 if _calls(num_parallel_calls) else 0
-        return self._derived(Interleave(self._node, _making(map_func, "interleave"), cycle, block, ahead))
+        return self._derived(
+            Interleave(self._node, _making(self._viewing(map_func), "interleave"), cycle, block, ahead)
+        )
 
     def flat_map(self, map_func: Callable[..., Transforms]) -> Self:
         """Map each element to a data set, and return the concatenation of these.
@@ -344,7 +352,7 @@ class Transforms(_GrainDataset):
         >>> [int(x) for x in Dataset.range(4).flat_map(Dataset.range)]
         [0, 0, 1, 0, 1, 2]
         """
-        return self._derived(Interleave(self._node, _making(map_func, "flat_map"), 1, 1, 0))
+        return self._derived(Interleave(self._node, _making(self._viewing(map_func), "flat_map"), 1, 1, 0))
 
     def enumerate(self, start: int = 0) -> Self:
         """Pair each element with its number.

@@ -9,8 +9,9 @@ Tests: tests/unit/data/test_dataset_further.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from unisono.data._dataset import Dataset
 from unisono.data._iterator import DistributedIterator, OptionalBatch
@@ -62,13 +63,27 @@ def __dir__() -> list[str]:
     return __all__
 
 
-Counter = Dataset.counter
-RandomDataset = Dataset.random
-choose_from_datasets = Dataset.choose_from_datasets
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def _function(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Return a method of a class as a function."""
+
+    @functools.wraps(method)
+    def function(*args: P.args, **kwargs: P.kwargs) -> Result:
+        return method(*args, **kwargs)
+
+    return function
+
+
+Counter = _function(Dataset.counter)
+RandomDataset = _function(Dataset.random)
+choose_from_datasets = _function(Dataset.choose_from_datasets)
 # A list of elements is a random-access source.
-from_list = Dataset.from_source
-load = Dataset.load
-sample_from_datasets = Dataset.sample_from_datasets
+from_list = _function(Dataset.from_source)
+load = _function(Dataset.load)
+sample_from_datasets = _function(Dataset.sample_from_datasets)
 
 
 def cardinality(dataset: Dataset) -> int:

@@ -1,5 +1,7 @@
 """Elements of datasets have `numpy()` in programs of TensorFlow."""
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,6 +35,53 @@ def test_numpy_of_an_element_is_a_copy():
         array = row.numpy()
         array += 1
     assert not source.any()
+
+
+def test_data_sets_of_unisono_itself_give_what_they_give_without_these_names(tmp_path):
+    with tf.io.TFRecordWriter(str(tmp_path / "records")) as writer:
+        writer.write(json.dumps([1, 2]).encode())
+    seen = []
+
+    def parsed(record):
+        seen.append(type(record))
+        return json.loads(bytes(record)) if isinstance(record, bytes) else json.loads(record.numpy())
+
+    readers = (unisono.data.TFRecordDataset, tf.data.TFRecordDataset)
+    first, second = (reader(str(tmp_path / "records")).map(parsed) for reader in readers)
+    kinds = [type(element) for made in (first, second) for element in made]
+    assert kinds[0] is np.ndarray
+    assert hasattr(kinds[1], "numpy")
+    assert seen[0] is bytes
+    assert hasattr(seen[1], "numpy")
+    # Who asks for a data set means either.
+    assert isinstance(first, tf.data.Dataset)
+    assert not isinstance([], tf.data.Dataset)
+    # Of both, the name that a program calls decides.
+    pairs = (kind.zip((first, second)) for kind in (unisono.data.Dataset, tf.data.Dataset))
+    assert [hasattr(next(iter(pair))[0], "numpy") for pair in pairs] == [False, True]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda data, note: data.filter(lambda x: note(x) and x > 0),
+        lambda data, note: data.take_while(lambda x: note(x) and x > 0),
+        lambda data, note: data.flat_map(lambda x: note(x) and tf.data.Dataset.range(x)),
+        lambda data, note: data.group_by_window(lambda x: note(x) and x, lambda key, group: group, 1),
+        lambda data, note: data.window(2).flat_map(lambda group: group.map(lambda x: note(x) and x)),
+        lambda data, note: data.reduce(0, lambda state, x: note(x) and x) and data,
+    ],
+)
+def test_functions_of_elements_get_tensors(transform):
+    seen = []
+
+    def note(x):
+        seen.append(type(x))
+        return True
+
+    list(transform(tf.data.Dataset.range(1, 3), note))
+    assert seen
+    assert all(hasattr(kind, "numpy") for kind in seen)
 
 
 def test_elements_are_arrays_for_operations_functions_and_strategies():

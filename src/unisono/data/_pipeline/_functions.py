@@ -5,9 +5,10 @@ Tests: tests/unit/data/test_dataset_transforms.py.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grain
 import numpy as np
@@ -17,17 +18,29 @@ from unisono._errors import InvalidTypeError
 from unisono._types import UserValue
 from unisono.data._pipeline._structure import Element, as_element, map_leaves
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: From a component of an element to its form for users' functions.
+View: TypeAlias = Callable[[Any], Any]
 
-class Arguments:
-    """A component of an element, as the user's functions get it; `unisono.tf` gives it `numpy()`."""
 
-    view: Callable[[Any], Any] | None = None
+def viewing(fn: Function, view: View | None) -> Function:
+    """Return a function that is called with another form of each component.
+
+    >>> viewing(lambda x, y: (x, y), str)(1, {"a": 2})
+    ('1', {'a': '2'})
+    """
+    if view is None or not callable(fn) or isinstance(fn, grain.transforms.Map):
+        return fn
+
+    @functools.wraps(fn)
+    def viewed(*arguments: Any) -> Any:
+        return fn(*(map_leaves(view, argument) for argument in arguments))
+
+    return cast(Function, viewed)
 
 
 def call(fn: Callable[..., Any], element: Element) -> Any:
     """Return `fn` of an element; the parts of a tuple are its arguments, as in `tf.data`."""
-    if Arguments.view is not None:
-        element = map_leaves(Arguments.view, element)
     arguments = element if isinstance(element, tuple) else (element,)
     try:
         return fn(*arguments)

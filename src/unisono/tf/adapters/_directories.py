@@ -15,8 +15,8 @@ import jax
 import keras
 import numpy as np
 
-from unisono.data._dataset import Dataset
 from unisono.data._pipeline._structure import TensorSpec
+from unisono.tf.adapters._elements import TensorDataset
 
 
 def image_dataset_from_directory(*args: object, **kwargs: object) -> Any:
@@ -45,7 +45,7 @@ def _dataset(images: Any, shuffle: bool, buffer: int, batch_size: int | None) ->
 
     first = next(elements())
     spec = jax.tree.map(lambda leaf: TensorSpec(leaf.shape, leaf.dtype), first)
-    made: Any = Dataset.from_generator(elements, output_signature=spec)
+    made: Any = TensorDataset.from_generator(elements, output_signature=spec)
     made = made.assert_cardinality(len(images.file_paths))
     if shuffle:
         # Another order in each epoch.

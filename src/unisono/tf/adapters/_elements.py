@@ -1,4 +1,4 @@
-"""Elements of datasets as TensorFlow gives them: arrays with `numpy()`.
+"""The data sets of `tf.data`: those of `unisono.data`, whose elements have `numpy()`.
 
 Tests: tests/unit/tf/test_elements.py.
 """
@@ -10,10 +10,51 @@ from typing import Any
 import jax
 import numpy as np
 
-from unisono.data._tensorflow import show_elements
+from unisono.data import _readers
+from unisono.data._dataset import Dataset
+from unisono.data._iterator import DistributedIterator
+from unisono.data._pipeline._plan import PipelineIterator
 from unisono.estimator.session._graph import add_iterators
 from unisono.tf.adapters._tensors import shape_of
 from unisono.tf.adapters.inputs._host_tensor import HostTensor, as_tensor
+
+
+class TensorIterator(PipelineIterator):
+    """The iterator of a loop over a `TensorDataset`."""
+
+    def __next__(self) -> Any:
+        return jax.tree.map(as_tensor, super().__next__())
+
+    get_next: Any = DistributedIterator.get_next
+    get_next_as_optional: Any = DistributedIterator.get_next_as_optional
+
+
+class _AnyDataset(type(Dataset)):  # type: ignore[misc]  # Grain has no types
+    def __instancecheck__(cls, instance: object) -> bool:
+        # For programs that ask whether they have a data set: one of `unisono.data` is one, too.
+        return type.__instancecheck__(Dataset if cls is TensorDataset else cls, instance)
+
+
+class TensorDataset(Dataset, metaclass=_AnyDataset):
+    """A data set whose loops, and whose users' functions, get tensors, as those of `tf.data` do.
+
+    >>> (element,) = TensorDataset.from_tensors([1, 2]).map(lambda x: x.numpy() + 1)
+    >>> element.numpy()
+    array([2, 3], dtype=int32)
+    """
+
+    _iterator_class = TensorIterator
+    _view = staticmethod(as_tensor)
+
+
+def TextLineDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
+    """Return a data set of the lines of text files; see `unisono.data.TextLineDataset`."""
+    return TensorDataset._of(_readers.TextLineDataset(filenames, num_parallel_reads))
+
+
+def TFRecordDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
+    """Return a data set of the records of TFRecord files; see `unisono.data.TFRecordDataset`."""
+    return TensorDataset._of(_readers.TFRecordDataset(filenames, num_parallel_reads))
 
 
 def cardinality(dataset: Any) -> HostTensor:
@@ -37,6 +78,5 @@ def get_output_classes(dataset: Any) -> Any:
 
 
 def add_methods() -> None:
-    """Let loops over datasets give elements with `numpy()`, and datasets make TensorFlow 1's iterators."""
-    show_elements(as_tensor)
+    """Let data sets make the iterators of TensorFlow 1."""
     add_iterators()

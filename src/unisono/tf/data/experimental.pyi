@@ -4,7 +4,6 @@ from unisono.data import (
     INFINITE_CARDINALITY as INFINITE_CARDINALITY,
     SHARD_HINT as SHARD_HINT,
     UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY,
-    Dataset as _unisono_data_Dataset,
 )
 from unisono.data.experimental import (
     AUTOTUNE as AUTOTUNE,
@@ -18,7 +17,6 @@ from unisono.data.experimental import (
     parallel_interleave as parallel_interleave,
     prefetch_to_device as prefetch_to_device,
     rejection_resample as rejection_resample,
-    sample_from_datasets as sample_from_datasets,
     scan as scan,
     shuffle_and_repeat as shuffle_and_repeat,
     take_while as take_while,
@@ -26,6 +24,7 @@ from unisono.data.experimental import (
     unique as unique,
 )
 from unisono.tf.adapters._elements import (
+    TensorDataset as _unisono_tf_adapters__elements_TensorDataset,
     cardinality as cardinality,
 )
 from unisono.tf.adapters.inputs._csv import (
@@ -33,4 +32,5 @@ from unisono.tf.adapters.inputs._csv import (
     make_csv_dataset as make_csv_dataset,
 )
 
-Counter = _unisono_data_Dataset.counter
+Counter = _unisono_tf_adapters__elements_TensorDataset.counter
+sample_from_datasets = _unisono_tf_adapters__elements_TensorDataset.sample_from_datasets

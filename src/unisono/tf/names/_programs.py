@@ -18,15 +18,20 @@ _TENSOR_BYTES = Missing(
     "has no counterpart", "`array.tobytes()` into a bytes feature, and `tf.io.decode_raw` to read it"
 )
 
+_OF_TENSORS = "`unisono.data.{}`, whose elements have `numpy()`"
+
 DATA: dict[str, Entry] = {
     **same(
         "data.", "unisono.data.",
-        "AUTOTUNE Dataset INFINITE_CARDINALITY Options TFRecordDataset TextLineDataset UNKNOWN_CARDINALITY",
+        "AUTOTUNE INFINITE_CARDINALITY Options UNKNOWN_CARDINALITY",
     ),
+    "data.Dataset": own("_elements.TensorDataset", _OF_TENSORS.format("Dataset")),
+    "data.TextLineDataset": own("_elements.TextLineDataset", _OF_TENSORS.format("TextLineDataset")),
+    "data.TFRecordDataset": own("_elements.TFRecordDataset", _OF_TENSORS.format("TFRecordDataset")),
     **same(
         "data.experimental.", "unisono.data.experimental.",
         "AutoShardPolicy AUTOTUNE assert_cardinality get_single_element group_by_window ignore_errors "
-        "map_and_batch parallel_interleave prefetch_to_device rejection_resample sample_from_datasets scan "
+        "map_and_batch parallel_interleave prefetch_to_device rejection_resample scan "
         "shuffle_and_repeat take_while unbatch unique",
     ),
     **same(
@@ -37,7 +42,8 @@ DATA: dict[str, Entry] = {
     **same(
         "data.experimental.", "unisono.data.", "INFINITE_CARDINALITY SHARD_HINT UNKNOWN_CARDINALITY"
     ),
-    "data.experimental.Counter": At("unisono.data.Dataset.counter"),
+    "data.experimental.sample_from_datasets": own("_elements.TensorDataset.sample_from_datasets"),
+    "data.experimental.Counter": own("_elements.TensorDataset.counter"),
     **same("data.experimental.", "inputs._csv.", "CsvDataset make_csv_dataset", own),
     "data.experimental.dense_to_ragged_batch": Missing(
         "makes ragged tensors, which are not there", "`Dataset.padded_batch`"

@@ -13,6 +13,7 @@ import numpy as np
 from unisono._errors import UnsupportedError
 from unisono.data._dataset import Dataset
 from unisono.data._tensorflow import as_plain, read
+from unisono.tf.adapters._elements import TensorDataset
 from unisono.tf.adapters._files import decode_image
 
 #: The format in which data are prepared: its records are found by their position.
@@ -38,16 +39,21 @@ def adapt(package: Any) -> None:
             f"Received: {getattr(package, '__version__', 'one that fails')} ({error}). Write "
             "`pip install tensorflow-datasets==4.9.10`."
         ) from None
-    if used is read:
+    if used is _read:
         return
     # All modules of the package have this object as `tf`; it imports TensorFlow when it is first needed.
     vars(lazy)["_module"] = importlib.import_module("unisono.tf")
     reader.__init__ = _initializing(reader.__init__)
-    reader._as_dataset = read
+    reader._as_dataset = _read
     images.decode_example_np = _decoding(decode)
     core.DatasetBuilder.download_and_prepare = _preparing(prepare)
     for module in (package, package.public_api, utilities):
         module.as_numpy = as_numpy
+
+
+@functools.wraps(read)
+def _read(*args: Any, **kwargs: Any) -> TensorDataset:
+    return TensorDataset._of(read(*args, **kwargs))
 
 
 def _initializing(initialize: Callable[..., None]) -> Callable[..., None]:

@@ -19,9 +19,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from unisono._errors import InvalidArgumentError
-from unisono.data._dataset import Dataset
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.preprocessing._fingerprints import on_host
+from unisono.tf.adapters._elements import TensorDataset
 from unisono.tf.adapters.inputs._host_tensor import HostTensor
 
 #: Text is bytes for TensorFlow, of whatever encoding.
@@ -42,7 +42,7 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
     na_value: str = "",
     select_cols: Sequence[int] | None = None,
     exclude_cols: Sequence[int] | None = None,
-) -> Dataset:
+) -> TensorDataset:
     """Return a data set of the rows of CSV files: tuples of numbers, and bytes for text.
 
     Args:
@@ -66,7 +66,9 @@ def CsvDataset(  # noqa: N802 (TensorFlow's name)
                 _chosen(row, select_cols, exclude_cols), columns, na_value, f"row {number} of {files}"
             )
 
-    return Dataset.from_generator(elements, output_signature=tuple(TensorSpec((), d) for d, _ in columns))
+    return TensorDataset.from_generator(
+        elements, output_signature=tuple(TensorSpec((), d) for d, _ in columns)
+    )
 
 
 def decode_csv(
@@ -125,7 +127,7 @@ def make_csv_dataset(
     num_rows_for_inference: int | None = 100,
     compression_type: str | None = None,
     **kwargs: object,
-) -> Dataset:
+) -> TensorDataset:
     """Return a data set of batches of CSV files' rows: dicts of columns, with the labels beside them.
 
     Args:
