@@ -5,6 +5,7 @@ Tests: tests/unit/watch/test_places.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -74,6 +75,17 @@ def _places_of(path: Path) -> dict[str, Any]:
     return places if isinstance(places, dict) else {}
 
 
+def mark_of_launch(path: Path) -> str:
+    """Return the last line of a page that shows what the tasks of a launch have written on actors of Ray.
+
+    "" where a launch writes into its log folder alone, of which a page can be made again at any time.
+    """
+    launch = _places_of(path).get("launch")
+    if not isinstance(launch, str):
+        return ""
+    return f"<!-- with the steps of launch {hashlib.sha256(launch.encode()).hexdigest()[:16]} -->"
+
+
 def _job_names(path: Path) -> set[str]:
     names = _launch_record(path).get("title"), str(_places_of(path).get("launch", "")).rpartition("/")[0]
     return {name for name in names if isinstance(name, str) and name}
@@ -89,7 +101,7 @@ def _has_quit(path: Path) -> bool:
     return any(event.get("event") == "quit" for event in read_events(lines[-1:]))
 
 
-def _reader_of(path: Path) -> JobReader:
+def reader_of(path: Path) -> JobReader:
     """Return a reader of a log folder, and of the actors of Ray on which its tasks run."""
     own = LocalFolder(path)
     places = _places_of(path)
@@ -128,7 +140,7 @@ def find_job(where: str | None, key: Path | None = None) -> JobReader:
                 "A launch must have written a log folder here, or in the temporary folder. Received: none in "
                 f"{Path.cwd()} and {tempfile.gettempdir()}. {_HOW}."
             )
-        return _reader_of(folders[0])
+        return reader_of(folders[0])
     path = Path(where)
     if path.is_dir():
         if not is_log_folder(path):
@@ -136,7 +148,7 @@ def find_job(where: str | None, key: Path | None = None) -> JobReader:
                 f"A log folder must hold the history or the events of a launch. Received: {where!r}, which "
                 f"has neither. {_HOW}."
             )
-        return _reader_of(path)
+        return reader_of(path)
     if where.startswith(_KUBERNETES):
         from unisono.watch._pod_folder import pods_of_launch
 
@@ -147,7 +159,7 @@ def find_job(where: str | None, key: Path | None = None) -> JobReader:
         return JobReader(folder_at(where.split(","), key))
     for folder in log_folders(Path.cwd()):
         if where in _job_names(folder):
-            return _reader_of(folder)
+            return reader_of(folder)
     from unisono.launcher.engines._slurm_job import folder_of_job
 
     if (shared := folder_of_job(where)) is not None:

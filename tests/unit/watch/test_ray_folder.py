@@ -12,6 +12,7 @@ from tests.unit.watch.test_page import data_in
 from tests.unit.watch.test_server_folder import NOW, line
 
 from unisono._errors import ClusterError
+from unisono.cli import _timeline_page
 from unisono.ray import _engine
 from unisono.ray._actors import NAMESPACE
 from unisono.rpc._frames import Frame
@@ -157,6 +158,7 @@ def test_the_page_of_a_launch_on_ray_is_kept_in_its_log_folder(actors, tmp_path,
     (logs / "launch.json").write_text(json.dumps({"title": "train.py --lr 1", "servers": places}))
     (logs / "worker-0.log").write_text("the log\n")
     event = {"event": "launched", "time": NOW, "generation": 0, "task": None, "detail": ""}
+    event |= {"pid": None, "exit_code": None}
     started = [{**event, "event": "started", "task": f"worker:{i}", "pid": i + 1} for i in range(2)]
     history = logs / "history.jsonl"
     history.write_text("".join(json.dumps(each) + "\n" for each in (event, *started)))
@@ -175,3 +177,13 @@ def test_the_page_of_a_launch_on_ray_is_kept_in_its_log_folder(actors, tmp_path,
     assert (facts["job"]["state"], [task["step"] for task in facts["job"]["tasks"]]) == ("ended", [1, 3])
     assert facts["logs"]["worker:0"] == "the log\n"
     assert [path.name for path in tmp_path.glob("*.html")] == []
+    # The actors are gone: what `unisono timeline` could make anew has no steps.
+    kept = (logs / "timeline.html").read_text()
+    assert "has kept it" in _timeline_page.main(logs)
+    assert (logs / "timeline.html").read_text() == kept
+    assert json.loads((logs / "timeline.json").read_text())["traceEvents"]
+    # The page of an earlier launch is not this one's.
+    places["launch"] = "train.py/03"
+    (logs / "launch.json").write_text(json.dumps({"title": "train.py --lr 1", "servers": places}))
+    assert "has kept it" not in _timeline_page.main(logs)
+    assert (logs / "timeline.html").read_text() != kept

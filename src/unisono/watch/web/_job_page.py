@@ -16,6 +16,7 @@ from unisono.launcher import _launch
 from unisono.launcher._options import LaunchOptions, UserProgram
 from unisono.watch._job_reader import JobReader
 from unisono.watch._log_folder import LocalFolder, LogFolder
+from unisono.watch._places import mark_of_launch
 from unisono.watch._server_folder import JoinedFolder
 from unisono.watch.web._job_feed import JobFeed
 from unisono.watch.web._page import make_page
@@ -89,7 +90,8 @@ def _write_page(reader: PageReader, folder: LogFolder, say: Callable[[str], None
     name = "timeline.html" if root else f"timeline-{re.sub('[^A-Za-z0-9._]+', '-', title)[:80]}.html"
     path = (root or Path.cwd()) / name
     try:
-        path.write_text(make_page(title, facts), encoding="utf-8", errors="replace")
+        text = make_page(title, facts) + (mark_of_launch(root) if root else "")
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         say(f"unisono: the page is not kept: {path} cannot be written ({error.strerror})")
         return
