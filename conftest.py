@@ -75,6 +75,9 @@ gc.freeze()
 # Tracing makes millions of objects: with Python's thresholds the collector took 7% of the time of such tests.
 gc.set_threshold(50_000, 20, 20)
 
+#: Programs for type checkers, which are not run.
+collect_ignore = ["tests/typing"]
+
 #: See `tools/slow_tests.py`.
 SLOW = frozenset((Path(__file__).parent / "tests" / "slow_tests.txt").read_text().splitlines())
 

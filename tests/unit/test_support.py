@@ -87,3 +87,10 @@ def test_reads_of_other_threads_hold_nobody_up():
         assert reads == []
         float(x)
     assert reads == ["__float__"]
+
+
+def test_a_run_without_paths_passes_over_programs_for_type_checkers(request):
+    ignored = request.config.hook.pytest_ignore_collect
+    root = request.config.rootpath
+    assert ignored(collection_path=root / "tests" / "typing", config=request.config)
+    assert not ignored(collection_path=root / "tests" / "unit", config=request.config)
