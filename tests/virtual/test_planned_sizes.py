@@ -137,3 +137,17 @@ def test_state_in_parts_of_replicas_of_several_devices_is_what_they_hold(state_l
     large = plan.weights[0]
     assert large.nbytes == 4 * 64 * 96 / 2 / (4 if state_layout == "fully_sharded" else 1)
     assert "besides in a step" in _replica_plan.table(plan, planned)
+
+
+def test_the_command_explain_prints_the_table_of_a_file(tmp_path):
+    file = tmp_path / "model.py"
+    centered = 'keras.layers.Lambda(lambda t: t - keras.ops.mean(t, axis=0), name="centered"),'
+    for lines, shown in [("", "2 layers"), (centered, "centered: sub")]:
+        file.write_text(MODEL.replace("keras.Input((64,)),", "keras.Input((64,)), " + lines))
+        table = _model_plan._explain(_model_plan.ModelFile(str(file)), 2)
+        assert table.splitlines()[0].split() == ["part", "on", "2", "replicas", "because"]
+        assert shown in table
+    with pytest.raises(unisono.InvalidArgumentError, match="at least 2"):
+        _model_plan.explain(str(file), 1)
+    file.write_text("def make_model():\n    return 3\n")
+    assert isinstance(_model_plan._explain(_model_plan.ModelFile(str(file)), 2), unisono.UnisonoError)

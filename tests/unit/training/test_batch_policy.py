@@ -176,6 +176,29 @@ def test_rows_that_depend_on_each_other_are_computed_together():
     assert modes([12, 7], mixes, replicas=1) == [Mode.SPLIT] * 2
 
 
+def test_a_batch_of_another_size_is_read_anew():
+    """A layer may branch on the number of rows: what holds for the first batch need not for the last."""
+    readings = {12: APART, 8: StepReading(mixes="the mean of few rows"), 7: NORMALIZES}
+    read = []
+
+    def reading(batch):
+        read.append(len(batch))
+        return readings[len(batch)]
+
+    policy = BatchPolicy(model_of(L.Dense(2)), 2, reading, joins=True)
+    modes = [policy.mode(np.zeros(rows), rows) for rows in (12, 12, 8, 12, 8, 7)]
+    split, joined = Mode.SPLIT, Mode.JOINED
+    assert modes == [split, split, joined, split, joined, Mode.WHOLE]
+    assert read == [12, 8]
+    # In another call it is the usual size.
+    policy.usual_rows = None
+    assert policy.mode(np.zeros(7), 7) is Mode.WHOLE
+    assert read == [12, 8, 7]
+    # What is said of few rows holds for them alone.
+    policy = BatchPolicy(model_of(L.Dense(2)), 2, reading, joins=True)
+    assert [policy.mode(np.zeros(rows), rows) for rows in (8, 12)] == [Mode.JOINED, Mode.SPLIT]
+
+
 def test_what_concerns_a_model_is_said_once_for_it(caplog):
     """Not by each of its functions, not again after `compile`, and not for each size."""
     models = [model_of(L.Dense(2)) for _ in range(2)]

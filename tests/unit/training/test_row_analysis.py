@@ -28,6 +28,10 @@ def counted(y, p):
     return jnp.zeros(5).at[jnp.clip(y, 0, 4).astype("int32")].add(p)
 
 
+def in_pairs(p):
+    return ops.reshape(p, (-1, 2, 5)) - ops.mean(ops.reshape(p, (-1, 2, 5)), axis=1, keepdims=True)
+
+
 #: For functions of `y` and `p`, of shape (rows, 5).
 FUNCTIONS = {
     "squares": (APART, lambda y, p: ops.mean(ops.square(y - p), axis=-1)),
@@ -95,6 +99,11 @@ FUNCTIONS = {
     "logarithm of the rows": (MIXED, lambda y, p: ops.mean(p) * np.log(y.shape[0])),
     "another function for few rows": (MIXED, lambda y, p: ops.tanh(p) if len(p) < 5 else p),
     "reshaped across rows": (MIXED, lambda y, p: ops.reshape(p, (5, -1))),
+    "as many columns as rows": (MIXED, lambda y, p: p[:, :1] + ops.zeros((p.shape[0], p.shape[0]))),
+    "constants, as many columns as rows": (MIXED, lambda y, p: ops.ones((p.shape[0], p.shape[0]))),
+    "groups of rows": (MIXED, lambda y, p: in_pairs(p)),
+    "sums of groups of rows": (MIXED, lambda y, p: ops.sum(ops.square(ops.sum(in_pairs(p), axis=1)))),
+    "groups of columns": (APART, lambda y, p: ops.reshape(ops.sum(ops.reshape(p, (-1, 5, 1)), 2), (-1, 5))),
     "scan over rows": (MIXED, lambda y, p: jax.lax.scan(lambda c, x: (c + x, c), p[0], p)[1]),
     "hidden in a loop": (MIXED, lambda y, p: jax.lax.fori_loop(0, 3, lambda i, q: q + q.mean(0), p)),
     "window as wide as the rows": (MIXED, lambda y, p: widest(p, p.shape[0])),

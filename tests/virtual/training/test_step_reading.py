@@ -156,6 +156,88 @@ def test_rows_that_meet_are_computed_together(name, layout, caplog):
     assert caplog.text.count("cannot be computed apart") == 1
 
 
+class OfSizes(L.Layer):
+    """A function that asks for the number of rows, which Keras does not know when it builds a model."""
+
+    def __init__(self, fn):
+        super().__init__()
+        self._fn = fn
+
+    def call(self, x):
+        return self._fn(x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def in_groups(x):
+    """Center groups of four rows, as "ghost" normalization does, or the last rows."""
+    if len(x) % 4:
+        return x - ops.mean(x, axis=0)
+    groups = ops.reshape(x, (-1, 4, x.shape[1]))
+    return ops.reshape(groups - ops.mean(groups, axis=1, keepdims=True), x.shape)
+
+
+#: Layers that treat numbers of rows in different ways: by size of the batch, and of all rows, the modes.
+SIZES = {
+    # The last batch, of 12 rows, has three groups, and that of a replica none.
+    "groups": (in_groups, 16, 44, {Mode.JOINED}),
+    # A replica's one row has no axis of rows any more; at the end there are two rows.
+    "one row": (
+        lambda x: ops.expand_dims(ops.squeeze(x[:, :1]), -1) * ops.ones(8),
+        12,
+        26,
+        {Mode.SPLIT, Mode.JOINED},
+    ),
+    "few rows": (lambda x: x if len(x) > 5 else x - ops.mean(x, axis=0), 12, 32, {Mode.SPLIT, Mode.JOINED}),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_layers_that_treat_numbers_of_rows_in_different_ways(name):
+    fn, batch_size, rows, expected_modes = SIZES[name]
+    make, given = functional(lambda: OfSizes(fn)), data(rows)
+    expected, _ = trained(make, *given, batch_size=batch_size)
+    found, modes = trained(make, *given, mirrored(2), batch_size=batch_size)
+    assert_equal(found, expected)
+    assert modes == expected_modes
+
+
+class OfGroups(keras.metrics.Metric):
+    """The mean deviation within groups of four rows, as of a person each."""
+
+    def __init__(self):
+        super().__init__(name="of_groups")
+        self.total, self.count = (self.add_variable((), "zeros", name=n) for n in ("total", "count"))
+
+    def update_state(self, y, p, sample_weight=None):
+        groups = ops.reshape(p, (-1, 4, 3))
+        self.total.assign_add(ops.sum(ops.std(groups, axis=1)))
+        self.count.assign_add(float(len(groups)))
+
+    def result(self):
+        return self.total / self.count
+
+
+def of_groups(y, p):
+    groups = ops.reshape(p, (-1, 4, 3))
+    return ops.mean(ops.square(groups - ops.mean(groups, axis=1, keepdims=True)))
+
+
+def test_losses_and_metrics_of_groups_of_rows():
+    """A replica's six rows make no groups of four."""
+
+    def make():
+        model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
+        model.compile("sgd", of_groups, metrics=[OfGroups()])
+        return model
+
+    expected, _ = trained(make, *data(24))
+    found, modes = trained(make, *data(24), mirrored(2))
+    assert_equal(found, expected)
+    assert modes == {Mode.SPLIT}
+
+
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_last_batch_of_a_row_for_each_replica_is_normalized_as_a_whole(replicas):
     make, given = functional(L.BatchNormalization), data(100 + replicas)

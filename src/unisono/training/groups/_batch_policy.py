@@ -78,7 +78,8 @@ class BatchPolicy:
         #: Of the running call; None until its first batch.
         self.usual_rows: int | None = None
         self._is_fixed: bool | None = None
-        self._reading: StepReading | None = None
+        #: By number of rows; the first one's is that of the usual batch.
+        self._readings: dict[int, StepReading] = {}
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
 
     def _say(self, level: int, subject: str, text: str) -> None:
@@ -123,21 +124,25 @@ class BatchPolicy:
             self._is_fixed = self._has_one_size()
         if self._is_fixed:
             return Mode.WHOLE
-        reading = self._reading = self._reading or self._read(batch)
+        usual, divides = self._usual_reading(batch, rows), rows % replicas == 0
+        # A ragged last batch: to pad it would be a program of its own too, and only some models allow it.
+        is_last = self._is_too_small(rows, usual) if divides else rows != self.usual_rows or rows < replicas
+        reading = usual if is_last else self._reading_of(batch, rows)
         if reading.mixes:
             return self._together(rows, reading)
-        if rows % replicas == 0:
-            if self._is_too_small(rows, reading):
-                return Mode.WHOLE
-            self._note_differences(reading)
-            return Mode.SPLIT
-        # A ragged last batch: to pad it would be a program of its own too, and only some models allow it.
-        if rows != self.usual_rows or rows < replicas:
-            return Mode.WHOLE
-        if not self._can_fill(rows, reading):
+        if is_last or not (divides or self._can_fill(rows, reading)):
             return Mode.WHOLE
         self._note_differences(reading)
-        return Mode.PADDED
+        return Mode.SPLIT if divides else Mode.PADDED
+
+    def _usual_reading(self, batch: PyTree, rows: int) -> StepReading:
+        """Return what is known of the first batch."""
+        return next(iter(self._readings.values()), None) or self._reading_of(batch, rows)
+
+    def _reading_of(self, batch: PyTree, rows: int) -> StepReading:
+        if rows not in self._readings:
+            self._readings[rows] = self._read(batch)
+        return self._readings[rows]
 
     def _together(self, rows: int, reading: StepReading) -> Mode:
         """Return the mode of a batch whose rows must be computed together."""

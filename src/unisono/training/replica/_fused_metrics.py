@@ -22,6 +22,7 @@ import keras
 from unisono._context import ReplicaEngine
 from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
+from unisono.training.replica._rows import has_own
 
 
 class NeedsPeersError(Exception):
@@ -102,7 +103,7 @@ class FusingEngine(_EngineOnTop):
 
 def can_fuse(model: keras.Model) -> bool:
     """Return whether a model's training step is Keras' own: another may compute metrics from anything."""
-    return type(model).train_step is keras.Model.train_step
+    return not has_own(model, "train_step")
 
 
 def are_sums(values: Sequence[jax.Array]) -> bool:

@@ -39,12 +39,13 @@ from unisono.training.replica._rows import (
     DiscardingScope,
     common_rows,
     gather_rows,
+    has_own,
     masks_of,
     own_rows,
     rows_of,
 )
 from unisono.training.replica._step_reading import note
-from unisono.training.rows._row_analysis import RowUse, row_uses
+from unisono.training.rows._row_analysis import RowUse, row_uses, runs_with
 
 _LOG = logging.getLogger("unisono")
 
@@ -97,8 +98,7 @@ def _takes_numbers(loss: object) -> bool:
 def _classes_of(model: keras.Model, labels: np.ndarray) -> int | None:
     """Return the length of the last axis of the output of which `labels` has all axes before."""
     outputs: list[keras.KerasTensor] = getattr(model, "outputs", None) or []
-    has_own = any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _STEPS)
-    if len(outputs) != 1 or has_own:
+    if len(outputs) != 1 or any(has_own(model, name) for name in _STEPS):
         return None
     *rows, classes = outputs[0].shape
     # Keras itself leaves out a last axis of one.
@@ -304,6 +304,9 @@ def _row_use(
         with entered(None), DiscardingScope():
             uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
     except Exception as error:
+        with entered(None), DiscardingScope():
+            if runs_with(lambda *a: values(*_masked(a)), arrays, total):
+                return RowUse.MIXED  # for example groups of rows, into which a replica's do not divide
         # For example a function that holds arrays of this replica's rows: it cannot see all rows.
         _LOG.warning(
             "The loss %r sees one replica's rows at a time: it could not be traced for %d rows (%s: %s).",

@@ -16,20 +16,21 @@ from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.step.variables._merge_rules import Merge, kind_of, merge_rule
 from unisono.training.replica._rows import DiscardingScope, common_rows, gather_rows
-from unisono.training.rows._row_analysis import RowUse, row_uses
+from unisono.training.rows._row_analysis import RowUse, row_uses, runs_with
 
 _m = keras.metrics
 
 #: Updates metrics from `(y, y_pred, sample_weight)`.
 Update = Callable[..., PyTree]
 
-#: Keras' own metrics whose variables are sums over rows; a test compares each with one device.
+#: Keras' own metrics whose variables are sums over rows, whatever their arguments; a test compares each with
+#: one device. Those with an axis may relate rows: they are read, as are those of users.
 _ADD_UP = frozenset(
     {
         *(_m.Accuracy, _m.BinaryAccuracy, _m.CategoricalAccuracy, _m.SparseCategoricalAccuracy),
         *(_m.TopKCategoricalAccuracy, _m.SparseTopKCategoricalAccuracy, _m.BinaryCrossentropy),
-        *(_m.CategoricalCrossentropy, _m.SparseCategoricalCrossentropy, _m.KLDivergence, _m.Poisson),
-        *(_m.MeanSquaredError, _m.MeanAbsoluteError, _m.MeanAbsolutePercentageError, _m.CosineSimilarity),
+        *(_m.KLDivergence, _m.Poisson),
+        *(_m.MeanSquaredError, _m.MeanAbsoluteError, _m.MeanAbsolutePercentageError),
         *(_m.MeanSquaredLogarithmicError, _m.RootMeanSquaredError, _m.LogCoshError, _m.R2Score),
         *(_m.AUC, _m.Precision, _m.Recall, _m.TruePositives, _m.TrueNegatives, _m.FalsePositives),
         *(_m.FalseNegatives, _m.F1Score, _m.FBetaScore, _m.PrecisionAtRecall, _m.RecallAtPrecision),
@@ -68,9 +69,8 @@ def metrics_add_up(update: Update, metrics: Sequence[keras.Metric], given: PyTre
     try:
         uses = row_uses(after, (jax.tree.map(jnp.asarray, given), shapes), rows, total)
     except Exception:
-        # What cannot be traced for another number of rows holds arrays of this replica's rows, and could
-        # not be computed from all rows either.
-        return True
+        # What cannot be traced for all rows holds arrays of this replica's rows.
+        return not runs_with(after, (jax.tree.map(jnp.asarray, given), shapes), total)
     return all(use is RowUse.SUM for use in uses)
 
 

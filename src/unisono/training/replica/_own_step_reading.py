@@ -137,7 +137,7 @@ def read_own_step(
     arrays = shapes_of(batch)
     try:
         program, states = traced_states(
-            step, (arrays, step.parts(every)), step.kept, rows, 2 * rows, step.seeds
+            step, (arrays, step.parts(every)), step.kept, rows, rows * replicas, step.seeds
         )
     except NeedsPeersError:
         return _together("its step needs the rows of all replicas")

@@ -168,3 +168,8 @@ def is_per_replica(layer: keras.Layer) -> bool:
 def is_synchronized(layer: keras.Layer) -> bool:
     """Return whether a layer normalizes over the rows of all replicas, as one device does."""
     return isinstance(layer, keras.layers.BatchNormalization) and bool(getattr(layer, "synchronized", False))
+
+
+def has_own(model: keras.Model, method: str) -> bool:
+    """Return whether a model has a method of its own, in its class or set on the object."""
+    return method in vars(model) or getattr(type(model), method) is not getattr(keras.Model, method)

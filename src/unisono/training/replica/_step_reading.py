@@ -26,8 +26,15 @@ from unisono._system._blocks import set_for_block
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
 from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
-from unisono.training.replica._rows import DiscardingScope, is_per_replica, is_synchronized, masks_of, rows_of
-from unisono.training.rows._row_analysis import row_states
+from unisono.training.replica._rows import (
+    DiscardingScope,
+    has_own,
+    is_per_replica,
+    is_synchronized,
+    masks_of,
+    rows_of,
+)
+from unisono.training.rows._row_analysis import is_alike_for_one_row, traced_states
 from unisono.training.rows._row_states import (
     AccumulatedSum,
     Constant,
@@ -99,9 +106,17 @@ class StepReading:
     others: tuple[str, ...] = ()
     results: frozenset[str] | None = None
 
+    def agrees_with(self, other: StepReading) -> bool:
+        """Return whether replicas run the step in the same way by another reading."""
+        mine, theirs = ((x.rules, x.apart, x.draws, x.results) for x in (self, other))
+        return mine == theirs
+
 
 class StepReader:
-    """Reads the step of a model once, when its first batch is there.
+    """Reads the step of a model when its first batch is there, and again for batches of other sizes.
+
+    A layer may compute another number of rows in another way. What was read of the first batch holds then
+    where both readings agree; where they do not, the rows of the other batch are computed together.
 
     Args:
         read: returns what is known of the step for a batch of all replicas' rows.
@@ -122,18 +137,23 @@ class StepReader:
         return self._reading.results if self._reading is not None else None
 
     def __call__(self, batch: PyTree) -> StepReading:
-        """Return what is known of the step.
+        """Return what is known of the step for a batch.
 
         Args:
             batch: pytree of arrays, as Keras' loop gives it.
         """
-        if self._reading is None:
-            # A user's layer may draw from these while it is traced: what follows must not notice.
-            states = random.getstate(), np.random.get_state()
-            self._reading = self._read(batch)
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-        return self._reading
+        # A user's layer may draw from these while it is traced: what follows must not notice.
+        states = random.getstate(), np.random.get_state()
+        reading = self._read(batch)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if self._reading is None or self._reading.mixes:
+            # How copies merge matters where replicas compute their own rows.
+            self._reading = reading
+        if not reading.mixes and not reading.agrees_with(self._reading):
+            mixes = f"a batch of {rows_of(batch)} rows is computed in another way than others"
+            reading = dataclasses.replace(reading, mixes=mixes)
+        return reading
 
 
 def read_step(
@@ -149,13 +169,17 @@ def read_step(
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     rows = rows_of(batch) or 0
-    own = max(2, rows // replicas)
+    own = max(2, -(-rows // replicas))
+    every = rows if rows > own else own * replicas
     step = _Forward(model, training, has_loss)
     arrays = shapes_of((x, y, sample_weight))
     try:
-        states = row_states(step, arrays, step.kept, own, own * replicas, step.seeds, training)
+        trace, states = traced_states(step, arrays, step.kept, own, every, step.seeds, training)
     except Exception as error:  # a user's layer may do anything with another number of rows
         return unreadable(error, lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept), own, rows)
+    if rows == replicas and not is_alike_for_one_row(step, arrays, step.kept, trace):
+        reason = "one row is computed in another way than several"
+        return StepReading(mixes=reason, unfillable=reason)
     return _summary(step, states)
 
 
@@ -270,7 +294,7 @@ class _Forward:
         self.uneven: set[str] = set()
         self.rowless: set[str] = set()
         self.has_loss = has_loss
-        self.replaces_loss = has_loss and type(model).compute_loss is not keras.Model.compute_loss
+        self.replaces_loss = has_loss and has_own(model, "compute_loss")
 
     def __call__(
         self, x: PyTree, y: PyTree, sample_weight: PyTree, trained: list[jax.Array], states: list[jax.Array]

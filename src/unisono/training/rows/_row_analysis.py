@@ -21,7 +21,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from unisono._types import ArrayLike, PyTree
-from unisono.training._jaxprs import called_by
+from unisono.training._jaxprs import called_by, operations
 from unisono.training.rows._row_derivatives import CUSTOM, is_linear
 from unisono.training.rows._row_indexing import of_extremes
 from unisono.training.rows._row_rules import RULES, linear_in_sums
@@ -129,27 +129,72 @@ def traced_states(
     differentiates: bool = False,
 ) -> tuple[jex.ClosedJaxpr, list[RowState]]:
     """Return a trace of a function, too; see `row_states`."""
+    leaves, count = jax.tree.leaves((*args, *kept)), len(jax.tree.leaves(args))
+    pair = _traced(fn, args, kept, few), _traced(fn, args, kept, many)
+    start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
+    start += [Constant(origin=i, is_own=i in own) for i in range(len(leaves) - count)]
+    return pair[0], states_in_traces(*pair, Fraction(many, few), start, differentiates, few)
+
+
+def runs_with(fn: Callable[..., PyTree], args: tuple[PyTree, ...], rows: int) -> bool:
+    """Return whether a function can be traced for a number of rows.
+
+    Args:
+        args: see `row_uses`.
+    """
+    try:
+        _traced(fn, args, (), rows)
+    except Exception:  # whatever a user's function raises
+        return False
+    return True
+
+
+def is_alike_for_one_row(
+    fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...], trace: jex.ClosedJaxpr
+) -> bool:
+    """Return whether a function computes one row with the operations of a trace for two rows.
+
+    Both traces cannot be read side by side: an axis of one entry needs no broadcasting, for example.
+
+    Args:
+        args: see `row_uses`.
+        kept: see `row_states`.
+
+    >>> x = np.zeros((2, 3), "f4")
+    >>> fn = lambda x: jax.numpy.tanh(x - 1.0)
+    >>> is_alike_for_one_row(fn, (x,), (), jax.make_jaxpr(fn)(x))
+    True
+    >>> is_alike_for_one_row(jax.numpy.squeeze, (x,), (), jax.make_jaxpr(jax.numpy.squeeze)(x))
+    False
+    """
+    try:
+        one = _traced(fn, args, kept, 1)
+    except Exception:  # whatever a user's function raises
+        return False
+    names = [[n for n in operations(program) if n not in _OF_SHAPES] for program in (one, trace)]
+    ranks = [[aval.ndim for aval in program.out_avals] for program in (one, trace)]
+    return names[0] == names[1] and ranks[0] == ranks[1]
+
+
+#: Operations that arrays of one row may do without, or have in addition.
+_OF_SHAPES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "copy", "convert_element_type"})
+
+
+def _traced(
+    fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...], rows: int
+) -> jex.ClosedJaxpr:
     leaves, structure = jax.tree.flatten((*args, *kept))
     count = len(jax.tree.leaves(args))
     # An array may have several entries for each row.
     unit = max(1, math.gcd(*[x.shape[0] for x in leaves[:count] if x.ndim]))
-
-    def traced(rows: int) -> jex.ClosedJaxpr:
-        shapes = [
-            jax.ShapeDtypeStruct(
-                (x.shape[0] // unit * rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
-                jax.dtypes.canonicalize_dtype(x.dtype),
-            )
-            for i, x in enumerate(leaves)
-        ]
-        return jax.make_jaxpr(lambda *flat: jax.tree.leaves(fn(*jax.tree.unflatten(structure, flat))))(
-            *shapes
+    shapes = [
+        jax.ShapeDtypeStruct(
+            (x.shape[0] // unit * rows, *x.shape[1:]) if i < count and x.ndim else x.shape,
+            jax.dtypes.canonicalize_dtype(x.dtype),
         )
-
-    pair = traced(few), traced(many)
-    start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
-    start += [Constant(origin=i, is_own=i in own) for i in range(len(leaves) - count)]
-    return pair[0], states_in_traces(*pair, Fraction(many, few), start, differentiates)
+        for i, x in enumerate(leaves)
+    ]
+    return jax.make_jaxpr(lambda *flat: jax.tree.leaves(fn(*jax.tree.unflatten(structure, flat))))(*shapes)
 
 
 def uses_in_traces(
@@ -170,6 +215,7 @@ def states_in_traces(
     ratio: Fraction,
     given: Sequence[RowState],
     differentiates: bool = False,
+    rows: int | None = None,
 ) -> list[RowState]:
     """Return the state of each result of a program, from two traces.
 
@@ -177,12 +223,21 @@ def states_in_traces(
         ratio: how many times as many rows the second one has.
         given: what is known of each argument.
         differentiates: see `row_states`.
+        rows: of the first trace; None where its arguments have rows of several numbers.
     """
-    reader = _TraceReader(ratio, differentiates)
+    reader = _TraceReader(ratio, differentiates, rows)
     states = reader.closed(few, many, given)
     if states is None:
         return [Mixed(reader.difference)] * max(len(few.jaxpr.outvars), len(many.jaxpr.outvars))
-    return [reader.settled(s) for s in states]
+    shapes = ((a.shape, b.shape) for a, b in zip(few.out_avals, many.out_avals, strict=True))
+    return [_of_result(reader.settled(s), *pair) for s, pair in zip(states, shapes, strict=True)]
+
+
+def _of_result(state: RowState, few: tuple[int, ...], many: tuple[int, ...]) -> RowState:
+    """Return the state of a result: mixed where it has an entry for each pair of rows."""
+    axis = state.axis if isinstance(state, RowWise) else 0
+    others = [[*shape[:axis], *shape[axis + 1 :]] for shape in (few, many)]
+    return state if others[0] == others[1] else Mixed("another axis than that of the rows counts rows")
 
 
 class _TraceReader:
@@ -190,10 +245,11 @@ class _TraceReader:
 
     Args:
         differentiates: whether gradients of the function's mean over rows are taken, too.
+        rows: see `states_in_traces`.
     """
 
-    def __init__(self, ratio: Fraction, differentiates: bool = False) -> None:
-        self._ratio, self._differentiates = ratio, differentiates
+    def __init__(self, ratio: Fraction, differentiates: bool = False, rows: int | None = None) -> None:
+        self._ratio, self._differentiates, self._rows = ratio, differentiates, rows
         #: Where the two traces first had different operations.
         self.difference = "operations that depend on the number of rows"
 
@@ -213,7 +269,9 @@ class _TraceReader:
             if eqn.primitive.name != other.primitive.name or len(eqn.invars) != len(other.invars):
                 self.difference = f"operations that depend on the number of rows: {place_of(eqn)}"
                 return None
-            states = self._results(Step(eqn, other, self._ratio), self._operands(known, eqn, other))
+            states = self._results(
+                Step(eqn, other, self._ratio, self._rows), self._operands(known, eqn, other)
+            )
             for variable, state in zip(eqn.outvars, states, strict=True):
                 known[variable] = state
         return [self._operand(known, a, b) for a, b in zip(*results, strict=True)]
@@ -265,7 +323,7 @@ class _TraceReader:
             states = self.closed(few, many, operands) or [MIXED] * count
             if self._differentiates and step.eqn.primitive.name in CUSTOM:
                 given, results = ([self.settled(s) for s in part] for part in (operands, states))
-                if not is_linear(step, given, results, _TraceReader(self._ratio).closed):
+                if not is_linear(step, given, results, _TraceReader(self._ratio, rows=self._rows).closed):
                     states = [MIXED] * count
         elif step.eqn.primitive.name == "custom_linear_solve":
             states = self._solve(step, operands) or [MIXED] * count

@@ -152,14 +152,15 @@ def _broadcast(step: Step, operands: list[Operand]) -> RowState:
 
 
 def _reshape(step: Step, operands: list[Operand]) -> RowState:
-    """Rows stay together where what lies before their axis keeps its size."""
+    """Rows stay together where what lies before their axis keeps its size, and no entry is of several."""
     state = operands[0]
     if not isinstance(state, RowWise):
         return state if isinstance(state, Constant) or step.is_plain else MIXED
     shapes = [(e.invars[0].aval.shape, e.outvars[0].aval.shape) for e in (step.eqn, step.other)]
     for axis in range(len(shapes[0][1])):
         before = [np.prod(i[: state.axis]) == np.prod(o[:axis]) for i, o in shapes]
-        if all(before) and shapes[0][1][axis] * step.ratio == shapes[1][1][axis]:
+        sizes = shapes[0][0][state.axis], shapes[0][1][axis]
+        if all(before) and sizes[1] * step.ratio == shapes[1][1][axis] and step.has_each_row(*sizes):
             return RowWise(axis, state.power)
     return MIXED
 

@@ -154,11 +154,16 @@ MIXED = Mixed()
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One operation in both traces."""
+    """One operation in both traces.
+
+    Args:
+        rows: of the first trace; None where its values have rows of several numbers.
+    """
 
     eqn: Equation
     other: Equation
     ratio: Fraction
+    rows: int | None = None
 
     @property
     def params(self) -> dict[str, Any]:
@@ -180,6 +185,13 @@ class Step:
     def counting(self, number: int = 0) -> set[int]:
         """The axes of an operand that count rows."""
         return _counting(e.invars[number].aval.shape for e in (self.eqn, self.other))
+
+    def has_each_row(self, before: int, after: int) -> bool:
+        """Return whether entries that an axis of a new size counts in the first trace are of one row each.
+
+        An axis that has fewer entries than rows counts groups of rows.
+        """
+        return after % (self.rows or before) == 0
 
     def counting_out(self, number: int = 0) -> set[int]:
         """The axes of a result that count rows."""

@@ -30,7 +30,7 @@ from unisono.training.replica._fused_metrics import (
     are_sums,
     can_fuse,
 )
-from unisono.training.replica._rows import first_rows, gather_rows
+from unisono.training.replica._rows import first_rows, gather_rows, has_own
 from unisono.training.replica._step_reading import StepReader, StepReading, read_step
 from unisono.training.trainer._protocol import State
 
@@ -186,8 +186,10 @@ class TrainerStep:
 
     def _read(self, batch: PyTree) -> StepReading:
         model, task, count = self.model, self.task, self.replicas.num_replicas_in_sync
-        names = [task.step] if task is TrainerTask.PREDICT else [task.step, "compute_metrics"]
-        if all(getattr(type(model), name) is getattr(keras.Model, name) for name in names):
+        names = [task.step, "stateless_call"]
+        if task is not TrainerTask.PREDICT:
+            names += ["compute_loss_and_updates", "compute_metrics"]
+        if not any(has_own(model, name) for name in names):
             has_loss = task is not TrainerTask.PREDICT
             return read_step(model, task is TrainerTask.TRAIN, batch, count, has_loss)
 
