@@ -24,6 +24,13 @@ class Function(keras.Layer):
         return self._fn(x)
 
 
+class OfSizes(Function):
+    """A function that keeps the shape of its input, and asks for the number of rows: not known to Keras."""
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
 class NoMask(keras.Layer):
     """Passes its input and drops the mask."""
 
@@ -167,6 +174,62 @@ def numbered(x):
     return x + 0.05 * ops.cast(ops.arange(ops.shape(x)[0]), "float32")[:, None]
 
 
+def in_groups(x):
+    """Center groups of rows, as "ghost" normalization does: of four, or two, or of all."""
+    size = next((n for n in (4, 2) if x.shape[0] % n == 0), x.shape[0])
+    groups = ops.reshape(x, (-1, size, x.shape[1]))
+    return ops.reshape(groups - ops.mean(groups, axis=1, keepdims=True), x.shape)
+
+
+def of_group_means(x):
+    """The deviation within groups of rows that stand apart, as in StyleGAN's discriminator."""
+    size = next(n for n in (4, 3, 2, 1) if x.shape[0] % n == 0)
+    groups = ops.reshape(x, (size, -1, x.shape[1]))
+    return x - ops.tile(ops.mean(groups, axis=0), (size, 1))
+
+
+def few_rows_centered(x):
+    return ops.tanh(x) if x.shape[0] > 6 else x - ops.mean(x, axis=0)
+
+
+def dispatched(x):
+    """Two experts that take so many rows each, in the order of the batch."""
+    hot = ops.one_hot(ops.cast(x[:, 0] > 0, "int32"), 2)
+    place = ops.sum(ops.cumsum(hot, axis=0) * hot, axis=1)
+    taken = ops.cast(place <= int(0.6 * x.shape[0]) + 1, "float32")[:, None]
+    return x + 0.3 * taken * (hot[:, :1] * ops.tanh(x) - hot[:, 1:] * x)
+
+
+def hardest(x):
+    """Rows move towards those that are farthest from them."""
+    distances = ops.sum(ops.square(x[:, None] - x[None]), axis=-1)
+    return 0.8 * x + 0.2 * ops.take(x, ops.argmax(distances, axis=1), axis=0)
+
+
+def balanced(x):
+    """Sinkhorn's assignment of rows to features."""
+    found = ops.exp(ops.tanh(x))
+    for _ in range(3):
+        found = found / ops.sum(found, axis=0, keepdims=True)
+        found = found / ops.sum(found, axis=1, keepdims=True)
+    return x * found
+
+
+def whitened(x):
+    centered = x - ops.mean(x, axis=0)
+    covariance = ops.transpose(centered) @ centered / ops.cast(ops.shape(x)[0], "float32")
+    factor = ops.cholesky(covariance + 0.5 * ops.eye(WIDTH))
+    return ops.transpose(ops.solve_triangular(factor, ops.transpose(centered), lower=True))
+
+
+#: Functions of vectors that compute numbers of rows in different ways.
+OF_SIZES = {
+    "groups": in_groups,
+    "groups apart": of_group_means,
+    "few rows": few_rows_centered,
+    "capacity": dispatched,
+}
+
 #: Functions of vectors of which the rows matter to each other.
 MIXING = {
     "centered": lambda x: x - ops.mean(x, axis=0),
@@ -204,6 +267,9 @@ MIXING = {
     "product of rows": lambda x: x * ops.tanh(ops.prod(x, axis=0)),
     "any row": lambda x: ops.where(ops.any(x > 1.5, axis=0), x, 0.5 * x),
     "dimension": lambda x: ops.transpose(ops.softmax(ops.transpose(x), axis=-1)),
+    "hardest": hardest,
+    "balanced": balanced,
+    "decorrelated": whitened,
 }
 
 

@@ -59,6 +59,33 @@ def by_rows(y, p):
     return ops.sum(ops.square(y - p)) / ops.cast(ops.shape(y)[0], "float32")
 
 
+def grouped(y, p):
+    """Distances within groups of rows, as of a class each: of four, of two, or of all."""
+    size = next((n for n in (4, 2) if p.shape[0] % n == 0), p.shape[0])
+    groups = ops.reshape(p, (-1, size, p.shape[1]))
+    return ops.mean(ops.square(groups - ops.mean(groups, axis=1, keepdims=True)))
+
+
+def balanced(y, p):
+    """Cross-entropy with an assignment of rows to columns in which all columns have as much (SwAV)."""
+    found = ops.exp(ops.tanh(p))
+    for _ in range(3):
+        found = found / ops.sum(found, axis=0, keepdims=True)
+        found = found / ops.sum(found, axis=1, keepdims=True)
+    return -ops.mean(ops.sum(ops.stop_gradient(found) * ops.log_softmax(p), axis=-1))
+
+
+class Triplet(keras.Loss):
+    """The farthest row of a row's class against the nearest one of another."""
+
+    def call(self, y, p):
+        labels = ops.reshape(y, (-1,))
+        distances = ops.sum(ops.square(p[:, None] - p[None]), axis=-1)
+        same = ops.cast(labels[:, None] == labels[None], "float32")
+        nearest = -ops.top_k(-(distances + 1e3 * same), 1)[0][:, 0]
+        return ops.relu(ops.max(distances * same, axis=1) - ops.minimum(nearest, 9.0) + 0.3)
+
+
 class Contrastive(keras.Loss):
     """Pulls embeddings of one class together, and pushes others apart."""
 
@@ -101,6 +128,8 @@ LOSSES = {
                 ranked,
                 weighted_by_targets,
                 by_rows,
+                grouped,
+                balanced,
             )
         },
     },
@@ -109,6 +138,7 @@ LOSSES = {
         "sparse sum": lambda: K.SparseCategoricalCrossentropy(reduction="sum"),
         "ignored": lambda: K.SparseCategoricalCrossentropy(ignore_class=1),
         "contrastive": Contrastive,
+        "triplet": Triplet,
         "contrastive sum": lambda: Contrastive(reduction="sum"),
     },
     "hot": {
@@ -162,6 +192,56 @@ class Ratio(keras.Metric):
         return self.total / self.count
 
 
+class Confusion(keras.Metric):
+    """Counts of pairs of classes."""
+
+    def __init__(self):
+        super().__init__(name="confusion")
+        self.counts = self.add_variable((4, 4), "zeros", dtype="int32", name="counts")
+
+    def update_state(self, y, p, sample_weight=None):
+        hot = [ops.one_hot(ops.argmax(x, axis=-1), 4) for x in (y, p)]
+        self.counts.assign(self.counts + ops.cast(ops.transpose(hot[0]) @ hot[1], "int32"))
+
+    def result(self):
+        counts = ops.cast(self.counts, "float32")
+        return ops.sum(ops.diagonal(counts)) / ops.sum(counts)
+
+
+class Variance(keras.Metric):
+    """Welford's variance of all predictions."""
+
+    def __init__(self):
+        super().__init__(name="variance")
+        names = ("count", "center", "total")
+        self.count, self.center, self.total = (self.add_variable((), "zeros", name=n) for n in names)
+
+    def update_state(self, y, p, sample_weight=None):
+        count, center = ops.cast(ops.size(p), "float32"), ops.mean(p)
+        every, gap = self.count + count, center - self.center
+        inside = ops.sum(ops.square(p - center))
+        self.total.assign(self.total + inside + gap * gap * self.count * count / every)
+        self.center.assign(self.center + gap * count / every)
+        self.count.assign(every)
+
+    def result(self):
+        return self.total / self.count
+
+
+class LastRows(keras.Metric):
+    """The mean of the last five predictions."""
+
+    def __init__(self):
+        super().__init__(name="last_rows")
+        self.rows = self.add_variable((5,), "zeros", name="rows")
+
+    def update_state(self, y, p, sample_weight=None):
+        self.rows.assign(ops.concatenate([self.rows, p[:, 0]])[-5:])
+
+    def result(self):
+        return ops.mean(self.rows)
+
+
 def share(y, p):
     return ops.mean(ops.cast(p > y, "float32"), axis=-1)
 
@@ -175,9 +255,19 @@ METRICS = {
         "largest": LargestError,
         "ratio": Ratio,
         "cosine": M.CosineSimilarity,
+        "cosine of columns": lambda: M.CosineSimilarity(axis=0),
+        "correlation": M.PearsonCorrelation,
+        "variance": Variance,
+        "last rows": LastRows,
     },
     "classes": {"accuracy": lambda: "accuracy", "top": lambda: M.SparseTopKCategoricalAccuracy(2)},
-    "hot": {"accuracy": lambda: "accuracy", "f1": M.F1Score, "auc": M.AUC, "largest": LargestError},
+    "hot": {
+        "accuracy": lambda: "accuracy",
+        "f1": M.F1Score,
+        "auc": M.AUC,
+        "largest": LargestError,
+        "confusion": Confusion,
+    },
     "truths": {
         "accuracy": lambda: "accuracy",
         "precision": M.Precision,
@@ -266,6 +356,40 @@ def with_mean_log(model, state, data):
     return {**logs, "size": jnp.mean(jnp.square(jax.tree.leaves(aux[1])[0]))}, new
 
 
+def mixed_rows(model, state, data):
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    mixed = [jax.tree.map(lambda a: 0.7 * a + 0.3 * a[::-1], part) for part in (x, y)]
+    return _finish(model, state, *_gradients(model, state, (*mixed, weight)))
+
+
+def in_halves(model, state, data):
+    """Gradients accumulated over two parts of the batch."""
+    rows = jax.tree.leaves(data)[0].shape[0] // 2 or 1
+    first, last = (
+        jax.tree.map(lambda a, part=part: a[part], data) for part in (slice(rows), slice(-rows, None))
+    )
+    one, (_, _, others, metrics), _ = _gradients(model, state, first)
+    two, aux, given = _gradients(model, (state[0], others, state[2], metrics), last)
+    return _finish(model, state, [(a + b) / 2 for a, b in zip(one, two, strict=True)], aux, given)
+
+
+def skipping(model, state, data):
+    gradients, aux, given = _gradients(model, state, data)
+    logs, (trained, *rest) = _finish(model, state, gradients, aux, given)
+    kept = [jnp.where(aux[0] < 1.0, a, b) for a, b in zip(trained, state[0], strict=True)]
+    return logs, (kept, *rest)
+
+
+def projected(model, state, data):
+    """One gradient without its part against another one's (PCGrad)."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    gradients, aux, given = _gradients(model, state, data)
+    others, *_ = _gradients(model, state, (jax.tree.map(lambda a: 0.5 * a, x), y, weight))
+    dot, size = (sum(jnp.vdot(a, b) for a, b in zip(g, others, strict=True)) for g in (gradients, others))
+    factor = jnp.minimum(dot, 0.0) / (size + 1e-3)
+    return _finish(model, state, [a - factor * b for a, b in zip(gradients, others, strict=True)], aux, given)
+
+
 #: Steps of users' own, with JAX.
 STEPS = {
     "plain": plain,
@@ -277,6 +401,10 @@ STEPS = {
     "scaled": scaled,
     "with logs": with_logs,
     "with a mean": with_mean_log,
+    "mixed rows": mixed_rows,
+    "in halves": in_halves,
+    "skipping": skipping,
+    "projected": projected,
 }
 
 
@@ -327,6 +455,30 @@ class OwnLoss:
         if self.own_loss == "root":
             return loss + 0.1 * ops.sqrt(0.1 + ops.mean(ops.square(first)))
         return loss + 0.1 * ops.mean(ops.square(first))
+
+
+class OwnUpdates:
+    """Mixed into a model: computes the loss and new states itself, as Keras on JAX calls it."""
+
+    def compute_loss_and_updates(self, *args, **kwargs):
+        loss, (_, outputs, others, metrics) = super().compute_loss_and_updates(*args, **kwargs)
+        first = jax.tree.leaves(outputs)[0]
+        loss = loss + 0.1 * ops.sqrt(0.1 + ops.mean(ops.square(first)))
+        return loss, (loss, outputs, others, metrics)
+
+
+def set_on_the_object(model, method):
+    """Give a model a method of its own, without a class."""
+    if method == "train_step":
+        model.train_step = lambda state, data: clipped(model, state, data)
+        return
+    loss_of_keras = model.compute_loss
+
+    def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = loss_of_keras(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * ops.sqrt(0.1 + ops.mean(ops.square(jax.tree.leaves(y_pred)[0])))
+
+    model.compute_loss = compute_loss
 
 
 class OwnMetrics:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from tests.random_models import layers, losses, states
-from tests.random_models.layers import CLASSES, VOCABULARY, WIDTH, Function, NoMask
+from tests.random_models.layers import CLASSES, VOCABULARY, WIDTH, Function, NoMask, OfSizes
 
 L, ops = keras.layers, keras.ops
 
@@ -26,7 +26,8 @@ class Plan:
         parts: layers of the vector, as `(group, name)`.
         heads: of the outputs, as `(kind, loss, metric)`; a metric may be "".
         step: "" for Keras' own, the name of a step of `losses.STEPS`, or "tape".
-        extra: what else a model overrides: "test_step", "compute_loss", "compute_metrics", or "".
+        extra: what else a model overrides: "test_step", "compute_loss", "compute_metrics",
+            "compute_loss_and_updates", "train_step of the object", "compute_loss of the object", or "".
         subclassed: whether the model is a subclass with a `call`.
         optimizer: its name.
         rows: of the data.
@@ -69,10 +70,16 @@ class Plan:
     def is_apart(self):
         """Whether by construction each row's results depend on this row alone."""
         groups = {group for group, _ in (*self.first, *self.parts)}
-        mixes = groups & {"mixing", "state", "added", "drawing", "normalizing"}
+        mixes = groups & {"mixing", "of sizes", "state", "added", "drawing", "normalizing"}
         kinds = {kind for kind, _, _ in self.heads}
         linear = {"", "plain", "centralized", "scaled", "with a mean"}
         return not mixes and not self.extra and not kinds & {"pairs", "folded"} and self.step in linear
+
+
+#: Methods that are set on the model, and not in its class.
+OF_THE_OBJECT = ("train_step of the object", "compute_loss of the object")
+#: What else a model may override.
+EXTRAS = ("test_step", "compute_loss", "compute_metrics", "compute_loss_and_updates", *OF_THE_OBJECT)
 
 
 def draw(seed, **given):
@@ -93,7 +100,7 @@ def draw(seed, **given):
         parts=tuple(_part(rng) for _ in range(rng.choice([1, 2, 2, 3]))),
         heads=heads,
         step="" if kind < 0.75 else ("tape" if kind > 0.97 else rng.choice(list(losses.STEPS))),
-        extra=rng.choices(["", "test_step", "compute_loss", "compute_metrics"], [16, 1, 1, 1])[0],
+        extra=rng.choices(["", *EXTRAS], [16, *[1] * len(EXTRAS)])[0],
         subclassed=rng.random() < 0.2,
         optimizer=rng.choice(["sgd", "adam", "clipnorm", "global"]),
         batch_size=batch_size,
@@ -132,6 +139,7 @@ GROUPS = {
     "vector": (6, layers.VECTOR),
     "apart": (8, layers.APART),
     "mixing": (3, layers.MIXING),
+    "of sizes": (1, layers.OF_SIZES),
     "state": (5, states.STATES),
     "added": (1, states.ADDED),
     "drawing": (1, layers.DRAWING),
@@ -157,6 +165,8 @@ def _layer(group, name):
             return Function(layers.APART[name])
         case "mixing":
             return Function(layers.MIXING[name])
+        case "of sizes":
+            return OfSizes(layers.OF_SIZES[name])
         case "added":
             return states.Loss(states.ADDED[name])
         case "series" | "from series":
@@ -213,6 +223,8 @@ def build(plan):
     outputs = [_output(kind, loss, x) for kind, loss, _ in plan.heads]
     given = inputs if len(inputs) > 1 else inputs[0], outputs if len(outputs) > 1 else outputs[0]
     model = _model_of(plan, *given)
+    if plan.extra in OF_THE_OBJECT:
+        losses.set_on_the_object(model, plan.extra.partition(" ")[0])
     compile_as_planned(plan, model)
     return model
 
@@ -221,12 +233,13 @@ def _model_of(plan, inputs, outputs):
     parts = []
     if plan.step:
         parts.append(losses.Tape if plan.step == "tape" else losses.Own)
-    if plan.extra:
+    if plan.extra and plan.extra not in OF_THE_OBJECT:
         parts.append(
             {
                 "test_step": losses.OwnTest,
                 "compute_loss": losses.OwnLoss,
                 "compute_metrics": losses.OwnMetrics,
+                "compute_loss_and_updates": losses.OwnUpdates,
             }[plan.extra]
         )
     facts = {"own_step": plan.step, "own_test": ["mean", "largest", "loss"][plan.seed % 3]}

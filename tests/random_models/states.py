@@ -64,6 +64,23 @@ class CodeBook(keras.Layer):
         return x + ops.stop_gradient(0.5 * (quantized - x))
 
 
+class Ring(keras.Layer):
+    """A memory of rows with a pointer to the next place, and a loss of the distance to what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = self.add_weight((64, WIDTH), "random_normal", trainable=False, name="memory")
+        self.place = self.add_weight((), "zeros", dtype="int32", trainable=False, name="place")
+
+    def call(self, x, training=False):
+        self.add_loss(0.1 * ops.mean(ops.logsumexp(x @ ops.transpose(self.memory), axis=-1)))
+        if training:
+            places = (self.place.value + jnp.arange(x.shape[0])) % 64
+            self.memory.assign(self.memory.value.at[places].set(jax.lax.stop_gradient(x)))
+            self.place.assign((self.place + x.shape[0]) % 64)
+        return x
+
+
 ZERO, ZEROS, COUNT = jnp.float32(0), jnp.zeros(WIDTH), jnp.int32(0)
 
 
@@ -73,6 +90,10 @@ def rows(x):
 
 def classes(x):
     return ops.argmax(x, axis=-1)
+
+
+def bins(x):
+    return ops.cast(ops.clip(2 * ops.reshape(x, (-1,)) + 2, 0, 4), "int32")
 
 
 def queue(s, x):
@@ -146,6 +167,13 @@ STATES = {
     "last by class": lambda: State(jnp.zeros(WIDTH), lambda s, x: s.at[classes(x)].set(ops.max(x, -1))),
     "clipped largest": lambda: State(ZERO, lambda s, x: ops.clip(ops.max(x), -1.0, 1.0)),
     "code book": CodeBook,
+    "ring": Ring,
+    "bins of values": lambda: State(
+        jnp.zeros(5, "int32"), lambda s, x: s + ops.sum(ops.one_hot(bins(x), 5, dtype="int32"), axis=0)
+    ),
+    "range": lambda: State(
+        ZERO, lambda s, x: 0.9 * s + 0.1 * ops.max(ops.abs(x)), lambda x, s, _: x / (1.0 + s)
+    ),
 }
 
 

@@ -42,6 +42,19 @@ FOUND = {
     "the same noise in each step": ({"parts": (("mixing", "fixed noise"),)}, "JOINED"),
     "a derivative over all rows": ({"parts": (("mixing", "gradient of the batch"),)}, "JOINED"),
     "synchronized": ({"parts": (("normalizing", "synchronized"),)}, "SPLIT"),
+    "groups of rows that a last batch's parts do not have": (
+        {"parts": (("of sizes", "groups"),), "batch_size": 16, "rows": 44},
+        "JOINED",
+    ),
+    "few rows in another way": (
+        {"parts": (("of sizes", "few rows"),), "batch_size": 16, "rows": 44},
+        "JOINED",
+    ),
+    "a loss of groups of rows": ({"heads": (("numbers", "grouped", "correlation"),)}, "SPLIT"),
+    "a metric along the rows": ({"heads": (("numbers", "mse", "cosine of columns"),)}, "SPLIT"),
+    "losses and states of the model's own": ({"extra": "compute_loss_and_updates"}, "JOINED"),
+    "a step that is set on the object": ({"extra": "train_step of the object"}, "JOINED"),
+    "a loss that is set on the object": ({"extra": "compute_loss of the object"}, "JOINED"),
     "a logarithm": ({"parts": (("state", "root of the largest"),)}, "JOINED"),
 }
 
