@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak simulate recording notebooks facts lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak random-models simulate recording notebooks facts lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -95,6 +95,11 @@ SEED ?= 0
 soak: $(VENV)/installed  ## random files, random jobs and random faults; MINUTES=480 SEED=10000 for a night
 	$(BIN)/python -m tests.fuzzing --minutes $(MINUTES)/3 --seed $(SEED)
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) --seed $(SEED)
+
+MODELS ?= 300
+
+random-models: $(VENV)/installed  ## random models and steps on strategies, each compared with one device; SEED=10000 for other ones
+	$(BIN)/python -m tests.random_models $(SEED) $$(( $(SEED) + $(MODELS) ))
 
 SCHEDULES ?= 1000000
 
