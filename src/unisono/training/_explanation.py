@@ -16,7 +16,7 @@ from unisono._context import entered
 from unisono._errors import InvalidArgumentError
 from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
-from unisono.step._keras_internals import all_layers
+from unisono.step._keras_internals import all_layers, build_for_batch
 from unisono.training._step_form import is_stateful
 from unisono.training.groups._batch_policy import one_batch_size
 from unisono.training.replica._rows import DiscardingScope, rows_of
@@ -87,6 +87,9 @@ def _findings(model: keras.Model, replicas: Replicas, batch: PyTree) -> Iterator
     if model.compiled:
         # The variables of the optimizer, which Keras makes in the first step.
         model.optimizer.build(model.trainable_variables)
+        if len(batch) > 1:
+            # Metrics, which Keras makes for the first targets.
+            build_for_batch(model, batch)
     reading = TrainerStep(model, replicas, task).read(batch)
     yield from _of_layers(model, reading)
     yield from reading.findings

@@ -66,6 +66,14 @@ def test_a_loss_of_pairs_gets_the_rows_of_all_replicas():
     assert treatment(lines, "loss circle").startswith("with the rows of all replicas")
 
 
+def test_a_metric_along_the_rows_gets_those_of_all_replicas():
+    data = np.zeros((4, 6), "f4"), np.zeros((4, 2), "f4")
+    layers = lambda: [L.Dense(2)]  # noqa: E731
+    for axis, treated in [(0, "from the rows of all replicas"), (-1, "added up over the replicas")]:
+        lines = lines_of(layers, data=data, metrics=[keras.metrics.CosineSimilarity(axis=axis)])
+        assert treatment(lines, "metrics").startswith(treated)
+
+
 def test_other_models():
     (line,) = lines_of(lambda: [L.Dense(2)], strategy=unisono.OneDeviceStrategy("cpu:0"))
     assert "one replica computes all rows" in line
