@@ -52,12 +52,12 @@ class Executables:
             return None
         digest = hashlib.sha256(text.encode()).digest()
         key = (digest, mesh, lowered.in_tree, lowered.out_tree)
-        found = self._programs.get(key)
+        # Behind all others; another thread may do so at the same time.
+        found = self._programs.pop(key, None)
         if found is None:
             found = lowered.compile()
             self.num_compiled += 1
         self._programs[key] = found
-        self._programs.move_to_end(key)
         if len(self._programs) > _MOST:
             self._programs.popitem(last=False)
         return found

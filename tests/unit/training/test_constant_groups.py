@@ -9,7 +9,7 @@ import pytest
 
 import unisono
 from unisono.training.groups import _constant_groups
-from unisono.training.groups._constant_groups import _first_phase, _Phase, _Trial, best_length
+from unisono.training.groups._constant_groups import GroupTrial, TrialPhase, best_length, first_phase
 
 
 class Thread:
@@ -72,35 +72,35 @@ def test_a_group_has_the_length_by_which_an_epoch_is_the_fewest_programs():
     assert best_length(32, 1) == 1
 
 
-@pytest.mark.parametrize(("together", "phase"), [(0.0002, _Phase.TOGETHER), (0.002, _Phase.ALONE)])
+@pytest.mark.parametrize(("together", "phase"), [(0.0002, TrialPhase.TOGETHER), (0.002, TrialPhase.ALONE)])
 def test_the_faster_form_is_kept(thread, together, phase):
-    steps = Steps(_Trial(ALONE, 10))
-    assert steps.take(32) is _Phase.MEASURE
-    assert steps.take(32) is _Phase.COMPILE
+    steps = Steps(GroupTrial(ALONE, 10))
+    assert steps.take(32) is TrialPhase.MEASURE
+    assert steps.take(32) is TrialPhase.COMPILE
     assert steps.prepared == [10]
     # However long that takes, nothing waits.
-    assert steps.take(1000) is _Phase.COMPILE
+    assert steps.take(1000) is TrialPhase.COMPILE
     assert not steps.used
     thread.run()
-    assert steps.take(1) is _Phase.TRY
+    assert steps.take(1) is TrialPhase.TRY
     assert steps.used == ["program"]
     # The first one loads the program.
     for seconds in (5.0, 10 * together, 10 * together + 0.001):
-        assert steps.trial.phase is _Phase.TRY
+        assert steps.trial.phase is TrialPhase.TRY
         steps.trial.note_group(seconds)
     assert steps.trial.phase is phase
 
 
 def test_where_long_steps_keep_the_devices_behind_no_loop_is_compiled(thread):
-    steps = Steps(_Trial(ALONE, 10))
-    assert steps.take(64, is_idle=False, seconds=0.02) is _Phase.ALONE
+    steps = Steps(GroupTrial(ALONE, 10))
+    assert steps.take(64, is_idle=False, seconds=0.02) is TrialPhase.ALONE
     assert not steps.prepared
 
 
 def test_short_steps_are_tried_also_where_the_devices_are_behind(thread):
     """A thread of XLA's launches their kernels one by one, so that no device is ready."""
-    steps = Steps(_Trial(ALONE, 10))
-    assert steps.take(64, is_idle=False) is _Phase.COMPILE
+    steps = Steps(GroupTrial(ALONE, 10))
+    assert steps.take(64, is_idle=False) is TrialPhase.COMPILE
     assert steps.prepared == [10]
 
 
@@ -111,7 +111,7 @@ def test_a_compilation_leaves_no_thread_behind():
 
 
 def test_the_time_between_two_epochs_is_no_step():
-    steps = Steps(_Trial(ALONE, 10))
+    steps = Steps(GroupTrial(ALONE, 10))
     steps.take(40)
     steps.epoch = object()
     steps.take(1, seconds=100.0)
@@ -123,10 +123,10 @@ def test_a_program_that_does_not_compile_is_not_used(thread, caplog):
     def fail():
         raise MemoryError("too large")
 
-    steps = Steps(_Trial(ALONE, 10), fail)
+    steps = Steps(GroupTrial(ALONE, 10), fail)
     steps.take(64)
     thread.run()
-    assert steps.take(1) is _Phase.ALONE
+    assert steps.take(1) is TrialPhase.ALONE
     assert "too large" in caplog.text
 
 
@@ -141,24 +141,28 @@ def test_processes_decide_alike(thread):
         is_time = not isinstance(own[0], bool)
         return [data, json.dumps(others["times" if is_time else "compiled"]).encode()]
 
-    steps = Steps(_Trial(SimpleNamespace(size=2, gather=gather), 10))
-    assert steps.take(64) is _Phase.COMPILE
+    steps = Steps(GroupTrial(SimpleNamespace(size=2, gather=gather), 10))
+    assert steps.take(64) is TrialPhase.COMPILE
     thread.run()
-    assert steps.take(640) is _Phase.COMPILE
+    assert steps.take(640) is TrialPhase.COMPILE
     others["compiled"] = [True, False]
-    assert steps.take(64) is _Phase.TRY
+    assert steps.take(64) is TrialPhase.TRY
     for _ in range(3):
         steps.trial.note_group(0.002)
-    assert steps.trial.phase is _Phase.ALONE
+    assert steps.trial.phase is TrialPhase.ALONE
     others["idle"] = False
-    steps = Steps(_Trial(SimpleNamespace(size=2, gather=gather), 10))
-    assert steps.take(64) is _Phase.ALONE
+    steps = Steps(GroupTrial(SimpleNamespace(size=2, gather=gather), 10))
+    assert steps.take(64) is TrialPhase.ALONE
 
 
 def test_the_environment_decides(monkeypatch):
-    for chosen, phase in (("always", _Phase.TOGETHER), ("never", _Phase.ALONE), ("", _Phase.WARM_UP)):
+    for chosen, phase in (
+        ("always", TrialPhase.TOGETHER),
+        ("never", TrialPhase.ALONE),
+        ("", TrialPhase.WARM_UP),
+    ):
         monkeypatch.setenv(_constant_groups.SWITCH, chosen)
-        assert _first_phase() is phase
+        assert first_phase() is phase
     monkeypatch.setenv(_constant_groups.SWITCH, "yes")
     with pytest.raises(unisono.InvalidArgumentError, match="must be `always` or `never`"):
-        _first_phase()
+        first_phase()

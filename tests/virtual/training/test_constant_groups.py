@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 
+import unisono
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.data import Dataset
 from unisono.step._dispatch import CompiledStep
@@ -115,15 +116,36 @@ def test_an_epoch_is_few_dispatches(compiled_at_once, dispatches, monkeypatch):
     assert model.train_function.num_programs == 2
 
 
-def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(monkeypatch, dispatches):
+def generator_of(x, y):
+    for i in range(3 * 90):
+        rows = slice(16 * (i % 90), 16 * (i % 90) + 16)
+        yield x[rows], y[rows]
+
+
+def loader_of(x, y):
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    return torch.utils.data.DataLoader(data, batch_size=16)
+
+
+PIPELINES = {
+    "pipeline": lambda x, y: Dataset.from_tensor_slices((x, y)).map(lambda x, y: (2 * x, y)).batch(16),
+    "generator": generator_of,
+    "loader of torch": loader_of,
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(kind, monkeypatch, dispatches):
     """From memory that stays: later groups are staged at the addresses of earlier ones."""
-    transfers = []
+    transfers, sent = [], []
     original = jax.make_array_from_callback
 
     def counting(shape, sharding, read):
         def reading(index):
             part = read(index)
             transfers[-1][1].append(part.ctypes.data)
+            sent.append(part.nbytes)
             return part
 
         transfers.append((shape, []))
@@ -131,12 +153,13 @@ def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(monkeypatch, dispa
 
     monkeypatch.setattr(jax, "make_array_from_callback", counting)
     x, y = (values[: 90 * 16] for values in digits())
-    pipeline = Dataset.from_tensor_slices((x, y)).map(lambda x, y: (2 * x, y)).batch(16)
     model = model_of(2, steps_per_execution=10)
-    model.fit(pipeline, epochs=3, verbose=0)
+    model.fit(PIPELINES[kind](x, y), epochs=3, steps_per_epoch=90, verbose=0, shuffle=False)
     # In an epoch 4 groups of 20, and 10 steps alone, each with two inputs.
     assert len(dispatches) == 3 * (4 + 10)
     assert len(transfers) == 2 * len(dispatches)
+    # Each row once, and nothing else; JAX keeps integers of 32 bits.
+    assert sum(sent) == 3 * (x.nbytes + y.astype("int32").nbytes)
     for shape in ((20, 16, 64), (20, 16)):
         groups = [addresses for found, addresses in transfers if found == shape]
         assert len(groups) == 3 * 4
@@ -144,6 +167,49 @@ def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(monkeypatch, dispa
         assert all(len(set(addresses)) == 2 for addresses in groups)
         assert len(set(map(tuple, groups))) == 3
         assert groups[3:] == groups[:-3]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_the_next_group_is_staged_while_the_last_one_computes(monkeypatch):
+    """From a generator: a group waits on the devices until the host has staged a batch of the next."""
+    staged, held = threading.Semaphore(0), []
+    append = BatchStager.append
+    monkeypatch.setattr(BatchStager, "append", lambda self, batch: (append(self, batch), staged.release())[0])
+
+    class Held(keras.layers.Layer):
+        def call(self, x):
+            is_first = jax.lax.stop_gradient(jax.numpy.max(x[:, 0]))
+            zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), "float32"), is_first)
+            return x + zero
+
+    def wait(number):
+        """On a device: the group's last batch is followed by the first of the next group."""
+        if int(number) % 4 == 3 and int(number) < 11:
+            held.append(reached(int(number) + 2))
+        return np.float32(0)
+
+    count, lock = [0], threading.Lock()
+
+    def reached(wanted):
+        """Wait until so many batches were staged."""
+        with lock:
+            while count[0] < wanted:
+                if not staged.acquire(timeout=20):
+                    return False
+                count[0] += 1
+        return True
+
+    def batches():
+        for i in range(12):
+            yield np.full((4, 2), i, "float32"), np.zeros((4, 1), "float32")
+
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((2,)), unisono.per_replica(Held()), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=4)
+    monkeypatch.setattr(_constant_groups, "best_length", lambda *args: 4)
+    model.fit(batches(), steps_per_epoch=12, verbose=0, shuffle=False)
+    # Two groups on two devices; the last one is followed by nothing.
+    assert held == [True] * 4
 
 
 def test_the_loop_has_a_constant_length_and_reads_nothing_back():
@@ -224,8 +290,21 @@ def test_callbacks_see_every_so_many_steps(dispatches):
         seen.append(looks.batches)
     assert [batch for batch, _ in seen[0]] == [batch for batch, _ in seen[1]]
     np.testing.assert_allclose(*([loss for _, loss in one] for one in seen), rtol=1e-5)
-    # Two groups of ten, and two steps.
-    assert len(dispatches) == 4
+    # A group of twenty, and two steps.
+    assert len(dispatches) == 3
+
+
+@pytest.mark.parametrize("wanted", [2, pytest.param(9, marks=pytest.mark.exhaustive)])
+def test_a_callback_of_so_many_steps_costs_no_further_programs(wanted, dispatches):
+    """Also of a model that was trained without the callback before."""
+    x, y = (values[: 55 * 16] for values in digits())
+    model, counts = model_of(1, steps_per_execution=wanted), []
+    for callbacks in ([], [Looks()]):
+        dispatches.clear()
+        model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+        counts.append(len(dispatches))
+    # Of a group of 27 or 28 steps and what is left over, or of few groups of 9.
+    assert counts[1] == counts[0] <= 2 * (2 + 55 % wanted + 1)
 
 
 @pytest.mark.numbers
@@ -241,6 +320,17 @@ def test_steps_run_ahead_of_callbacks_that_see_batches(replicas, compiled_at_onc
     assert [batch for batch, _ in seen[0]] == [batch for batch, _ in seen[1]]
     np.testing.assert_allclose(*([loss for _, loss in one] for one in seen), rtol=1e-5)
     assert len(dispatches) < 60
+
+
+def test_backups_that_are_more_frequent_than_groups(compiled_at_once, dispatches, tmp_path):
+    """A group is then as long as the steps between two of them."""
+    x, y = (values[: 90 * 16] for values in digits())
+    model = model_of(1)
+    model.fit(x, y, 16, 2, 0, callbacks=[unisono.callbacks.BackupAndRestore(tmp_path, save_freq=15)])
+    (trial,) = model.train_function.loop.constant._trials.values()
+    assert trial.length == 15
+    # Until a group is tried some steps run by themselves.
+    assert len(dispatches) <= 15 + 2 * 90 // 15
 
 
 class Reads(keras.callbacks.Callback):

@@ -378,5 +378,5 @@ def library_calls_per_step(model, steps):
 def test_a_step_that_is_its_own_program_costs_few_calls_of_python(monkeypatch, replicas):
     """As on GPUs, where groups do not pay: 117 of one replica and 126 of two when each batch was examined."""
     monkeypatch.setattr(_step_loop, "may_loop", lambda *_: False)
-    monkeypatch.setattr(_constant_groups, "_first_phase", lambda: _constant_groups._Phase.ALONE)
+    monkeypatch.setattr(_constant_groups, "first_phase", lambda: _constant_groups.TrialPhase.ALONE)
     assert library_calls_per_step(compiled(replicas), 16) <= (56 if replicas == 1 else 63)

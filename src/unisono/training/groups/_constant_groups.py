@@ -68,7 +68,7 @@ _TRIALS = 3
 _ASK_EVERY = 64
 
 
-class _Phase(enum.Enum):
+class TrialPhase(enum.Enum):
     """How far the trial of a kind of batch is."""
 
     WARM_UP = enum.auto()
@@ -81,7 +81,7 @@ class _Phase(enum.Enum):
 
 #: Decides in place of the measurement: `always` or `never`.
 SWITCH = "UNISONO_STEPS_TOGETHER"
-_CHOICES = {"": _Phase.WARM_UP, "always": _Phase.TOGETHER, "never": _Phase.ALONE}
+_CHOICES = {"": TrialPhase.WARM_UP, "always": TrialPhase.TOGETHER, "never": TrialPhase.ALONE}
 
 #: Compiles a program, in another thread, and lets groups run what was compiled.
 Preparation: TypeAlias = tuple[Callable[[], object], Callable[[object], None]]
@@ -89,13 +89,14 @@ Preparation: TypeAlias = tuple[Callable[[], object], Callable[[object], None]]
 Prepare: TypeAlias = Callable[[int], Preparation | None]
 
 
-def best_length(most: int, steps: int | None, multiple: int = 1) -> int:
+def best_length(most: int, steps: int | None, multiple: int = 1, is_exact: bool = False) -> int:
     """Return how many steps a group should have, so that an epoch is the fewest dispatches.
 
     Args:
         most: the most steps that may be in a program.
         steps: of an epoch, the last of which may have fewer rows and run alone; None where it is unknown.
         multiple: the length is one of its multiples, and `multiple` itself where that is more than `most`.
+        is_exact: whether the last step of an epoch is like the others, too.
 
     >>> best_length(32, 1000), best_length(32, 31), best_length(32, None), best_length(32, 1000, multiple=10)
     (27, 30, 32, 30)
@@ -104,10 +105,11 @@ def best_length(most: int, steps: int | None, multiple: int = 1) -> int:
     if steps is None:
         return lengths[-1]
     lengths = [n for n in lengths if n <= steps] or lengths[:1]
-    return min(lengths, key=lambda n: (max(s // n + s % n for s in (steps, steps - 1)), -n))
+    counts = (steps,) if is_exact else (steps, steps - 1)
+    return min(lengths, key=lambda n: (max(s // n + s % n for s in counts), -n))
 
 
-def _first_phase() -> _Phase:
+def first_phase() -> TrialPhase:
     """Return the phase that the environment chooses."""
     chosen = process_environ().get(SWITCH, "")
     if chosen not in _CHOICES:
@@ -123,7 +125,7 @@ def pays(alone: float, together: float) -> bool:
     return together < alone
 
 
-class _Trial:
+class GroupTrial:
     """Finds out of one kind of batch whether its steps run together.
 
     Args:
@@ -133,8 +135,11 @@ class _Trial:
 
     def __init__(self, processes: ProcessGroup, length: int) -> None:
         self._processes, self.length = processes, length
-        self.phase = _Phase.WARM_UP
-        self._steps = self._idle = 0
+        #: The most steps that could have run together so far.
+        self.longest = 1
+        self.phase = TrialPhase.WARM_UP
+        #: How many of its steps have run by themselves in this phase.
+        self.steps = self._idle = 0
         self._epoch: object = None
         self._last = 0.0
         self._alone: list[float] = []
@@ -150,8 +155,8 @@ class _Trial:
             is_idle: whether the devices have nothing to do.
             now: by the clock.
         """
-        self._steps += 1
-        if self.phase is _Phase.MEASURE:
+        self.steps += 1
+        if self.phase is TrialPhase.MEASURE:
             self._idle += is_idle
             if epoch == self._epoch:
                 self._alone.append(now - self._last)
@@ -159,25 +164,25 @@ class _Trial:
 
     def advance(self, prepare: Prepare) -> None:
         """Go on to the next phase where it is time to; all processes do so at the same step."""
-        if self.phase is _Phase.WARM_UP and self._steps >= _WARM_UP:
-            self._begin(_Phase.MEASURE)
-        elif self.phase is _Phase.MEASURE and self._steps >= _MEASURED and self._alone:
+        if self.phase is TrialPhase.WARM_UP and self.steps >= _WARM_UP:
+            self._begin(TrialPhase.MEASURE)
+        elif self.phase is TrialPhase.MEASURE and self.steps >= _MEASURED and self._alone:
             is_short = statistics.median(self._alone) <= _SHORT
-            may_pay = all(self._of_all(is_short or self._idle >= _IDLE * self._steps))
+            may_pay = all(self.of_all(is_short or self._idle >= _IDLE * self.steps))
             prepared = prepare(self.length) if may_pay else None
             if prepared is None:
-                self._begin(_Phase.ALONE)
+                self._begin(TrialPhase.ALONE)
                 return
             compile_, self._use = prepared
             self._compiled = _in_thread(compile_)
-            self._begin(_Phase.COMPILE)
-        elif self.phase is _Phase.COMPILE and self._is_time_to_ask() and self._compiled is not None:
-            answers = self._of_all([self._compiled.done(), self._compiled.done() and self._has_failed()])
+            self._begin(TrialPhase.COMPILE)
+        elif self.phase is TrialPhase.COMPILE and self._is_time_to_ask() and self._compiled is not None:
+            answers = self.of_all([self._compiled.done(), self._compiled.done() and self._has_failed()])
             if any(failed for _, failed in answers):
-                self._begin(_Phase.ALONE)
+                self._begin(TrialPhase.ALONE)
             elif all(done for done, _ in answers):
                 self.put_to_use()
-                self._begin(_Phase.TRY)
+                self._begin(TrialPhase.TRY)
 
     def put_to_use(self) -> None:
         """Let groups run in the program that was compiled."""
@@ -189,17 +194,17 @@ class _Trial:
         self._together.append(seconds / self.length)
         if len(self._together) < _TRIALS:
             return
-        times = self._of_all([statistics.median(self._alone), min(self._together)])
+        times = self.of_all([statistics.median(self._alone), min(self._together)])
         alone, together = (max(each) for each in zip(*times, strict=True))
-        self._begin(_Phase.TOGETHER if pays(alone, together) else _Phase.ALONE)
+        self._begin(TrialPhase.TOGETHER if pays(alone, together) else TrialPhase.ALONE)
         _LOG.debug("A step takes %.3f ms by itself, %.3f in a group of %d.",
                    1000 * alone, 1000 * together, self.length)  # fmt: skip
 
-    def _begin(self, phase: _Phase) -> None:
-        self.phase, self._steps = phase, 0
+    def _begin(self, phase: TrialPhase) -> None:
+        self.phase, self.steps = phase, 0
 
     def _is_time_to_ask(self) -> bool:
-        return self._processes.size == 1 or self._steps % _ASK_EVERY == 0
+        return self._processes.size == 1 or self.steps % _ASK_EVERY == 0
 
     def _has_failed(self) -> bool:
         """Return whether the compilation failed, for which steps by themselves need no error."""
@@ -210,7 +215,8 @@ class _Trial:
             )
         return bool(error)
 
-    def _of_all(self, value: _Answer) -> list[_Answer]:
+    def of_all(self, value: _Answer) -> list[_Answer]:
+        """Return a value of each process; JSON."""
         if self._processes.size == 1:
             return [value]
         return [json.loads(data) for data in self._processes.gather(json.dumps(value).encode())]
@@ -237,12 +243,12 @@ class ConstantGroups:
         self._model, self._processes, self._runner = model, replicas.process_group, runner
         self._stagers, self._notes, self._timer = stagers, notes, timer
         self._run_ahead = run_ahead_of(replicas.mesh)
-        self._trials: dict[Hashable, _Trial] = {}
+        self._trials: dict[Hashable, GroupTrial] = {}
         self._began = 0.0
         #: Batches that were too few for a group, and follow alone.
         self._num_given_back = 0
         #: The kind of batch whose group is being measured.
-        self._tried: _Trial | None = None
+        self._tried: GroupTrial | None = None
 
     def next_group(
         self,
@@ -262,47 +268,52 @@ class ConstantGroups:
             keeps_state: whether the group may run again, up to any of its steps.
         """
         self._began, self._tried = perf_counter(), None
-        if keeps_state and self._model.steps_per_execution > 1:
-            # These are one program already, which Keras asks for.
-            return alone
         if source.is_again and self._num_given_back:
             self._num_given_back -= 1
             return alone
         trial = self._trial_of(alone, source, most, keeps_state)
-        if trial.phase is _Phase.ALONE:
+        if trial.phase is TrialPhase.ALONE:
             return alone
-        if trial.phase is not _Phase.TOGETHER:
+        if trial.phase is not TrialPhase.TOGETHER:
             newest = self._run_ahead.newest
             trial.note_step(source.epoch, newest is None or newest.is_ready(), self._began)
-            trial.advance(partial(self._prepare, alone, keeps_state))
-        if trial.phase not in (_Phase.TRY, _Phase.TOGETHER) or trial.length > room:
+            trial.longest = max(trial.longest, min(most, room))
+            trial.advance(partial(self._prepare, alone, keeps_state, trial))
+        if trial.phase not in (TrialPhase.TRY, TrialPhase.TOGETHER) or trial.length > room:
             return alone
         group = self._group(alone, source, iterator, trial.length, keeps_state)
         if group.count == trial.length:
-            self._tried = trial if trial.phase is _Phase.TRY else None
+            self._tried = trial if trial.phase is TrialPhase.TRY else None
             return group
         # The end of the data, or a batch of another shape: there is no program for so many.
         source.give_back(group.batches[1:])
         self._num_given_back = group.count - 1
         return BatchGroup(group.first, alone.mode, alone.rows)
 
-    def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int, keeps_state: bool) -> _Trial:
+    def _trial_of(self, alone: BatchGroup, source: BatchSource, most: int, keeps_state: bool) -> GroupTrial:
         """Return the trial of a kind of batch, of which the programs differ from all others."""
-        kind = alone.mode, alone.rows, alone.choice is None, keeps_state, form_of(alone.first)
+        is_free = source.is_ahead or keeps_state
+        kind = alone.mode, alone.rows, alone.choice is None, is_free, keeps_state, form_of(alone.first)
         if kind not in self._trials:
             # More than one step is not tried out where the user asks for it.
             wanted: int = self._model.steps_per_execution
-            is_free = source.is_ahead or keeps_state
             length = best_length(most, source.epoch_steps, wanted) if is_free else wanted
-            trial = self._trials[kind] = _Trial(self._processes, length)
+            trial = self._trials[kind] = GroupTrial(self._processes, length)
             if length < 2 or wanted > 1:
-                trial.phase = _Phase.ALONE if length < 2 else _Phase.TOGETHER
+                trial.phase = TrialPhase.ALONE if length < 2 else TrialPhase.TOGETHER
             else:
-                trial.phase = _first_phase()
+                trial.phase = first_phase()
         return self._trials[kind]
 
-    def _prepare(self, alone: BatchGroup, keeps_state: bool, length: int) -> Preparation | None:
+    def _prepare(
+        self, alone: BatchGroup, keeps_state: bool, trial: GroupTrial, length: int
+    ) -> Preparation | None:
         """Trace the program of a group; return None where its steps must run one by one."""
+        if trial.longest < length:
+            # Something happens between steps more often, such as a backup.
+            trial.length = length = trial.longest
+        if length < 2:
+            return None
         stager = self._stagers.get(alone.first, length)
         group = BatchGroup(alone.first, alone.mode, alone.rows, stager, keeps_state)
         trace = self._runner.trace(group, stager)

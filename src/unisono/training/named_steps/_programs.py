@@ -32,10 +32,13 @@ class Programs:
 
     Args:
         executables: of earlier trainings and evaluations, which may have had equal programs.
+        is_constant: whether a program always has as many batches as slots.
     """
 
-    def __init__(self, replicas: Replicas, executables: Executables | None = None) -> None:
-        self._replicas, self._executables = replicas, executables
+    def __init__(
+        self, replicas: Replicas, executables: Executables | None = None, is_constant: bool = False
+    ) -> None:
+        self._replicas, self._executables, self._is_constant = replicas, executables, is_constant
         self._compiler = StepCompiler(replicas, explains_many=False)
         self._entries: dict[Hashable, GroupEntry] = {}
 
@@ -57,7 +60,7 @@ class Programs:
             call = _call(like, is_whole, self._replicas.num_replicas_in_sync)
             plan = self._compiler.entry(step, call).plan
             replicated = ReplicatedStep(self._replicas, step, call, plan)
-            traced = GroupedProgram(replicated, slots, is_whole)
+            traced = GroupedProgram(replicated, slots, is_whole, is_constant=self._is_constant)
             self._entries[full] = GroupEntry(traced, plan, self._replicas, executables=self._executables)
         return self._entries[full]
 

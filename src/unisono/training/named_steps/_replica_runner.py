@@ -6,13 +6,15 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_count
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from unisono._features import load
 from unisono._lowering._compiler_options import Executables
 from unisono._types import PyTree
 from unisono.step._call_signature import Call
@@ -28,6 +30,8 @@ from unisono.training.stateful._grouped_program import GroupEntry
 
 if TYPE_CHECKING:
     from unisono.strategies._replicated import ReplicatedStrategy
+    from unisono.training.groups._constant_groups import Preparation
+    from unisono.training.named_steps._constant_rows import ConstantRows
 
 
 class RowStager(BatchStager):
@@ -57,12 +61,17 @@ class ReplicaStepRunner:
     ) -> None:
         # Without a scope nothing else does it.
         wrap_keras()
-        self._strategy, self._step = strategy, step
-        self._programs = Programs(strategy._replicas, executables)
-        self._stagers = StagerCache(strategy.mesh, RowStager)
-        self._pace = AdaptiveGroupSize(platform=strategy.mesh.platform)
+        self._strategy, self._step, self._executables = strategy, step, executables
         #: Whether a program may repeat the step in a loop; None until the first such program is traced.
         self._can_loop = may_loop(strategy.mesh.platform)
+        self._programs = Programs(strategy._replicas, executables, is_constant=self._can_loop is False)
+        self._stagers = StagerCache(strategy.mesh, RowStager)
+        self._pace = AdaptiveGroupSize(platform=strategy.mesh.platform)
+        #: Takes groups where a loop must have a constant length; None elsewhere.
+        self._constant: ConstantRows | None = None
+        if self._can_loop is False and strategy._runs_ahead:
+            make = load("rows in groups of constant length")
+            self._constant = make(strategy.process_group, run_ahead_of(strategy.mesh), executables)
         rows = rows_of(elements_for(strategy, source), len(strategy.mesh.local_replicas))
         self._source = RowSource(rows, strategy.process_group, step.shared_errors)
 
@@ -89,6 +98,8 @@ class ReplicaStepRunner:
     ) -> tuple[int, Mapping[str, Any]]:
         """Run some steps, and return how many and the last one's values; see `StepRunner.run`."""
         extra = frozenset(names) - self._step.scalars
+        if self._constant is not None:
+            self._constant.begin_call(most - bool(extra))
         done, values = 0, {}
         while done < most:
             # Arrays are returned by a program of their own, of the last step alone.
@@ -105,14 +116,18 @@ class ReplicaStepRunner:
 
     def _run_group(self, room: int, extra: frozenset[str]) -> tuple[int, Mapping[str, jax.Array]]:
         """Run the next program; return how many steps it had, and their values."""
-        began = perf_counter()
-        rows, extra = self._source.take(
-            lambda row: min(room, self._pace.size, self._slots(row, extra)), extra
-        )
+        began, constant = perf_counter(), self._constant
+        rows, extra = self._source.take(lambda row: self._wanted(row, room, extra), extra)
         if not rows:
             return 0, {}
-        slots = self._slots(rows[0], extra)
+        if constant is not None:
+            rows = constant.complete(rows, self._source)
+        slots = self._slots(rows[0], extra) if constant is None else len(rows)
         program, call = self._program(rows, extra, slots)
+        if constant is not None and slots == 1 and not extra and not rows[0].is_whole:
+            constant.note_alone(
+                rows[0], self._room_for(rows[0]), _kind_of(program), partial(self._prepare, rows)
+            )
         if slots > 1 and self._can_loop is None:
             # The first group has one row, which a program without a loop can take.
             jaxpr = program.step.jaxpr(*program.arguments(call))
@@ -123,7 +138,30 @@ class ReplicaStepRunner:
         found: Mapping[str, jax.Array] = program(call)
         newest = run_ahead_of(self._strategy.mesh).newest
         self._pace.wait_for_capacity(newest, len(rows), perf_counter() - began)
+        if constant is not None:
+            constant.note_started()
         return len(rows), found
+
+    def _wanted(self, row: Row, room: int, extra: frozenset[str]) -> int:
+        """Return how many rows the next program should take."""
+        if self._constant is None:
+            return min(room, self._pace.size, self._slots(row, extra))
+        return 1 if extra else self._constant.wanted(row, room)
+
+    def _prepare(self, rows: Sequence[Row], length: int) -> Preparation | None:
+        """Trace the program of so many rows; return None where they must run one by one."""
+        program, call = self._program(rows, frozenset(), length)
+        # The row itself runs alone.
+        self._stager(rows[0], length).is_unread = True
+        arguments = program.arguments(call)
+        if program.step.jaxpr(*arguments).effects:
+            self._programs.remove(program)
+            return None
+        if self._executables is None:
+            return program.step.compilation(*arguments), program.step.use
+        known = partial(self._executables.program, program.step.lower(*arguments), self._strategy.mesh)
+        compile_ = program.step.compilation(*arguments)
+        return lambda: known() or compile_(), program.step.use
 
     def _program(self, rows: Sequence[Row], extra: frozenset[str], slots: int) -> tuple[GroupEntry, Call]:
         """Return the program for some rows, and its call."""
@@ -150,21 +188,33 @@ class ReplicaStepRunner:
         """Return how many rows like this one a program has room for."""
         if extra or row.is_whole or not self._strategy._runs_ahead or self._can_loop is False:
             return 1
+        return self._room_for(row)
+
+    def _room_for(self, row: Row) -> int:
+        """Return how many rows like this one may share a program."""
         return slots_for(jax.tree.map(lambda x: np.broadcast_to(x[0], x.shape), row.batch))
 
     def _staged(self, rows: Sequence[Row], slots: int) -> list[jax.Array]:
         """Return rows on the devices, with their number."""
-        replicas = self._strategy.num_replicas_in_sync
-        like = jax.tree.map(lambda x: np.broadcast_to(x[0], (replicas, *x.shape[1:])), rows[0].batch)
-        stager = self._stagers.get(like, slots)
+        stager = self._stager(rows[0], slots)
         stager.begin()
         for row in rows:
             stager.append(row.batch)
         count, batches = stager.place()
         return [count, *jax.tree.leaves(batches)]
 
+    def _stager(self, row: Row, slots: int) -> BatchStager:
+        replicas = self._strategy.num_replicas_in_sync
+        like = jax.tree.map(lambda x: np.broadcast_to(x[0], (replicas, *x.shape[1:])), row.batch)
+        return self._stagers.get(like, slots)
+
     def _whole(self, batch: PyTree) -> list[jax.Array]:
         """Return a batch on every device."""
         mesh = self._strategy.mesh
         arrays = mesh.put([x[None] for x in jax.tree.leaves(batch)], mesh.replicated)
         return [mesh.put(np.int32(1), mesh.replicated), *arrays]
+
+
+def _kind_of(program: GroupEntry) -> Hashable:
+    """Return what distinguishes a step from those of other loops: the variables that it reads and writes."""
+    return tuple((tuple(slot.variable.shape), slot.written) for slot in program.plan.slots)

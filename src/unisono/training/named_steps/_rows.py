@@ -135,6 +135,10 @@ class RowSource:
         joined = self._joined(own)
         return ([] if joined is None else [joined]), extra
 
+    def give_back(self, rows: Sequence[Row]) -> None:
+        """Let rows that were taken come again, before all others; those of all workers."""
+        self._kept.extendleft(reversed(rows))
+
     def stop(self, error: Exception | None = None) -> None:
         """Tell the other workers, once, that this one takes no more rows.
 
