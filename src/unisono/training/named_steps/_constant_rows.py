@@ -28,10 +28,10 @@ from unisono.training.named_steps._rows import Row, RowSource
 if TYPE_CHECKING:
     from unisono.collectives._process_group import ProcessGroup
 
-#: What was found about a kind of step: the name of a phase, and the steps of a group.
+#: By kind of step: the name of the phase that was found best, and the steps of a group.
 Choices: TypeAlias = MutableMapping[Hashable, tuple[str, int]]
 
-#: Those of the loops that share programs.
+#: By the programs that several loops share.
 _CHOICES: weakref.WeakKeyDictionary[Executables, Choices] = weakref.WeakKeyDictionary()
 
 _DECIDED = TrialPhase.TOGETHER, TrialPhase.ALONE
@@ -54,7 +54,7 @@ class ConstantRows:
         self._processes, self._run_ahead = processes, run_ahead
         self._choices = {} if executables is None else _CHOICES.setdefault(executables, {})
         self._trials: dict[Hashable, GroupTrial] = {}
-        #: By the form of a row, what else distinguishes its step from those of other loops.
+        #: By the form of a row, the kind of step that takes it.
         self._kinds: dict[Hashable, Hashable] = {}
         #: The most steps that a call could run together.
         self._longest = 1
@@ -132,7 +132,7 @@ class ConstantRows:
                 self._keep(form, trial)
 
     def _trial(self, kind: Hashable, most: int) -> GroupTrial:
-        """Return the trial of a kind of step, which has ended where all processes know the choice."""
+        """Return the trial of a kind of step; it has ended where all processes know the choice."""
         trial = GroupTrial(self._processes, 0)
         phase = first_phase()
         if most < 2:
@@ -150,6 +150,6 @@ class ConstantRows:
         return min(trial.of_all(best_length(most, self._longest, is_exact=True)))
 
     def _keep(self, form: Hashable, trial: GroupTrial) -> None:
-        """Keep what was found for further loops."""
+        """Keep a choice for further loops."""
         if trial.phase in _DECIDED:
             self._choices[self._kinds[form]] = trial.phase.name, trial.length

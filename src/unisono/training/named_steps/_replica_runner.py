@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from unisono._features import load
 from unisono._lowering._compiler_options import Executables
 from unisono._types import PyTree
 from unisono.step._call_signature import Call
@@ -70,8 +69,9 @@ class ReplicaStepRunner:
         #: Takes groups where a loop must have a constant length; None elsewhere.
         self._constant: ConstantRows | None = None
         if self._can_loop is False and strategy._runs_ahead:
-            make = load("rows in groups of constant length")
-            self._constant = make(strategy.process_group, run_ahead_of(strategy.mesh), executables)
+            from unisono.training.named_steps._constant_rows import ConstantRows
+
+            self._constant = ConstantRows(strategy.process_group, run_ahead_of(strategy.mesh), executables)
         rows = rows_of(elements_for(strategy, source), len(strategy.mesh.local_replicas))
         self._source = RowSource(rows, strategy.process_group, step.shared_errors)
 
@@ -216,5 +216,5 @@ class ReplicaStepRunner:
 
 
 def _kind_of(program: GroupEntry) -> Hashable:
-    """Return what distinguishes a step from those of other loops: the variables that it reads and writes."""
+    """Return the kind of a step, by the variables that it reads and writes."""
     return tuple((tuple(slot.variable.shape), slot.written) for slot in program.plan.slots)

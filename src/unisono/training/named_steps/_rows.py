@@ -136,7 +136,7 @@ class RowSource:
         return ([] if joined is None else [joined]), extra
 
     def give_back(self, rows: Sequence[Row]) -> None:
-        """Let rows that were taken come again, before all others; those of all workers."""
+        """Let rows that were taken come again, before all others; all workers do so alike."""
         self._kept.extendleft(reversed(rows))
 
     def stop(self, error: Exception | None = None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from unisono._features import load
 from unisono.training.rows._row_indexing import cut, gather, scatter, update
 from unisono.training.rows._row_states import (
     MIXED,
@@ -352,10 +353,10 @@ def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     return [result if few != many else MIXED for few, many in zip(*shapes, strict=True)]
 
 
-def _attention(step: Step, operands: list[Operand]) -> RowState:
-    """Apply to cuDNN's attention, of which the first axis counts rows."""
-    result = _elementwise(step, operands)
-    return result if result in (Constant(), RowWise(0)) else MIXED
+def _cudnn(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
+    """Apply to what cuDNN computes on GPUs."""
+    result: RowState | list[RowState] = load("rows in cuDNN's operations")(step, operands)
+    return result
 
 
 def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
@@ -431,7 +432,8 @@ RULES: dict[str, Rule] = {
     "select_n": _selection,
     "select_and_scatter_add": _window_gradient,
     **dict.fromkeys(("fft", "lu", "qr", "svd", "eigh", "cholesky", "triangular_solve"), _matrices),
-    **dict.fromkeys(("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper"), _attention),
+    **{f"dot_product_attention_{n}{w}": _cudnn for n in ("fwd", "bwd") for w in ("", "_wrapper")},
+    **dict.fromkeys(("rnn_fwd", "rnn_bwd"), _cudnn),
     **dict.fromkeys(("random_bits", "random_gamma"), _random),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
