@@ -6,7 +6,7 @@ Tests: tests/virtual/estimator/test_train.py, tests/virtual/estimator/test_count
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -157,11 +157,12 @@ class ReplicaStepRunner:
         if program.step.jaxpr(*arguments).effects:
             self._programs.remove(program)
             return None
-        if self._executables is None:
-            return program.step.compilation(*arguments), program.step.use
-        known = partial(self._executables.program, program.step.lower(*arguments), self._strategy.mesh)
+        use: Callable[[Any], None] = program.step.use
         compile_ = program.step.compilation(*arguments)
-        return lambda: known() or compile_(), program.step.use
+        if self._executables is None:
+            return compile_, use
+        known = partial(self._executables.program, program.step.lower(*arguments), self._strategy.mesh)
+        return lambda: known() or compile_(), use
 
     def _program(self, rows: Sequence[Row], extra: frozenset[str], slots: int) -> tuple[GroupEntry, Call]:
         """Return the program for some rows, and its call."""
