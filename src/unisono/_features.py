@@ -39,7 +39,6 @@ FEATURES = {
     "recorder of eager code": "unisono.step.eager._recording:recorder_here",
     "derivative of eager code": "unisono.step.eager._backward:differentiate",
     "groups of constant length": "unisono.training.groups._constant_groups:ConstantGroups",
-    "rows in cuDNN's operations": "unisono.training.rows._cudnn_rules:cudnn_rule",
     "data on the devices": "unisono.training.resident._data_of_call:data_of_call",
     "strings on the host": "unisono.training._host_layers:encoded_arguments",
     "class CompressedAllReduce": "unisono.compression._compressed_all_reduce:CompressedAllReduce",

@@ -140,8 +140,7 @@ class ReplicaMesh:
         """
         if not self.spans_processes:
             if type(tree) is np.ndarray and tree.itemsize <= 4 and tree.dtype.kind in "fiub":
-                # A third of the time of `jax.device_put`.
-                return jax.make_array_from_callback(tree.shape, sharding, tree.__getitem__)
+                return jax.make_array_from_callback(tree.shape, sharding, tree.__getitem__)  # 3 times as fast
             return jax.device_put(tree, sharding)
         # `device_put` would compare the values of all processes: a collective for every array.
         return jax.tree.map(lambda x: self._put_on_processes(x, sharding), tree)

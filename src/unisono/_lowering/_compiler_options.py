@@ -52,8 +52,7 @@ class Executables:
             return None
         digest = hashlib.sha256(text.encode()).digest()
         key = (digest, mesh, lowered.in_tree, lowered.out_tree)
-        # Behind all others; another thread may do so at the same time.
-        found = self._programs.pop(key, None)
+        found = self._programs.pop(key, None)  # it goes behind all others; threads may do so at once
         if found is None:
             found = lowered.compile()
             self.num_compiled += 1

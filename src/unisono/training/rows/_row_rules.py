@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._features import load
 from unisono.training.rows._row_indexing import cut, gather, scatter, update
 from unisono.training.rows._row_states import (
     MIXED,
@@ -355,8 +354,10 @@ def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
 
 def _cudnn(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     """Apply to what cuDNN computes on GPUs."""
-    result: RowState | list[RowState] = load("rows in cuDNN's operations")(step, operands)
-    return result
+    # A training on CPUs does without it.
+    from unisono.training.rows._cudnn_rules import cudnn_rule
+
+    return cudnn_rule(step, operands)
 
 
 def linear_in_sums(step: Step, operands: list[Operand]) -> RowState:
