@@ -232,8 +232,6 @@ class World:
         self.locked_files = {}
         #: What protocols count.
         self.counts = Counter()
-        #: How many changes a server's log takes; 0 for as many as it has room for.
-        self.most_changes = 0
         #: Locks of modules, which in reality each process has of its own.
         self.shared_locks = ACTIVE.shared_locks
         self._failure = None

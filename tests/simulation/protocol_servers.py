@@ -91,21 +91,17 @@ sim.extend(metadata, version=_VERSIONS)
 sim.extend(os, sched_setscheduler=lambda *args: None)
 
 
-class _ShortLog(_records.RecordFile):
-    """A log that is full after as many changes as its world says: images are written amid a job, too."""
+def shorten(log, most):
+    """Let a log be full after some changes: images are written in the middle of a job, too."""
+    begin, has_room, first = log.begin, log.has_room, [log.last]
 
-    def has_room(self, nbytes):
-        """Return whether one more change fits."""
-        most = ACTIVE.world.most_changes
-        return super().has_room(nbytes) and (not most or self.last - self._first < most)
+    def begin_again(size, number):
+        begin(size, number)
+        first[0] = number - 1
 
-    def begin(self, size, first):
-        """Drop all changes."""
-        super().begin(size, first)
-        self._first = first - 1
+    log.begin = begin_again
+    log.has_room = lambda nbytes: has_room(nbytes) and log.last - first[0] < most
 
-
-sim.extend(_records, RecordFile=_ShortLog)
 
 #: Where a server may be killed while it writes files.
 sim.POINTS += [
@@ -210,7 +206,8 @@ class Servers:
         #: The numbers of chiefs that have begun to end the cluster.
         self.ending = []
         self.starts = 0
-        world.most_changes = world.pick((0, 1, 3, 6), SETTING) if plan.durable else 0
+        #: How many changes a server's log takes; 0 for as many as it has room for.
+        self.most_changes = world.pick((0, 1, 3, 6), SETTING) if plan.durable else 0
         #: Seconds that a closure takes at most, beside its messages.
         self.pace = world.pick((0.0, 1.0, 4.0), SETTING)
         #: Seconds after the last closure in which messages that are late still arrive.
@@ -269,6 +266,8 @@ class Servers:
         durable = None
         if self.plan.durable:
             durable = DurableStore(self.folder / f"ps{index}", log_bytes=1 << 16, interval=None)
+            if self.most_changes:
+                shorten(durable._journal._records, self.most_changes)
             self.world.check(
                 durable.store.damage is None, lambda: f"No state may be damaged. {durable.store.damage}"
             )
