@@ -51,7 +51,7 @@ class Dataset(FurtherTransforms, DataSet):
 
     #: Distinguishes data sets that are components of a window from other components, see `is_dataset`.
     _is_data_set = True
-    #: The class of iterators; that of `tf.data` gives elements with `numpy()`.
+    #: The class of iterators; `tf.data.Dataset` has another, whose elements have `numpy()`.
     _iterator_class = PipelineIterator
 
     def __init__(self, node: Node, options: Options | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The data sets of `tf.data`: those of `unisono.data`, whose elements have `numpy()`.
+"""The data sets of `tf.data`: `unisono.data.Dataset` with elements that have `numpy()`.
 
 Tests: tests/unit/tf/test_elements.py.
 """
@@ -36,7 +36,7 @@ class _AnyDataset(type(Dataset)):  # type: ignore[misc]  # Grain has no types
 
 
 class TensorDataset(Dataset, metaclass=_AnyDataset):
-    """A data set whose loops, and whose users' functions, get tensors, as those of `tf.data` do.
+    """A data set that gives loops, and users' functions, tensors in place of arrays: `tf.data.Dataset`.
 
     >>> (element,) = TensorDataset.from_tensors([1, 2]).map(lambda x: x.numpy() + 1)
     >>> element.numpy()
