@@ -1,22 +1,40 @@
-"""Data sets of what `tensorflow_datasets` has prepared.
+"""Data sets under TensorFlow's names: loops with other elements, and what `tensorflow_datasets` has prepared.
 
-Tests: tests/unit/tf/test_datasets.py.
+Tests: tests/unit/tf/test_elements.py and test_datasets.py.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from unisono._errors import InvalidArgumentError, UnsupportedError
 from unisono.data import _build
 from unisono.data._dataset import Dataset
+from unisono.data._iterator import DistributedIterator
+from unisono.data._pipeline._plan import PipelineIterator
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._readers import FilePart, TFRecordSource
 from unisono.data._signature import conform
 
 #: The default number of files that `tensorflow_datasets` reads in turn.
 _FILES_IN_TURN = 16
+
+
+class ViewIterator(PipelineIterator):
+    """The iterator of a loop that gives components in another form, with TensorFlow 1's methods."""
+
+    #: From a component to that form; a subclass has it.
+    view: Callable[[Any], Any]
+
+    def __next__(self) -> Any:
+        return jax.tree.map(self.view, super().__next__())
+
+    get_next: Any = DistributedIterator.get_next
+    get_next_as_optional: Any = DistributedIterator.get_next_as_optional
 
 
 def as_plain(dataset: Dataset) -> Dataset:

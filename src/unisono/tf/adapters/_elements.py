@@ -10,23 +10,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from unisono.data import _readers
-from unisono.data._dataset import Dataset
-from unisono.data._iterator import DistributedIterator
-from unisono.data._pipeline._plan import PipelineIterator
+from unisono import data
+from unisono.data import Dataset
+from unisono.data._tensorflow import ViewIterator
 from unisono.estimator.session._graph import add_iterators
 from unisono.tf.adapters._tensors import shape_of
 from unisono.tf.adapters.inputs._host_tensor import HostTensor, as_tensor
 
 
-class TensorIterator(PipelineIterator):
+class TensorIterator(ViewIterator):
     """The iterator of a loop over a `TensorDataset`."""
 
-    def __next__(self) -> Any:
-        return jax.tree.map(as_tensor, super().__next__())
-
-    get_next: Any = DistributedIterator.get_next
-    get_next_as_optional: Any = DistributedIterator.get_next_as_optional
+    view = staticmethod(as_tensor)
 
 
 class _AnyDataset(type(Dataset)):  # type: ignore[misc]  # Grain has no types
@@ -49,12 +44,12 @@ class TensorDataset(Dataset, metaclass=_AnyDataset):
 
 def TextLineDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
     """Return a data set of the lines of text files; see `unisono.data.TextLineDataset`."""
-    return TensorDataset._of(_readers.TextLineDataset(filenames, num_parallel_reads))
+    return TensorDataset._of(data.TextLineDataset(filenames, num_parallel_reads))
 
 
 def TFRecordDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
     """Return a data set of the records of TFRecord files; see `unisono.data.TFRecordDataset`."""
-    return TensorDataset._of(_readers.TFRecordDataset(filenames, num_parallel_reads))
+    return TensorDataset._of(data.TFRecordDataset(filenames, num_parallel_reads))
 
 
 def cardinality(dataset: Any) -> HostTensor:
