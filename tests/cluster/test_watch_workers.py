@@ -12,6 +12,7 @@ from tests import forked
 from tests.cluster._workers import Workers
 from tests.cluster.host_tasks import PORT, Tasks
 from tests.cluster.standalone_support import KEY, until
+from tests.cluster.tasks_by_hand import TasksByHand
 from tests.hosts import DEBIAN, Hosts, require_hosts
 from unisono.rpc._transport._keys import new_secret
 
@@ -78,6 +79,48 @@ def has(path, **facts):
 
 def dead(workers):
     assert all(p.poll() is None for p in workers.processes), workers.text()
+
+
+CHIEF = """
+import sys, time
+from pathlib import Path
+import keras, numpy, unisono
+strategy = unisono.ParameterServerStrategy()
+class Wait(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.02)
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = Path("stop").exists()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+x = numpy.ones((64, 4), "float32")
+model.fit(x, x, epochs=1000, batch_size=8, verbose=0, callbacks=[Wait()])
+"""
+
+
+def test_a_chief_of_parameter_servers_shows_its_progress_to_the_end(tmp_path, key, monkeypatch):
+    monkeypatch.setenv("UNISONO_WATCH_KEY_FILE", str(key))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    script, seen = tmp_path / "chief.py", tmp_path / "seen"
+    script.write_text(CHIEF)
+    seen.touch()
+    with TasksByHand(tmp_path, script, count=1) as tasks:
+        until(lambda: list((tmp_path / "tmp").rglob("*.jsonl")) or tasks.processes["worker", 0].poll())
+        watcher = forked.Program([str(WATCHER), tasks.cluster["worker"][0], str(key)], tmp_path, seen)
+        try:
+            until(lambda: has(seen, state="runs", faults=[]) or watcher.poll() is not None)
+            (tmp_path / "stop").touch()
+            assert set(tasks.wait().values()) == {0}, tasks.text()
+            assert watcher.wait(LIMIT) == 0, seen.read_text()
+        finally:
+            watcher.kill()
+    last = lines(seen)[-1]
+    assert (last["state"], last["code"], last["tasks"]) == ("ended", 0, {"worker:0": "ended"}), last
+    assert last["step"] >= 8
+    assert last["step"] % 8 == 0
+    assert not list((tmp_path / "tmp").rglob("*.jsonl"))
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ def folder_at(addresses: Sequence[str], key: Path | None = None) -> LogFolder:
         f"The key must belong to the job at the address. Received: {_source(environ, key)}, which "
         f"{addresses[0]} does not take: {'' if rejected is None else rejected.why}. Write `--key FILE` with "
         f"the file that the workers have in {WATCH_VARIABLES[1]}, or the servers in {FILE_VARIABLE}; or, if "
-        "another program listens there, the address of one of them."
+        "another program listens there, the address of one of them. Of a cluster with parameter servers the "
+        "chief answers."
     ) from rejected
 
 

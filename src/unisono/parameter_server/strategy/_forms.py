@@ -6,6 +6,7 @@ Tests: tests/virtual/strategies/test_parameter_server.py, tests/cluster/test_par
 from __future__ import annotations
 
 import atexit
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ from unisono._system._process import allow_open_files
 from unisono._system._program_end import expected_exit_code, watch_program
 from unisono.cluster._lone_task import servers_joined
 from unisono.cluster_resolver._base import whole_of
-from unisono.cluster_resolver._spec import Task
+from unisono.cluster_resolver._spec import Task, split_address
 from unisono.parameter_server.chief._closures import Rules
 from unisono.parameter_server.chief._job import Cluster, Job
 from unisono.parameter_server.chief._partition import shard_bounds, shard_count
@@ -31,7 +32,7 @@ from unisono.parameter_server.tables._sharded_variable import divide
 from unisono.rpc._calls import RequestClient
 from unisono.rpc._loopback import LoopbackNetwork
 from unisono.rpc._transport._client import RpcClient
-from unisono.rpc._transport._keys import ClusterKeys, read_keys
+from unisono.rpc._transport._keys import WATCH_VARIABLES, ClusterKeys, read_keys
 from unisono.step._keras_internals import stored_dtype
 from unisono.step._layout import CentralLayout, StateLayout
 from unisono.step.variables._merge_rules import kind_of
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from unisono._lowering._compiler_options import Executables
     from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
     from unisono.training.named_steps._protocol import ElementSource, NamedStep, StepRunner
+
+
+_LOG = logging.getLogger("unisono")
 
 
 class StrategyForm:
@@ -180,6 +184,34 @@ def connect(roles: Roles) -> Cluster:
         *_clients_of(roles.remote_workers, roles, keys),
     ]
     return Cluster(servers, workers, _generation(), own.close, is_supervised())
+
+
+def show_progress(roles: Roles) -> None:
+    """Let `unisono watch` ask the chief for its progress, at its address in the cluster, until it ends.
+
+    Nothing listens without a key for watching. At the addresses of the other tasks the chief is served, with
+    the cluster's key.
+
+    Raises:
+        ClusterError: the key for watching cannot be used.
+    """
+    environ = process_environ()
+    if not any(environ.get(name) for name in WATCH_VARIABLES):
+        return
+    if roles.task not in roles.addresses:
+        _LOG.warning(
+            "`unisono watch HOST:PORT` cannot reach this chief: it has no address in the cluster. Write one "
+            "for it: the job `chief` of TF_CONFIG."
+        )
+        return
+    # Few jobs have one.
+    from unisono.cluster._watch_port import WatchPort
+
+    address, own = roles.addresses[roles.task], str(roles.task)
+    port = WatchPort(own, {own: address})
+    port.listen(split_address(address)[0])
+    # Before the end of the job, which is registered earlier: the other tasks need not have ended.
+    atexit.register(lambda: port.end(expected_exit_code()))
 
 
 def _clients_of(tasks: tuple[Task, ...], roles: Roles, keys: ClusterKeys | None) -> list[RequestClient]:

@@ -20,7 +20,7 @@ from unisono.cluster_resolver._detect import resolve
 from unisono.parameter_server.chief._closures import Rules
 from unisono.parameter_server.chief._fit_callbacks import EpochNumbers
 from unisono.parameter_server.chief._job import Job
-from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm, connect
+from unisono.parameter_server.strategy._forms import ClusterForm, StrategyForm, connect, show_progress
 from unisono.parameter_server.strategy._roles import roles_of
 from unisono.parameter_server.strategy._serve import serve_and_exit
 from unisono.strategies._base import Arguments, Strategy
@@ -98,6 +98,7 @@ class ParameterServerStrategy(ReplicatedStrategy):
             note_exits()
             rules = Rules(max_staleness)
             self._form = ClusterForm(connect(roles), rules, variable_partitioner, push_dtype, pull_dtype)
+            show_progress(roles)
             report_ready()
         else:
             serve_and_exit(roles)
