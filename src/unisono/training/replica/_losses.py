@@ -25,6 +25,7 @@ import keras
 import numpy as np
 
 from unisono._context import Context, ReplicaContext, entered
+from unisono._features import load
 from unisono._system._blocks import set_attribute
 from unisono._types import PyTree
 from unisono._values import ReduceOp
@@ -45,7 +46,7 @@ from unisono.training.replica._rows import (
     rows_of,
 )
 from unisono.training.replica._step_reading import note
-from unisono.training.rows._row_analysis import RowUse, row_uses, runs_with
+from unisono.training.rows._row_analysis import RowUse, row_uses
 
 _LOG = logging.getLogger("unisono")
 
@@ -305,7 +306,7 @@ def _row_use(
             uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
     except Exception as error:
         with entered(None), DiscardingScope():
-            if runs_with(lambda *a: values(*_masked(a)), arrays, total):
+            if load("check for a number of rows")(total, lambda *a: values(*_masked(a)), arrays):
                 return RowUse.MIXED  # for example groups of rows, into which a replica's do not divide
         # For example a function that holds arrays of this replica's rows: it cannot see all rows.
         _LOG.warning(

@@ -21,10 +21,9 @@ import jax.extend.core as jex
 import numpy as np
 
 from unisono._types import ArrayLike, PyTree
-from unisono.training._jaxprs import called_by, operations
-from unisono.training.rows._row_derivatives import CUSTOM, is_linear
+from unisono.training._jaxprs import called_by
 from unisono.training.rows._row_indexing import of_extremes
-from unisono.training.rows._row_rules import RULES, linear_in_sums
+from unisono.training.rows._row_rules import RULES, Rule, linear_in_sums
 from unisono.training.rows._row_states import (
     MIXED,
     SMALL,
@@ -44,6 +43,9 @@ from unisono.training.rows._row_states import (
     is_fill,
     is_zero,
 )
+
+#: Operations with derivatives of their own.
+_CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 
 #: An argument or result of an operation in a trace.
 Atom = jex.Var | jex.Literal
@@ -130,59 +132,16 @@ def traced_states(
 ) -> tuple[jex.ClosedJaxpr, list[RowState]]:
     """Return a trace of a function, too; see `row_states`."""
     leaves, count = jax.tree.leaves((*args, *kept)), len(jax.tree.leaves(args))
-    pair = _traced(fn, args, kept, few), _traced(fn, args, kept, many)
+    pair = traced_for(few, fn, args, kept), traced_for(many, fn, args, kept)
     start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
     start += [Constant(origin=i, is_own=i in own) for i in range(len(leaves) - count)]
     return pair[0], states_in_traces(*pair, Fraction(many, few), start, differentiates, few)
 
 
-def runs_with(fn: Callable[..., PyTree], args: tuple[PyTree, ...], rows: int) -> bool:
-    """Return whether a function can be traced for a number of rows.
-
-    Args:
-        args: see `row_uses`.
-    """
-    try:
-        _traced(fn, args, (), rows)
-    except Exception:  # whatever a user's function raises
-        return False
-    return True
-
-
-def is_alike_for_one_row(
-    fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...], trace: jex.ClosedJaxpr
-) -> bool:
-    """Return whether a function computes one row with the operations of a trace for two rows.
-
-    Both traces cannot be read side by side: an axis of one entry needs no broadcasting, for example.
-
-    Args:
-        args: see `row_uses`.
-        kept: see `row_states`.
-
-    >>> x = np.zeros((2, 3), "f4")
-    >>> fn = lambda x: jax.numpy.tanh(x - 1.0)
-    >>> is_alike_for_one_row(fn, (x,), (), jax.make_jaxpr(fn)(x))
-    True
-    >>> is_alike_for_one_row(jax.numpy.squeeze, (x,), (), jax.make_jaxpr(jax.numpy.squeeze)(x))
-    False
-    """
-    try:
-        one = _traced(fn, args, kept, 1)
-    except Exception:  # whatever a user's function raises
-        return False
-    names = [[n for n in operations(program) if n not in _OF_SHAPES] for program in (one, trace)]
-    ranks = [[aval.ndim for aval in program.out_avals] for program in (one, trace)]
-    return names[0] == names[1] and ranks[0] == ranks[1]
-
-
-#: Operations that arrays of one row may do without, or have in addition.
-_OF_SHAPES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "copy", "convert_element_type"})
-
-
-def _traced(
-    fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...], rows: int
+def traced_for(
+    rows: int, fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...]
 ) -> jex.ClosedJaxpr:
+    """Return the trace of a function for a number of rows; see `row_states`."""
     leaves, structure = jax.tree.flatten((*args, *kept))
     count = len(jax.tree.leaves(args))
     # An array may have several entries for each row.
@@ -321,7 +280,9 @@ class _TraceReader:
         few, many = called_by(step.eqn), called_by(step.other)
         if few is not None and many is not None:
             states = self.closed(few, many, operands) or [MIXED] * count
-            if self._differentiates and step.eqn.primitive.name in CUSTOM:
+            if self._differentiates and step.eqn.primitive.name in _CUSTOM:
+                from unisono.training.rows._row_derivatives import is_linear
+
                 given, results = ([self.settled(s) for s in part] for part in (operands, states))
                 if not is_linear(step, given, results, _TraceReader(self._ratio, rows=self._rows).closed):
                     states = [MIXED] * count
@@ -356,7 +317,7 @@ class _TraceReader:
         given: list[Operand] = [s for s in settled if not isinstance(s, (Extreme, AccumulatedSum))]
         if len(given) < len(settled):
             return [of_extremes(step, settled)] * count
-        rule = RULES.get(name)
+        rule = RULES.get(name) or _rule_of_arrays(name)
         result = rule(step, given) if rule is not None else anything(step, given)
         if isinstance(result, Mixed) and any(isinstance(s, Reduced) for s in given):
             result = linear_in_sums(step, given)
@@ -440,6 +401,13 @@ class _TraceReader:
                 return [*carried, *results[len(carried) :]]
             carried = after
         return None
+
+
+def _rule_of_arrays(name: str) -> Rule | None:
+    """Return the rule of a convolution and the like, which are loaded for the models that have one."""
+    from unisono.training.rows._array_rules import ARRAY_RULES
+
+    return ARRAY_RULES.get(name)
 
 
 def _passes(step: Step) -> bool:

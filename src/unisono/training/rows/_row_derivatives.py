@@ -29,9 +29,6 @@ from unisono.training.rows._row_states import (
 #: A `jax.extend.core.Var` of a trace, which has a shape and a type; see `Equation`.
 Variable: TypeAlias = Any
 
-#: Operations with derivatives of their own.
-CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
-
 #: Gradients of a mean over rows: what a derivative does with the factor shows whether it is linear.
 _POWER = -1
 

@@ -23,7 +23,6 @@ from unisono.training.rows._row_states import (
     RowWise,
     Step,
     aligned,
-    anything,
     is_total,
     is_zero,
     with_power,
@@ -32,7 +31,7 @@ from unisono.training.rows._row_states import (
 Rule = Callable[[Step, list[Operand]], "RowState | list[RowState]"]
 
 
-def _elementwise(step: Step, operands: list[Operand]) -> RowState:
+def elementwise(step: Step, operands: list[Operand]) -> RowState:
     """Any function of the entries at one place."""
     if step.eqn.primitive.name in _COMPARISONS and any(is_zero(s) for s in operands):
         # A power of the number of rows changes no sign.
@@ -87,7 +86,7 @@ def _product(step: Step, operands: list[Operand]) -> RowState:
     if isinstance(a, Mixed) or isinstance(b, Mixed) or (divides and isinstance(b, Reduced)):
         return MIXED
     if divides and not jnp.issubdtype(step.eqn.outvars[0].aval.dtype, jnp.inexact):
-        return _elementwise(step, operands)
+        return elementwise(step, operands)
     power = a.power - b.power if divides else a.power + b.power
     totals = [s for s in operands if isinstance(s, Reduced)]
     if totals:
@@ -199,7 +198,7 @@ def _along(parameter: str) -> Rule:
         if axis in set().union(*(step.counting(i) for i in range(len(operands)))):
             return MIXED
         moves = step.eqn.primitive.name in ("concatenate", "split", "cumsum")
-        result = aligned(operands) if moves else _elementwise(step, operands)
+        result = aligned(operands) if moves else elementwise(step, operands)
         return MIXED if isinstance(result, RowWise) and result.axis == axis else result
 
     return rule
@@ -210,35 +209,6 @@ def _pad(step: Step, operands: list[Operand]) -> RowState:
     rows = step.counting()
     fits = step.same("padding_config") and all(tuple(config[i]) == (0, 0, 0) for i in rows)
     return aligned(operands) if fits else MIXED
-
-
-def _window(step: Step, operands: list[Operand]) -> RowState:
-    """Pooling: a window of one row."""
-    params = step.params
-    names = [n for n in ("window_dimensions", "window_strides", "padding") if n in params]
-    if not step.same(*names) or not all(s == Constant() for s in operands[1:]):
-        return MIXED
-    alone = all(
-        params["window_dimensions"][i] == params["window_strides"][i] == 1
-        and tuple(params["padding"][i]) == (0, 0)
-        for i in step.counting()
-    )
-    adds = step.eqn.primitive.name == "reduce_window_sum"
-    return (aligned(operands[:1]) if adds else _elementwise(step, operands[:1])) if alone else MIXED
-
-
-def _window_gradient(step: Step, operands: list[Operand]) -> RowState:
-    """Add the gradient of each window to its largest entry: windows of one row."""
-    source, pooled = operands
-    names = ("window_dimensions", "window_strides", "padding")
-    alone = step.same(*names) and all(
-        step.params["window_dimensions"][i] == step.params["window_strides"][i] == 1
-        and tuple(step.params["padding"][i]) == (0, 0)
-        for i in step.counting(0) | step.counting(1)
-    )
-    if not alone or not isinstance(source, (Constant, RowWise)) or pooled not in (Constant(), RowWise(0)):
-        return MIXED
-    return aligned([source, with_power(pooled, source.power)])
 
 
 def _dot(step: Step, operands: list[Operand]) -> RowState:
@@ -289,29 +259,8 @@ def _dot_result(
     return RowWise(before + number, power)
 
 
-def _convolution(step: Step, operands: list[Operand]) -> RowState:
-    """Rows are the images; in the gradient of a kernel they are summed up, as input channels."""
-    image, kernel = operands
-    numbers, params = step.params["dimension_numbers"], step.params
-    parts = (Constant, RowWise)
-    if not step.same("dimension_numbers") or not isinstance(image, parts) or not isinstance(kernel, parts):
-        return MIXED
-    power, counts = image.power + kernel.power, (step.counting(0), step.counting(1))
-    rows = numbers.lhs_spec[0]
-    if isinstance(kernel, Constant) and not counts[1] and params["batch_group_count"] == 1:
-        if isinstance(image, RowWise):
-            return RowWise(numbers.out_spec[0], power) if image.axis == rows else MIXED
-        return Constant(power) if counts[0] <= {rows} else MIXED
-    summed = {numbers.lhs_spec[1]}, {numbers.rhs_spec[1]}
-    places = [{s.axis} if isinstance(s, RowWise) else set() for s in (image, kernel)]
-    fits = params["feature_group_count"] == 1 and counts == summed
-    if not fits or not places[0] <= summed[0] or not places[1] <= summed[1]:
-        return MIXED
-    return Reduced(power) if any(places) else Constant(power + 1)
-
-
 def _stack(step: Step, operands: list[Operand]) -> RowState:
-    result, axis = _elementwise(step, operands), step.params["axis"]
+    result, axis = elementwise(step, operands), step.params["axis"]
     if not step.same("axis") or len(step.eqn.invars) != len(step.other.invars):
         return MIXED
     return RowWise(result.axis + (axis <= result.axis)) if isinstance(result, RowWise) else result
@@ -334,22 +283,6 @@ def _reverse(step: Step, operands: list[Operand]) -> RowState:
 def _several(step: Step, operands: list[Operand]) -> list[RowState]:
     """Each operand passes."""
     return list(operands)
-
-
-def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
-    """Functions of matrices in the last two axes, or of series in the last ones."""
-    axes, name = 2, step.eqn.primitive.name
-    result: RowState
-    if name == "fft":
-        axes, result = len(step.params["fft_lengths"]), aligned(operands)
-    elif name == "triangular_solve" and operands[0] in (Constant(), RowWise(0)):
-        result = aligned([with_power(operands[0], getattr(operands[1], "power", 0)), operands[1]])
-    else:
-        result = _elementwise(step, operands)
-    if not isinstance(result, RowWise) or result.axis >= len(step.shape()) - axes:
-        return anything(step, operands)
-    shapes = [[v.aval.shape for v in e.outvars] for e in (step.eqn, step.other)]
-    return [result if few != many else MIXED for few, many in zip(*shapes, strict=True)]
 
 
 def _cudnn(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
@@ -418,7 +351,7 @@ SIMPLE_ELEMENTWISE = (
 )
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(SIMPLE_ELEMENTWISE.split(), _elementwise),
+    **dict.fromkeys(SIMPLE_ELEMENTWISE.split(), elementwise),
     **dict.fromkeys(("add", "sub", "add_any"), _sum_of_two),
     **dict.fromkeys(("mul", "div"), _product),
     **dict.fromkeys(("neg", "copy", "copy_p", "stop_gradient", "real", "imag", "conj"), _linear),
@@ -426,13 +359,10 @@ RULES: dict[str, Rule] = {
     "complex": _linear_in_all,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     **dict.fromkeys(("slice", "dynamic_slice"), cut),
-    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _window),
     **{f"reduce_{n}": _reduction for n in ("sum", "max", "min", "prod", "and", "or", "xor")},
     **dict.fromkeys(("argmax", "argmin"), _reduction),
     "convert_element_type": _conversion,
     "select_n": _selection,
-    "select_and_scatter_add": _window_gradient,
-    **dict.fromkeys(("fft", "lu", "qr", "svd", "eigh", "cholesky", "triangular_solve"), _matrices),
     **{f"dot_product_attention_{n}{w}": _cudnn for n in ("fwd", "bwd") for w in ("", "_wrapper")},
     **dict.fromkeys(("rnn_fwd", "rnn_bwd"), _cudnn),
     **dict.fromkeys(("random_bits", "random_gamma"), _random),
@@ -453,7 +383,6 @@ RULES: dict[str, Rule] = {
     "concatenate": _along("dimension"),
     "pad": _pad,
     "dot_general": _dot,
-    "conv_general_dilated": _convolution,
     "gather": gather,
     "optimization_barrier": _several,
     "iota": _made,
