@@ -27,7 +27,6 @@ FEATURES = {
     "variables of a step in TensorFlow's form": "unisono.training.stateful._form:preparation_of",
     "reading of a step of your own": "unisono.training.replica._own_step_reading:read_own_step",
     "reading of a step of `run`": "unisono.training.replica._replicated_reading:warn_of_guesses",
-    "check for a number of rows": "unisono.training.rows._other_sizes:runs_with",
     "check for whole batches": "unisono.training.replica._whole_batches:warn_of_whole_batch",
     "check for NaNs": "unisono.step._explain:require_numbers",
     "explanation of an error": "unisono.step._explain:explain",

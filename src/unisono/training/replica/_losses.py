@@ -25,7 +25,6 @@ import keras
 import numpy as np
 
 from unisono._context import Context, ReplicaContext, entered
-from unisono._features import load
 from unisono._system._blocks import set_attribute
 from unisono._types import PyTree
 from unisono._values import ReduceOp
@@ -305,8 +304,10 @@ def _row_use(
         with entered(None), DiscardingScope():
             uses = row_uses(lambda *a: values(*_masked(a)), arrays, few, many)
     except Exception as error:
+        from unisono.training.rows._other_sizes import runs_with
+
         with entered(None), DiscardingScope():
-            if load("check for a number of rows")(total, lambda *a: values(*_masked(a)), arrays):
+            if runs_with(total, lambda *a: values(*_masked(a)), arrays):
                 return RowUse.MIXED  # for example groups of rows, into which a replica's do not divide
         # For example a function that holds arrays of this replica's rows: it cannot see all rows.
         _LOG.warning(

@@ -22,7 +22,6 @@ import keras
 import numpy as np
 
 from unisono._context import entered
-from unisono._features import load
 from unisono._system._blocks import set_for_block
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
@@ -178,9 +177,12 @@ def read_step(
         trace, states = traced_states(step, arrays, step.kept, own, every, step.seeds, training)
     except Exception as error:  # a user's layer may do anything with another number of rows
         return unreadable(error, lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept), own, rows)
-    if rows == replicas and not load("check for a number of rows")(1, step, arrays, step.kept, trace):
-        reason = "one row is computed in another way than several"
-        return StepReading(mixes=reason, unfillable=reason)
+    if rows == replicas:
+        from unisono.training.rows._other_sizes import runs_with
+
+        if not runs_with(1, step, arrays, step.kept, trace):
+            reason = "one row is computed in another way than several"
+            return StepReading(mixes=reason, unfillable=reason)
     return _summary(step, states)
 
 
