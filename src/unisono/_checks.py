@@ -136,14 +136,14 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         UnsupportedError: it is an address, such as `gs://bucket/run`, which would be a folder `gs:` here.
-        InvalidArgumentError: it is a path of Windows, on another system.
+        InvalidArgumentError: it is a path of Windows, on another system, or (InvalidTypeError) no path.
 
     >>> local_path("run").name
     'run'
     """
+    if not isinstance(path, (str, bytes, os.PathLike)) or (os.name == "posix" and _WINDOWS.match(str(path))):
+        raise load("mistake")("path", path)
     text = os.fspath(path)
-    if os.name == "posix" and isinstance(text, str) and _WINDOWS.match(text):
-        raise load("mistake")("path of Windows", text)
     if isinstance(text, str) and _SCHEME.match(text):
         raise UnsupportedError(
             "Files are written and read on file systems of this machine; checkpoints, backups, logs, models "

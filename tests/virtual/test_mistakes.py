@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.callbacks import StepTimer
+from unisono.callbacks import BackupAndRestore, StepTimer, TensorBoard
 from unisono.checkpoint import Checkpoint
 from unisono.data import Dataset
 from unisono.step._explain import explain_at_end
@@ -176,6 +176,21 @@ def test_targets_that_are_one_hot_need_another_loss(strategy):
     assert 'write the loss "categorical_crossentropy"' in raised.value.__notes__[0]
 
 
+def test_batches_of_batches_and_weights_in_a_list_have_advice(model):
+    with pytest.raises(ValueError, match="incompatible shape") as raised:
+        model.fit(Dataset.from_tensor_slices((X, Y)).batch(8).batch(2), verbose=0)
+    assert "leave out one of two `batch` calls" in raised.value.__notes__[0]
+    with pytest.raises(AttributeError) as raised:
+        model.fit(X, Y, class_weight=[1.0, 2.0], verbose=0)
+    assert "Write `{0: 1.0, 1: 2.0}`" in raised.value.__notes__[0]
+
+
+def test_a_number_is_no_path(strategy):
+    for make in (BackupAndRestore, TensorBoard):
+        with pytest.raises(unisono.InvalidTypeError, match=r"a text or a `Path`. Received: 5\."):
+            make(5)
+
+
 def test_rows_of_several_sizes_ask_for_batches(strategy):
     with pytest.raises(
         unisono.InvalidArgumentError, match=r"of a dataset of rows write `dataset.batch\(64\)`"
@@ -320,6 +335,8 @@ def test_a_batch_size_of_one_replica_is_warned_of_once(strategy, caplog, monkeyp
         (lambda s, b: keras.optimizers.SGD().minimize(None, []), "unisono.GradientTape()"),
         (lambda s, b: s.run(lambda x: x.backward(), args=(b,)), "tape.gradient(loss, variables)"),
         (lambda s, b: s.reduce("sum", b), "axis=None"),
+        (lambda s, b: s.num_replicas, "Write `strategy.num_replicas_in_sync`."),
+        (lambda s, b: s.all_reduce("SUM", b), "`strategy.reduce("),
         (lambda s, b: s.run(None, arg=(b,)), "Write `args=…` in place of `arg=…`."),
         (lambda s, b: type(s)(device=["cpu:0"]), "Write `devices=…` in place of `device=…`."),
         (lambda s, b: type(s)(colour=1), "`MirroredStrategy` takes devices, cross_device_ops, "),
@@ -328,7 +345,20 @@ def test_a_batch_size_of_one_replica_is_warned_of_once(strategy, caplog, monkeyp
             "Write `batch_size=…` in place of `size=…`.",
         ),
     ],
-    ids=["next", "index", "attribute", "minimize", "backward", "axis", "method", "class", "list", "dataset"],
+    ids=[
+        "next",
+        "index",
+        "attribute",
+        "minimize",
+        "backward",
+        "axis",
+        "replicas",
+        "all-reduce",
+        "method",
+        "class",
+        "list",
+        "dataset",
+    ],
 )
 def test_the_error_that_ends_a_program_says_what_to_write(strategy, mistake, write):
     (batch,) = strategy.distribute_dataset([X])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,11 @@ def _no_gradient(variables: Sequence[keras.Variable]) -> InvalidArgumentError:
     )
 
 
-def _path_of_windows(text: str) -> InvalidArgumentError:
+def _path(given: object) -> UnisonoError:
+    """The error for another object than a path, and for a path of Windows on another system."""
+    if not isinstance(given, (str, bytes, os.PathLike)):
+        return InvalidTypeError(f'A path must be a text or a `Path`. Received: {given!r}. Write "run".')
+    text = str(given)
     name = text.replace("\\", "/").rpartition("/")[2] or "run"
     return InvalidArgumentError(
         f"A path must be one of this system. Received: {text!r}, a path of Windows, which would be one name "
@@ -268,7 +273,7 @@ _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
     "with a strategy": _bare_strategy,
     "scope of a class": _scope_of_class,
     "no gradient": _no_gradient,
-    "path of Windows": _path_of_windows,
+    "path": _path,
     "devices": _devices,
     "no device": _no_device,
     "devices and number": _devices_and_number,
@@ -298,6 +303,9 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
         raise empty(f"data without a batch in `{name}`") from None
     if isinstance(error, AttributeError) and str(error) == "'str' object has no attribute 'shape'":
         raise keys_of_dicts() from None
+    if isinstance(error, AttributeError) and str(error) == "'list' object has no attribute 'get'":
+        # Keras looks up each class in what it was given.
+        error.add_note("`class_weight` is a dict of each class' weight. Write `{0: 1.0, 1: 2.0}`.")
     if not isinstance(error, ValueError):
         return
     # Keras 3 makes a `KerasTensor` of each component of the first batch: these are its texts for a dtype
@@ -328,6 +336,10 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
             f"where {model.name!r} takes (None, {shapes[1]}). Give batches `(x[i:i+64], y[i:i+64])`; of a "
             "dataset of rows write `dataset.batch(64)`."
         ) from None
+    if shapes is not None and re.fullmatch(r"\d+, \d+, " + re.escape(shapes[1]), shapes[2]):
+        add_advice(
+            error, "Elements have one dimension more than batches: leave out one of two `batch` calls."
+        )
     if any(part in str(error) for part in ("structure of `inputs`", "Missing data for input")):
         _check_no_dicts(name, data)
     if isinstance(data, DataSet) and "shape" in str(error):
@@ -424,6 +436,17 @@ _NOTES: tuple[tuple[type[Exception], re.Pattern[str], str], ...] = tuple(
             "has no attribute '?backward'?",
             "An array of JAX has no graph. Write `with unisono.GradientTape() as tape:` around the forward "
             "pass, and `tape.gradient(loss, variables)`.",
+        ),
+        (
+            AttributeError,
+            "Strategy' object has no attribute '(num_replicas|num_devices|world_size)'",
+            "Write `strategy.num_replicas_in_sync`.",
+        ),
+        (
+            AttributeError,
+            "Strategy' object has no attribute '(all_reduce|allreduce|all_gather|broadcast)'",
+            'Write `strategy.reduce("SUM", value, axis=None)` or `strategy.gather(value, axis=0)`; in a step '
+            '`unisono.get_replica_context().all_reduce("SUM", x)`.',
         ),
         (
             ModuleNotFoundError,
