@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from unisono._errors import InvalidArgumentError
@@ -61,21 +61,14 @@ def names_problem(names: Iterable[object]) -> str | None:
     # By what macOS and Windows, which neglect the case and the composition of letters, take them for.
     as_one: dict[str, str] = {}
     for name in sorted(known):
-        for part in _and_its_folders(name):
-            if as_one.setdefault(_folded(part), part) != part:
-                both = f"{_shown(as_one[_folded(part)])} and {_shown(part)}"
-                return f"the names {both} are one file on some systems"
-    for name in sorted(known):
         parts = name.split("/")
-        for i in range(1, len(parts)):
-            if (folder := "/".join(parts[:i])) in known:
-                return f"the file {folder!r} is also the folder of {name!r}"
+        for i in range(1, len(parts) + 1):
+            path = "/".join(parts[:i])
+            if path in known and i < len(parts):
+                return f"the file {path!r} is also the folder of {name!r}"
+            if (other := as_one.setdefault(_folded(path), path)) != path:
+                return f"the names {_shown(other)} and {_shown(path)} are one file on some systems"
     return None
-
-
-def _and_its_folders(name: str) -> Iterator[str]:
-    parts = name.split("/")
-    return ("/".join(parts[:i]) for i in range(1, len(parts) + 1))
 
 
 def _folded(name: str) -> str:

@@ -323,8 +323,8 @@ def categorical_column_with_vocabulary_file(
         A categorical column.
 
     Raises:
-        InvalidArgumentError: the file has fewer lines, or one that is no integer, or an argument cannot be
-            used.
+        InvalidArgumentError: the file has fewer lines, or other text than integers, or an argument cannot
+            be used.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "colors.txt")

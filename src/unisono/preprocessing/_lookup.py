@@ -105,7 +105,7 @@ class IndexLookup(keras.layers.Layer):
             vocabulary: a list, an array, or the path of a file with a term in each line.
 
         Raises:
-            InvalidArgumentError: it is empty, too long, or has a term twice, or one that is no integer.
+            InvalidArgumentError: it is empty, too long, has a term twice, or other text than integers.
         """
         terms = self._terms_of(vocabulary)
         special = self._special_terms()

@@ -58,7 +58,7 @@ class VariableStore:
         self._request_dedup = RequestDedup()
         self.clear()
         self.generation = 0
-        #: The name of the chief that has taken this generation; a restart forgets it, and then whoever asks
+        #: The name of the chief that has taken this generation; empty after a restart, when a chief that asks
         #: for the same generation takes a higher one.
         self.chief = ""
 

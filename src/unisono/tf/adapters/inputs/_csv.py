@@ -97,12 +97,12 @@ def decode_csv(
     columns = [_column(default) for default in record_defaults]
     rows = []
     for number, line in enumerate(lines.ravel().tolist()):
-        found = list(_reader([line.decode(errors=_ANY)], field_delim, use_quote_delim))
-        if len(found) != 1:
+        split = list(_reader([line.decode(errors=_ANY)], field_delim, use_quote_delim))
+        if len(split) != 1:
             raise InvalidArgumentError(
-                f"Each record must be one line. Received: {len(found)} lines in {line[:40]!r}."
+                f"Each record must be one line. Received: {len(split)} lines in {line[:40]!r}."
             )
-        rows.append(_values(_chosen(found[0], select_cols, None), columns, na_value, f"line {number}"))
+        rows.append(_values(_chosen(split[0], select_cols, None), columns, na_value, f"line {number}"))
     return [
         np.array([row[i] for row in rows], dtype).reshape(lines.shape).view(HostTensor)
         for i, (dtype, _) in enumerate(columns)
