@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak random-models simulate recording notebooks facts lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
+.PHONY: demo dist test test-all test-for clusters others all-clusters all-others slow-tests coverage mutants versions keras-sources extras soak random-models simulate reach recording notebooks facts lint types check docs bench bench-against gpu gpu-wheels gpu-stand-in clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -105,6 +105,9 @@ SCHEDULES ?= 1000000
 
 simulate: $(VENV)/installed  ## the protocols in a simulated world; MINUTES=30 SEED=10000 for more of other ones
 	$(BIN)/python -m tests.simulation --minutes $(MINUTES) --seed $(SEED) --schedules $(SCHEDULES)
+
+reach: $(VENV)/installed  ## which branches of the protocols' code the simulation reaches; MISSING=launcher lists the others
+	$(BIN)/python -m tests.simulation --reach --minutes $(MINUTES) --seed $(SEED) $(if $(MISSING),--missing $(MISSING))
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@ python -m tests.simulation --protocol pushes --schedules 1000
 python -m tests.simulation --protocol restarts --seed 17 --show   # one schedule: who sent what when
 python -m tests.simulation --mistakes                        # which planted mistakes are found, and how soon
 python -m tests.simulation --speed                           # schedules in a second of CPU, as a table
+python -m tests.simulation --reach --minutes 4               # which branches of the code they reach
+python -m tests.simulation --reach --missing launcher        # and which of the launcher they do not
 """
 
 import argparse
@@ -33,6 +35,8 @@ def main(argv=None):
     )
     parser.add_argument("--mistakes", action="store_true")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--reach", action="store_true")
+    parser.add_argument("--missing", help="a part of the names of modules: list their branches, too")
     parser.add_argument("--only", help="a part of the name of the mistakes to plant")
     arguments = parser.parse_args(argv)
     if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
@@ -41,6 +45,8 @@ def main(argv=None):
     os.environ.setdefault("KERAS_BACKEND", "jax")
     if arguments.speed:
         return _measure(arguments)
+    if arguments.reach:
+        return _reach(arguments)
     if arguments.mistakes:
         return _try_mistakes(arguments)
     if arguments.show:
@@ -87,6 +93,26 @@ def _measure(arguments):
     busy = ", busy machine" if load > _cores() / 2 else ""
     print(f"\n{date}, {_cores()} cores, load {load:.1f}{busy}")
     return 0
+
+
+# --- branches ----------------------------------------------------------------------------------------------
+
+
+def _reach(arguments):
+    """Print which branches schedules reach. Protocols are imported in other processes, which count that."""
+    from tests.simulation import _reached
+
+    names = arguments.protocol or _reached.names()
+    jobs = max(1, arguments.jobs)
+    seconds = 60 * arguments.minutes * jobs / len(names)
+    found, failed = _reached.measure(names, arguments.seed, arguments.schedules, seconds, jobs)
+    if arguments.missing is not None:
+        print(_reached.missing(found, arguments.missing) + "\n")
+    print(_reached.table(found))
+    print(f"\n{time.strftime('%Y-%m-%d')}, {len(names)} protocols, {seconds:.0f} s of each")
+    if failed:
+        print(f"A schedule failed in {', '.join(failed)}: --protocol finds it.")
+    return int(bool(failed))
 
 
 # --- many schedules ----------------------------------------------------------------------------------------

@@ -116,6 +116,8 @@ def _ask(world, network, index):
                 if world.choose(3) == 1 and not sent.done():
                     again = client.send(frame, timeout)
                     if again is not sent:
+                        # The first one has ended with its connection, and this is a request of its own.
+                        network.sent_at[client, frame.request] = world.now
                         # Its answer is on the way from the server's thread.
                         world.sleep(0.01 + 3.0 * (world._stall > 0))
                         world.check(sent.done(), "A request that waits keeps its future.")

@@ -138,6 +138,7 @@ class _TaskProcess:
     def send(self, number):
         if number == signal.SIGTERM and not self.loss:
             world = self.launch.world
+            self.launch.asked(self)
             # A handler is called where Python looks for signals.
             world.call_later(world.uniform(0.0, 0.5), self._want_end)
 
@@ -212,7 +213,7 @@ class _Screen:
         pass
 
 
-class _LaunchOfWorld:
+class LaunchOfWorld:
     """A launch, and what the checker knows of it."""
 
     def __init__(self, world, machine, options, total):
@@ -240,6 +241,9 @@ class _LaunchOfWorld:
         self.fenced_at[key] = self.world.now
         self.checks.begin(key, plan, self.capacity)
         self.collectives[key] = _Collectives(self.world, sum(t.type == "worker" for t in plan.tasks))
+
+    def asked(self, task):
+        """Note that a task gets SIGTERM."""
 
     def run(self):
         """Be the launcher; return how it ended."""
@@ -371,7 +375,7 @@ def _exit_at_once(world, code):
 
 
 @contextlib.contextmanager
-def _doors(world, machine):
+def doors(world, machine):
     """Put what a launch touches besides files into the world."""
     with FileDoors(world, Machine(world, "checker", machine.disks)), pytest.MonkeyPatch.context() as patches:
         patches.setattr(os, "_exit", lambda code: _exit_at_once(world, code))
@@ -472,11 +476,11 @@ def _launches(world, elastic, workers, total, faults, kinds):
     )
     disk = Disk(world)
     machine = Machine(world, "host-a", {"disk": disk, "tmp": Disk(world)}, own=("disk", "tmp"))
-    launch = _LaunchOfWorld(world, machine, options, total)
+    launch = LaunchOfWorld(world, machine, options, total)
     if elastic and kinds is _ANNOUNCED:
         launch.capacity = world.pick((None, 1, 2), SETTING)
         launch.checks.change_capacity(launch.capacity)
-    with _doors(world, machine):
+    with doors(world, machine):
         world.faults_left = faults
         outcome = None
         for _ in range(6):

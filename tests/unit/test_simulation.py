@@ -14,6 +14,7 @@ from tests.simulation import __main__ as search
 from tests.simulation import _primitives as sim
 from tests.simulation._history import History
 from tests.simulation._network import SimulatedNetwork
+from tests.simulation._reached import Reached, measure, missing, table
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
 from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
 from tests.simulation.mistakes_old import DEFECTS
@@ -304,6 +305,19 @@ def test_protocols_hold(name):
     assert sum(tally.faults.values()) >= COUNTS[name] // 4 or name == "absence"
 
 
+#: Seeds at which a checker was wrong, or the project.
+ONCE_FAILED = [("calls", 40_000_534)]
+
+
+@pytest.mark.parametrize(("name", "seed"), ONCE_FAILED)
+def test_schedules_that_have_failed_hold(name, seed):
+    protocol = protocols()[name]
+    with sim.simulated() as look:
+        run_one(protocol, seed)
+        look()
+        assert run_one(protocol, seed).text() == "everything held"
+
+
 PLANTED = {
     "a closure is applied as often as it comes": "pushes",
     "a repeated HELLO drops the variables again": "pushes",
@@ -340,6 +354,27 @@ def test_the_command_gives_a_schedule_again():
     shown = [run().stdout for _ in range(2)]
     assert "everything held" in shown[0]
     assert shown[0] == shown[1]
+
+
+def test_branches_are_counted_by_package():
+    found = {
+        "launcher/_a": Reached(10, 5, 4, 3, missing=((7, -3),)),
+        "launcher/engines/_b": Reached(90, 0, 20, 0),
+        "rpc/_c": Reached(10, 10, 0, 0),
+    }
+    rows = table(found).splitlines()
+    assert "| `launcher` | 50% of 10 | 75% of 4 |" in rows
+    assert rows[-1] == "| all | 75% of 20 | 75% of 4 |"
+    assert missing(found, "launcher") == "launcher/_a: 50% of 10 | 75% of 4; not reached: 7-end"
+
+
+@pytest.mark.exhaustive
+def test_schedules_reach_branches():
+    found, failed = measure(["leases"], first=0, most=20, seconds=60.0, jobs=1)
+    assert not failed
+    reached = found["standalone/_lease_book"]
+    assert 0 < reached.taken <= reached.branches
+    assert reached.branches - reached.taken == len(reached.missing)
 
 
 #: In a process of its own: it forks others, which one with JAX' threads must not.

@@ -1,0 +1,167 @@
+"""Which branches of the project's packages the schedules reach, by coverage.py.
+
+A branch is a pair of lines of which one may follow the other, such as the two ways out of an `if`.
+
+Tests: tests/unit/test_simulation.py.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "unisono"
+#: The packages that have protocols: a row has the modules of one folder, not those below it.
+PACKAGES = (
+    "cluster",
+    "cluster/liveness",
+    "cluster/rendezvous",
+    "rpc",
+    "rpc/_transport",
+    "parameter_server/chief",
+    "parameter_server/server",
+    "parameter_server/state",
+    "parameter_server/worker",
+    "launcher",
+    "standalone",
+    "checkpoint/commits",
+)
+
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclasses.dataclass
+class Reached:
+    """What the schedules reach of one or several modules.
+
+    Args:
+        missing: branches that are not reached, as pairs of lines; a negative line is a function's end.
+    """
+
+    statements: int = 0
+    run: int = 0
+    branches: int = 0
+    taken: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
+
+    def join(self, other):
+        """Add what is reached of other modules."""
+        for field in ("statements", "run", "branches", "taken"):
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+    def row(self):
+        """The cells of a table."""
+        statements = 100 * self.run / max(1, self.statements)
+        branches = 100 * self.taken / max(1, self.branches)
+        return f"{statements:.0f}% of {self.statements} | {branches:.0f}% of {self.branches}"
+
+
+def names():
+    """Return the names of all protocols, which are imported in another process: their imports count, too."""
+    with concurrent.futures.ProcessPoolExecutor(1, _SPAWN) as pool:
+        return pool.submit(_imported_names).result()
+
+
+def _imported_names():
+    from tests.simulation.protocols import protocols
+
+    return list(protocols())
+
+
+def measure(names, first, most, seconds, jobs):
+    """Run schedules of protocols; return what they reach, by module below `src/unisono`, and which failed.
+
+    Args:
+        names: of the protocols.
+        first: the first seed.
+        most: schedules of each protocol at most.
+        seconds: for each protocol.
+    """
+    import coverage
+
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = min(jobs, len(names))
+        tasks = [(names[i::jobs], first, most, seconds, f"{folder}/data.{i}") for i in range(jobs)]
+        # Not forked: what runs when the project is imported is reached, too.
+        with concurrent.futures.ProcessPoolExecutor(jobs, _SPAWN) as pool:
+            failed = [name for each in pool.map(_run, tasks) for name in each]
+        collected = coverage.Coverage(data_file=f"{folder}/all", **_OPTIONS)
+        collected.combine([path for *_, path in tasks])
+        own = [str(SOURCE / package / "*.py") for package in PACKAGES]
+        collected.json_report(outfile=f"{folder}/report.json", include=own, ignore_errors=True)
+        files = json.loads(Path(folder, "report.json").read_text())["files"]
+    return {_module(path): _reached(each) for path, each in files.items()}, failed
+
+
+#: `branch` and greenlets; the project's own settings are for its tests.
+_OPTIONS = {"branch": True, "concurrency": ["greenlet"], "config_file": False, "source": [str(SOURCE)]}
+
+
+def _module(path):
+    return str(Path(path).resolve().relative_to(SOURCE)).removesuffix(".py")
+
+
+def _reached(each):
+    numbers = each["summary"]
+    missing = tuple((begin, end) for begin, end in each["missing_branches"])
+    return Reached(
+        numbers["num_statements"],
+        numbers["covered_lines"],
+        numbers["num_branches"],
+        numbers["covered_branches"],
+        missing,
+    )
+
+
+def _run(task):
+    """Run schedules of protocols in this process; return the names of those that failed."""
+    import coverage
+
+    names, first, most, seconds, path = task
+    collected = coverage.Coverage(data_file=path, **_OPTIONS)
+    collected.start()
+    failed = []
+    try:
+        from tests.simulation._primitives import simulated
+        from tests.simulation._runner import run_many
+        from tests.simulation.protocols import protocols
+
+        known = protocols()
+        with simulated() as look:
+            for name in names:
+                seeds, until = range(first, first + most), time.monotonic() + seconds
+                _, failures = run_many(known[name], seeds, look, until=until)
+                failed += [name] * bool(failures)
+    finally:
+        collected.stop()
+        collected.save()
+    return failed
+
+
+def table(found):
+    """Return the packages as a table."""
+    lines = ["| package | statements | branches |", "|---|---|---|"]
+    total = Reached()
+    for package in PACKAGES:
+        row = Reached()
+        for module, each in found.items():
+            if str(Path(module).parent) == package:
+                row.join(each)
+        total.join(row)
+        lines.append(f"| `{package}` | {row.row()} |")
+    lines.append(f"| all | {total.row()} |")
+    return "\n".join(lines)
+
+
+def missing(found, part):
+    """Return the branches that are not reached, a line for each module of which the path has a part."""
+    lines = []
+    for module, each in sorted(found.items()):
+        if part in module and str(Path(module).parent) in PACKAGES:
+            pairs = ", ".join(f"{begin}-{'end' if end < 0 else end}" for begin, end in sorted(each.missing))
+            lines.append(f"{module}: {each.row()}; not reached: {pairs or 'none'}")
+    return "\n".join(lines)
