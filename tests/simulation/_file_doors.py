@@ -132,6 +132,7 @@ class FileDoors:
         for name in (
             "open", "close", "fsync", "mkdir", "rename", "replace", "unlink", "remove", "rmdir", "scandir",
             "listdir", "stat", "lstat", "fstat", "access", "utime", "readlink", "posix_fallocate",
+            "pwrite", "ftruncate",
         ):  # fmt: skip
             self._real[name] = getattr(os, name)
             self._patches.setattr(os, name, getattr(self, f"_{name}"))
@@ -304,6 +305,24 @@ class FileDoors:
             disk.take_room(more, path)
             node.truncate(offset + size)
         return None
+
+    def _pwrite(self, number, piece, offset):
+        if number < _FIRST_NUMBER:
+            return self._real["pwrite"](number, piece, offset)
+        node, path = self._opened[number]
+        disk, *_ = self._call("write", path)
+        disk.take_room(len(piece), path)
+        node.write(offset, bytes(piece))
+        node.mtime_ns = disk.now_ns()
+        return len(piece)
+
+    def _ftruncate(self, number, size):
+        if number < _FIRST_NUMBER:
+            self._real["ftruncate"](number, size)
+            return
+        node, path = self._opened[number]
+        self._call("write", path)
+        node.truncate(size)
 
     def _mmap(self, number, size, *args, **options):
         if number < _FIRST_NUMBER:

@@ -347,7 +347,10 @@ class World:
         fiber.why, fiber.was_woken, fiber.waiters = why, False, waiters
         waiters.append(fiber)
         if timeout is not None:
-            fiber.timer = self.call_later(timeout, fiber.time_out)
+            # As `call_later` does: most events are these.
+            timer = fiber.timer = Timer(fiber.time_out)
+            at = self.now + timeout if timeout > 0.0 else self.now
+            heappush(self.events, (at, next(self.numbers), timer))
         self._to_hub()
         return fiber.was_woken
 

@@ -199,7 +199,7 @@ class _NoReaper:
         pass
 
 
-class _Screen:
+class Screen:
     def say(self, text):
         pass
 
@@ -253,7 +253,7 @@ class LaunchOfWorld:
             self.paths,
             {},
             lambda plan, task: {},
-            _Screen(),
+            Screen(),
             lambda: tuple(self.signals),
             machines=_Machines(self),
         )

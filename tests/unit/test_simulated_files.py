@@ -17,6 +17,7 @@ from tests.simulation._world import World
 from tests.simulation.mistakes_files import MISTAKES as OF_FILES
 from tests.simulation.mistakes_launches import MISTAKES as OF_LAUNCHES
 from tests.simulation.protocol_logs import Logs
+from tests.simulation.mistakes_links import MISTAKES as OF_LINKS
 from tests.simulation.mistakes_single import MISTAKES as OF_SINGLE_TASKS
 from tests.simulation.protocols import protocols
 
@@ -26,7 +27,7 @@ from unisono.parameter_server.state import _records
 
 PROTOCOLS = (
     "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "preemptions",
-    "single_restarts", "leases", "logs", "snapshots", "damaged_logs",
+    "single_restarts", "leases", "links", "logs", "snapshots", "damaged_logs",
 )  # fmt: skip
 #: Mistakes that few schedules show, and the defects that the simulation has found in the project itself.
 PLANTED = {
@@ -43,6 +44,7 @@ PLANTED = {
     "a worker ends while another saves": 20,
     "a task starts beside its hanging process": 40,
     "servers are asked to end with their chief": 60,
+    "output that was sent is sent again": 20,
 }
 
 
@@ -257,7 +259,7 @@ def test_protocols_hold_with_many_faults(name):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_mistakes_are_found(name):
-    (mistake,) = [m for m in (*OF_FILES, *OF_LAUNCHES, *OF_SINGLE_TASKS) if m.name == name]
+    (mistake,) = [m for m in (*OF_FILES, *OF_LAUNCHES, *OF_LINKS, *OF_SINGLE_TASKS) if m.name == name]
     with simulated() as look, mistake.planted():
         _, failures = run_many(protocols()[mistake.protocol], range(PLANTED[name]), look)
     assert failures

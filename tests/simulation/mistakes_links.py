@@ -1,0 +1,78 @@
+"""Mistakes in the connection between a client and standalone servers."""
+
+from tests.simulation._planted import Mistake
+
+_LINK = "unisono.standalone._link"
+_JOB = "unisono.standalone._server_job"
+_AGENT = "unisono.standalone._agent"
+_PROCESS = "unisono.standalone._remote_process"
+
+
+def _mistake(name, place, old, new):
+    return Mistake(name, place, old, new, "links")
+
+
+MISTAKES = (
+    _mistake(
+        "output that was sent is sent again",
+        f"{_LINK}:ServerLink._apply",
+        'process.offset = entry["offset"]',
+        "pass",
+    ),
+    _mistake(
+        "the end is told before the last output",
+        f"{_JOB}:ServerJob.news",
+        'is_complete = entry["offset"] >= size_of(files.log)',
+        "is_complete = True",
+    ),
+    _mistake(
+        "a server that was started again counts as found",
+        f"{_LINK}:ServerLink._look_for_server",
+        "elif self._info.instance != instance:",
+        "elif False:",
+    ),
+    _mistake(
+        "a job that a server has ended counts as found",
+        f"{_LINK}:ServerLink._look_for_server",
+        "elif self._beginnings != beginnings:",
+        "elif False:",
+    ),
+    _mistake(
+        "a lost connection loses the processes",
+        f"{_LINK}:ServerLink._look_for_server",
+        "elif (problem := self._search()) or self._info is None:",
+        'elif (problem := "it does not answer"):',
+    ),
+    _mistake(
+        "the program is brought to the first beginning alone",
+        f"{_LINK}:ServerLink._note_server",
+        "if taken != self._taken:",
+        "if self._taken is None:",
+    ),
+    _mistake("a lost server is not looked for", f"{_LINK}:ServerLink._turn", "self._find()", "pass"),
+    _mistake(
+        "processes of a lost server run on in the launcher",
+        f"{_LINK}:ServerLink._lose",
+        "process.lose(text, at)",
+        "pass",
+    ),
+    _mistake(
+        "a job is not ended with its client",
+        f"{_LINK}:ServerLink.close",
+        "self.request(Op.END, timeout=_SWEEP_SECONDS)",
+        "pass",
+    ),
+    _mistake(
+        "results are not fetched",
+        f"{_LINK}:ServerLink._apply",
+        'if entry.get("code") == 0:',
+        "if False:",
+    ),
+    _mistake(
+        "what a job has left behind stays",
+        "unisono.standalone._remote_machines:RemoteMachines.sweep",
+        "link.sweep()",
+        "pass",
+    ),
+    _mistake("an end is not told to the launcher", f"{_PROCESS}:RemoteProcess.end", "self._wake()", "pass"),
+)
