@@ -26,12 +26,6 @@ MISTAKES = (
         "is_complete = True",
     ),
     _mistake(
-        "a server that was started again counts as found",
-        f"{_LINK}:ServerLink._look_for_server",
-        "elif self._info.instance != instance:",
-        "elif False:",
-    ),
-    _mistake(
         "a job that a server has ended counts as found",
         f"{_LINK}:ServerLink._look_for_server",
         "elif self._beginnings != beginnings:",
