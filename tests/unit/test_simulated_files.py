@@ -16,9 +16,9 @@ from tests.simulation._runner import run_many, run_one
 from tests.simulation._world import World
 from tests.simulation.mistakes_files import MISTAKES as OF_FILES
 from tests.simulation.mistakes_launches import MISTAKES as OF_LAUNCHES
-from tests.simulation.protocol_logs import Logs
 from tests.simulation.mistakes_links import MISTAKES as OF_LINKS
 from tests.simulation.mistakes_single import MISTAKES as OF_SINGLE_TASKS
+from tests.simulation.protocol_logs import Logs
 from tests.simulation.protocols import protocols
 
 from unisono._system._files import make_folder, replace_file
