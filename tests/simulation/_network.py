@@ -74,6 +74,12 @@ class SimulatedNetwork(LoopbackNetwork):
             self._parted[pair] = max(self._parted.get(pair, 0.0), self.world.now + seconds)
         self.world.note("part", one, other, f"parted for {seconds:.1f} s")
 
+    def cut_off(self, address):
+        """Lose the connections with a server."""
+        for rpc_client in list(self._rpc_clients.values()):
+            if rpc_client.address == address:
+                self._reset(rpc_client, self.delay)
+
     # --- what LoopbackNetwork does -------------------------------------------------------------------
 
     def rpc_server(self, address, handler):

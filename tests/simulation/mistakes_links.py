@@ -14,6 +14,12 @@ def _mistake(name, place, old, new):
 
 MISTAKES = (
     _mistake(
+        "processes that count as lost run on beside new ones",
+        f"{_LINK}:ServerLink._note_server",
+        "elif self._has_lost:",
+        "elif False:",
+    ),
+    _mistake(
         "output that was sent is sent again",
         f"{_LINK}:ServerLink._apply",
         'process.offset = entry["offset"]',

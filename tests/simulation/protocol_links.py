@@ -42,7 +42,7 @@ _BOUND = 120.0
 _KILLED, _STOPPED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 _KINDS = (
     "kill server", "kill task", "pause server", "pause client", "raise", "part", "wall", "stop",
-    "kill client",
+    "kill client", "cut off",
 )  # fmt: skip
 
 
@@ -307,6 +307,10 @@ def _disturb(world, cluster, client):
         client.pause(world.uniform(0.0, 2 * LEASE_SECONDS))
     elif kind == "part":
         cluster.network.part("client", server.name, world.uniform(0.0, 20.0))
+    elif kind == "cut off":
+        # Its connection is lost, and there is none for less than a lease.
+        cluster.network.part("client", server.name, world.uniform(3.0, LEASE_SECONDS))
+        cluster.network.cut_off(server.name)
     elif kind == "wall":
         world.wall_offset += world.pick((3600.0, -3600.0))
     elif kind == "stop":
@@ -322,7 +326,7 @@ def links(world):
     machine = Machine(world, "host-a", {"disk": Disk(world), "tmp": Disk(world)}, own=("disk", "tmp"))
     workers = 1 + world.choose(2, SETTING)
     elastic = workers > 1 and world.choose(2, SETTING) == 1
-    cluster = _Cluster(world, machine, 8 + world.choose(12, SETTING))
+    cluster = _Cluster(world, machine, 8 + world.choose(40, SETTING))
     options = {
         "max_restarts": world.pick((None, 10, 0), SETTING),
         "grace": _GRACE,

@@ -348,7 +348,10 @@ class TaskGroup:
     def _open_log(self, task: Task) -> int:
         """Return the byte of a task's log where this generation begins; a line divides generations."""
         log = self.plan.paths.log(task)
-        with self._files.attempt(), log.open("a") as file:
-            if file.tell():
-                file.write(f"--- {task}, generation {self.plan.generation} ---\n")
+        with self._files.attempt(), log.open("ab+") as file:
+            if size := file.tell():
+                file.seek(size - 1)
+                # A killed process may have written half a line.
+                line_end = b"" if file.read(1) == b"\n" else b"\n"
+                file.write(line_end + f"--- {task}, generation {self.plan.generation} ---\n".encode())
         return size_of(log)

@@ -105,6 +105,8 @@ class ServerLink:
         self._beginnings = 0
         #: The server's process and its number of this job's beginning for which everything was brought.
         self._taken: tuple[str, int] | None = None
+        #: True from the loss of the server's processes until none of them runs there.
+        self._has_lost = False
         #: Why the server could not be taken again, as far as the log says it.
         self._warned: set[str] = set()
         self._closing = threading.Event()
@@ -177,6 +179,10 @@ class ServerLink:
                 self._info = None
                 raise
             self._taken = taken
+        elif self._has_lost:
+            # It was away for less than the lease: the processes that count as lost would run beside new ones.
+            self.request(Op.SWEEP, timeout=_SWEEP_SECONDS)
+        self._has_lost = False
         self._info = info
 
     def request(
@@ -362,7 +368,7 @@ class ServerLink:
 
     def _lose(self, why: str, at: float, is_live: bool = False) -> None:
         if not is_live:
-            self._info = None
+            self._info, self._has_lost = None, True
         text = self._lost_text(why)
         for process in list(self._processes.values()):
             process.lose(text, at)

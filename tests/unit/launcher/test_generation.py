@@ -269,3 +269,10 @@ def test_an_exception_that_could_not_be_written_counts_and_is_shown(launch):
     other = decide.Failure(W1, time.time(), 134, "was killed by SIGABRT")
     assert launch.tasks.report(other) == "a last line"
     kept.close()
+
+
+def test_the_line_between_generations_is_a_line_of_its_own(tmp_path):
+    log = RunPaths(tmp_path).log(W0)
+    log.write_text("half a li")
+    Launch(tmp_path)
+    assert log.read_text() == f"half a li\n--- {W0}, generation 0 ---\n"
