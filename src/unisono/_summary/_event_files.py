@@ -29,7 +29,7 @@ from unisono._system._object_store import StorePath, store_path
 from unisono._types import ArrayLike
 
 try:
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from PIL import Image
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.compat.tensorflow_stub.io import gfile

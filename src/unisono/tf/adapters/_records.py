@@ -193,11 +193,13 @@ def parse_single_example(serialized: Any, features: Mapping[str, Any]) -> Any:
     Raises:
         InvalidArgumentError: the record does not hold what `features` says.
     """
-    from google.protobuf.message import DecodeError
+    kinds = _messages()
+    # Installed with those.
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     record = _bytes_of(serialized)
     try:
-        example = _messages()["Example"].FromString(record)
+        example = kinds["Example"].FromString(record)
     except DecodeError as error:
         raise InvalidArgumentError(
             f"A record must be a serialized `tf.train.Example`. Received: {record[:40]!r} of {len(record)} "
