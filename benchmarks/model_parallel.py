@@ -125,7 +125,7 @@ class Compiled:
         """Return numbers and seconds, and the collectives between devices of a replica."""
         import jax
 
-        from unisono.cli._replica_plan import messages_of
+        from unisono.model_parallel._program_messages import messages_of
 
         programs = [p for p in jax.devices()[0].client.live_executables() if p.hlo_modules()]
         texts = [m.to_string() for p in programs for m in p.hlo_modules()]

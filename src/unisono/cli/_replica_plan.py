@@ -17,7 +17,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, UnisonoError
 from unisono.cli._model_plan import ModelFile, batch_for, checked, in_columns, megabytes
-from unisono.cli._program_messages import KINDS, PlannedMessage, gathered_parameters, messages_of
+from unisono.model_parallel._program_messages import KINDS, PlannedMessage, gathered_parameters, messages_of
 
 if TYPE_CHECKING:
     from unisono._system._literals import StateLayoutName

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -28,7 +29,7 @@ from unisono.training.trainer._trainer_step import TrainerTask
 if TYPE_CHECKING:
     from unisono.step._functional import StatePlan
     from unisono.step._replicas import Replicas
-    from unisono.step._value_handle import DeferredValue
+    from unisono.step._value_handle import DeferredValue, VariableValue
 
 #: The attribute of the errors of a weight: a weak reference to it.
 _WEIGHT = "_unisono_error_of"
@@ -88,6 +89,14 @@ class CompressedCutLayout(CompressedLayout):
             return value.lying(lambda assigned: jax.device_put(assigned, may_alias=False))
         return self._inner.first(variable, value)
 
+    def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
+        """Return the parts of a value that a new variable was given, as the other layout does."""
+        return self._inner.given(variable, value)
+
+    def note_slot(self, variable: keras.Variable) -> None:
+        """Note the weight of an optimizer's variable, as the other layout does."""
+        self._inner.note_slot(variable)
+
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         """Decide how a model's weights lie, as the other layout does."""
         self._inner.decide(model, replicas, task, batch)
@@ -95,6 +104,10 @@ class CompressedCutLayout(CompressedLayout):
     def decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> bool:
         """Decide how the variables of a step of `run` lie, as the other layout does."""
         return self._inner.decide_step(plan, run, arrays)
+
+    def compiling(self, steps: int = 1) -> AbstractContextManager[object]:
+        """Surround the first start of a program, as the other layout does."""
+        return self._inner.compiling(steps)
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[jax.Array]:
         """Return the arrays that a program takes; see `StateLayout.place`."""

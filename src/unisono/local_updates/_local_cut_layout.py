@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from unisono.local_updates._local_updates import LocalUpdates
     from unisono.step._functional import StatePlan
     from unisono.step._replicas import Replicas
-    from unisono.step._value_handle import DeferredValue
+    from unisono.step._value_handle import DeferredValue, VariableValue
     from unisono.training.trainer._trainer_step import TrainerTask
 
 
@@ -178,6 +179,12 @@ class _OverParts(StateLayout):
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
         return self._below.first(variable, value)
+
+    def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
+        return self._below.given(variable, value)
+
+    def compiling(self, steps: int = 1) -> AbstractContextManager[object]:
+        return self._below.compiling(steps)
 
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         self._below.decide(model, replicas, task, batch)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import keras
 from jax.sharding import PartitionSpec
 
@@ -27,12 +28,12 @@ from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
 from unisono.model_parallel._traced_model import (
     forward_pass,
     rows_of_replica,
-    shape_of,
+    shapes_of_plan,
     traced,
     whole_step,
 )
 from unisono.step._layout import is_slot, lie_as, own_layout
-from unisono.step._value_handle import DeferredValue
+from unisono.step._value_handle import DeferredValue, VariableValue
 from unisono.step.variables._weights_of_slots import weight_of
 from unisono.training.replica._step_reading import shapes_of
 from unisono.training.trainer._trainer_step import TrainerStep, TrainerTask, variables_of
@@ -72,6 +73,8 @@ class AutomaticStateLayout(CutStateLayout):
         group: the processes that train together.
     """
 
+    of_map = False
+
     def __init__(self, mesh: ReplicaGrid, ops: CrossDeviceOps, group: ProcessGroup) -> None:
         super().__init__(mesh, UndecidedRule(), ops, group)
         #: By path: the axis of each weight that is cut, for people.
@@ -92,6 +95,11 @@ class AutomaticStateLayout(CutStateLayout):
         # What is read from a file before the decision is not whole either.
         return value.lying(self.cut_as(self._evenly(value.shape)).assigned)
 
+    def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
+        """Return the parts of a value, along any axis until it is decided; see `StateLayout.given`."""
+        cut = self._evenly(value.shape)
+        return self.cut_as(cut).assigned(value) if value.nbytes > _SMALL and any(cut) else None
+
     def _evenly(self, shape: Sequence[int]) -> PartitionSpec:
         """Return how a value lies until it is decided: along its longest axis that divides."""
         size = self._grid.devices_per_replica
@@ -101,12 +109,17 @@ class AutomaticStateLayout(CutStateLayout):
 
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         """Decide how a model's weights lie, before its first program is made; see `StateLayout.decide`."""
+        self._planned = self._decide(model, replicas, task, batch)
+        super().decide(model, replicas, task, batch)
+
+    def _decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> int | None:
+        """Decide as `decide` does; return the bytes that a step should send, if it was not decided before."""
         step = TrainerStep(model, replicas, task)
         variables = list({id(v): v for part in variables_of(model, task) for v in part}.values())
         of_model = {id(v) for v in model.variables}
         weights = [v for v in variables if id(v) in of_model and not is_slot(v)]
         if all(map(self._is_decided, weights)):
-            return
+            return None
         rows = rows_of_replica(batch, replicas.num_replicas_in_sync)
         everything = list(model.variables)
 
@@ -121,6 +134,7 @@ class AutomaticStateLayout(CutStateLayout):
         optimizer = getattr(model, "optimizer", None)
         slots = [] if optimizer is None else list(optimizer.variables)
         self._lie(of, cuts, weights, slots)
+        return sum(cut.sent for cut in cuts)
 
     def decide_step(
         self,
@@ -129,20 +143,25 @@ class AutomaticStateLayout(CutStateLayout):
         arrays: Sequence[Any],
     ) -> bool:
         """Decide how the variables of a step of `run` lie; see `StateLayout.decide_step`."""
+        self._planned = self._decide_step(plan, run, arrays)
+        super().decide_step(plan, run, arrays)
+        return self._planned is not None
+
+    def _decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> int | None:
+        """Decide as `decide_step` does; return the bytes that the step should send, if it decided."""
         variables = plan.variables
         weights = [v for v in variables if not is_slot(v) and not self._is_decided(v)]
         if not any(v.trainable for v in weights):
-            return False
+            return None
         trains = any(slot.written and slot.variable.trainable for slot in plan.slots)
-        copies = self._mesh.num_replicas
-        shapes = [shape_of(s.variable, copies if s.is_stacked else None) for s in plan.slots]
+        shapes = shapes_of_plan(plan, self._mesh.num_replicas)
 
         def whole() -> list[CutClass]:
             return self._chosen(traced(run, shapes, shapes_of(arrays)), variables, weights, trains)
 
         cuts, of = self._first_readable("a step of `run`", (whole, variables))
         self._lie(of, cuts, weights, [v for v in variables if is_slot(v)])
-        return True
+        return sum(cut.sent for cut in cuts)
 
     def _first_readable(
         self, what: str, *ways: tuple[Callable[[], list[CutClass]], Sequence[keras.Variable]]

@@ -8,11 +8,12 @@ Tests: tests/virtual/strategies/test_replica_grid.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,10 @@ from unisono._values import ReduceOp
 from unisono.collectives._cross_device import CrossDeviceOps, reduce_in_step
 from unisono.collectives._process_group import ProcessGroup, SingleProcessGroup
 from unisono.model_parallel._first_values import made
+from unisono.model_parallel._layout_review import LayoutReview, new_program, programs_of
 from unisono.model_parallel._layout_rules import LayoutRule, check_axes, rule_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
+from unisono.model_parallel._traced_model import forward_pass, rows_of_replica, shapes_of_plan, traced
 from unisono.step._engines import UNSHARDED
 from unisono.step._keras_internals import stored_value
 from unisono.step._layout import (
@@ -43,10 +46,22 @@ from unisono.step._layout import (
     own_layout,
 )
 from unisono.step._value_handle import DeferredValue, ValueHandle, VariableValue, whole_value
-from unisono.step.variables._weights_of_slots import note_weight
+from unisono.step.variables._weights_of_slots import note_weight, weight_of
 from unisono.training._chief_save import new_slot_reference
+from unisono.training.replica._step_reading import shapes_of
+from unisono.training.trainer._trainer_step import TrainerTask
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
+
+    from unisono._types import PyTree
+    from unisono.step._functional import StatePlan
+    from unisono.step._replicas import Replicas
 
 _LOG = logging.getLogger("unisono")
+
+#: The attribute of a weight that was in a step whose compiled program was read.
+_REVIEWED = "_unisono_reviewed"
 
 #: Bytes from which on a weight that is not cut is worth a warning.
 LARGE = 64 * 10**6
@@ -121,7 +136,10 @@ def note_weight_of(slot: keras.Variable, weight: keras.Variable | None = None) -
         weight: None for that for which the optimizer makes the variable now.
     """
     weight = new_slot_reference() if weight is None else weight
-    if weight is None or tuple(weight.shape) != tuple(slot.shape):
+    if weight is None:
+        # Made in a step: its first value comes after the step, where the optimizer makes none.
+        return weight_of(slot)
+    if tuple(weight.shape) != tuple(slot.shape):
         return None
     note_weight(slot, weight)
     return weight
@@ -137,6 +155,9 @@ class CutStateLayout(StateLayout):
         group: the processes that train together.
     """
 
+    #: Whether a user chose the axes.
+    of_map = True
+
     def __init__(self, mesh: ReplicaGrid, rule: LayoutRule, ops: CrossDeviceOps, group: ProcessGroup) -> None:
         super().__init__(mesh)
         self._rule, self._ops = rule, ops
@@ -145,6 +166,9 @@ class CutStateLayout(StateLayout):
         #: True if a weight without a cut is whole on each device.
         self.notes_whole = True
         self._has_warned = False
+        #: The step whose program is to be read, and the bytes that the axes of its weights should send.
+        self._review: LayoutReview | None = None
+        self._planned: int | None = None
         self._grid, self._group = mesh, group
         self._whole = CutLayout(mesh)
 
@@ -180,6 +204,16 @@ class CutStateLayout(StateLayout):
         """Return the parts with which a variable begins; see `StateLayout.first`."""
         self.lay(variable)
         return self.begin(variable, value)
+
+    def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
+        """Return the parts of a value that a new variable was given; see `StateLayout.given`."""
+        self.lay(variable)
+        layout = own_layout(variable)
+        return layout.assigned(value) if isinstance(layout, CutLayout) else None
+
+    def note_slot(self, variable: keras.Variable) -> None:
+        """Note the weight of an optimizer's variable, whose first value may be made later."""
+        note_weight_of(variable)
 
     def lay(self, variable: keras.Variable) -> None:
         """Let a new variable lie as it is cut."""
@@ -241,6 +275,42 @@ class CutStateLayout(StateLayout):
                 large[path] // 10**6,
                 f", and {len(large) - 1} more" if len(large) > 1 else "",
             )
+
+    # --- what the compiler says -----------------------------------------------------------------------
+
+    def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
+        """Note the model whose program will be compiled; see `StateLayout.decide`."""
+        if task is TrainerTask.TRAIN:
+            rows, variables = rows_of_replica(batch, replicas.num_replicas_in_sync), list(model.variables)
+            self._expect(variables, lambda: forward_pass(model, variables, rows))
+
+    def decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> bool:
+        """Note the step whose program will be compiled; see `StateLayout.decide_step`."""
+        if any(slot.written and slot.variable.trainable for slot in plan.slots):
+            shapes = shapes_of_plan(plan, self._mesh.num_replicas)
+            self._expect(plan.variables, lambda: traced(run, shapes, shapes_of(arrays)), has_gradients=True)
+        return False
+
+    def _expect(
+        self, variables: list[keras.Variable], program: Callable[[], ClosedJaxpr], has_gradients: bool = False
+    ) -> None:
+        """Let the next program that is compiled be read, once for each model with much state in parts."""
+        new = [v for v in variables if v.trainable and not hasattr(v, _REVIEWED)]
+        for variable in new:
+            object.__setattr__(variable, _REVIEWED, True)
+        size = self._grid.devices_per_replica
+        review = LayoutReview(size, variables, program, has_gradients, self.of_map, self._planned)
+        self._review = review if new and review.is_worth_it else None
+
+    @contextlib.contextmanager
+    def compiling(self, steps: int = 1) -> Iterator[None]:
+        """Read the program that is compiled in a block; see `StateLayout.compiling`."""
+        review, self._review = self._review, None
+        device = self._mesh.local_devices[0]
+        known = [] if review is None else programs_of(device)
+        yield
+        if review is not None and (program := new_program(known, device)) is not None:
+            review.warn(program, steps)
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[VariableValue]) -> list[jax.Array]:
         self.warn_of_whole()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -94,6 +95,18 @@ class ShardedCutLayout(ShardedLayout):
         held = super().first(variable, value)
         return held if is_slot(variable) or lies_in_parts(variable) else self._cuts.begin(variable, value)
 
+    def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
+        """Return the parts of a value that a new variable was given; see `StateLayout.given`."""
+        if self._cuts.decides_later(variable):
+            return self._cuts.given(variable, value)
+        self._cuts.lay(variable)
+        layout = self._first_layout(variable) if self._mesh.num_replicas > 1 else None
+        return self._cuts.given(variable, value) if layout is None else layout.divided(value)
+
+    def note_slot(self, variable: keras.Variable) -> None:
+        """Note the weight of an optimizer's variable; see `StateLayout.note_slot`."""
+        self._cuts.note_slot(variable)
+
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         """Decide how a model's weights lie, before a program is made; see `StateLayout.decide`."""
         later = list(filter(self._cuts.decides_later, model.variables))
@@ -106,6 +119,10 @@ class ShardedCutLayout(ShardedLayout):
         changed = self._cuts.decide_step(plan, run, arrays)
         self._adopt(later)
         return changed
+
+    def compiling(self, steps: int = 1) -> AbstractContextManager[object]:
+        """Surround the first start of a program; see `StateLayout.compiling`."""
+        return self._cuts.compiling(steps)
 
     def _adopt(self, variables: Iterable[keras.Variable]) -> None:
         """Let variables lie in parts of which it may be known now how they are cut."""

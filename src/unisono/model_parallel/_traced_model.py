@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,9 @@ from unisono.step._keras_internals import loss_of_step, stored_dtype, takes_trai
 from unisono.training.replica._rows import DiscardingScope
 from unisono.training.replica._step_reading import shapes_of, with_rows
 from unisono.training.trainer._trainer_step import TrainerStep, variables_of
+
+if TYPE_CHECKING:
+    from unisono.step._functional import StatePlan
 
 
 @contextmanager
@@ -43,6 +47,11 @@ def shape_of(variable: keras.Variable, copies: int | None = None) -> jax.ShapeDt
     """
     rows = () if copies is None else (copies,)
     return jax.ShapeDtypeStruct((*rows, *variable.shape), stored_dtype(variable))
+
+
+def shapes_of_plan(plan: StatePlan, replicas: int) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of the values that the program of a step takes."""
+    return [shape_of(s.variable, replicas if s.is_stacked else None) for s in plan.slots]
 
 
 def traced(

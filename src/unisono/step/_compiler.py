@@ -108,7 +108,7 @@ class Entry:
         shardings = [s.layout.sharding for s in written]
         self.step = CompiledStep(
             pure, mesh, state_shardings=shardings, process_group=replicas.process_group,
-            executables=executables,
+            executables=executables, around=replicas.state_layout.compiling,
         )  # fmt: skip
 
     def arguments(self, call: Call) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Generic, TypeAlias, TypeVar
 
 import jax
@@ -48,6 +49,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         donates: whether the step may reuse the memory of the state that it is given.
         result_sharding: where all outputs go; None for where XLA computes them.
         executables: where an equal program of another step may have been compiled; None to compile it.
+        around: surrounds the first start, in which the program is compiled.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
         donates: bool = True,
         result_sharding: jax.sharding.Sharding | None = None,
         executables: Executables | None = None,
+        around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        self._mesh, self._executables = mesh, executables
+        self._mesh, self._executables, self._around = mesh, executables, around
         self._group = process_group or SingleProcessGroup()
         self._dispatch = self._group.dispatch
         self._is_alone = isinstance(self._group, SingleProcessGroup)
@@ -114,7 +117,7 @@ class CompiledStep(Generic[Donated, Kept, Outputs]):
             donated = _without_aliases(donated, kept)
         given, kept_of_one = (donated,), (kept,)
         if is_careful:
-            with self._dispatch():
+            with self._around() if self._careful is None else contextlib.nullcontext(), self._dispatch():
                 self._start_carefully(given, kept_of_one, done)
         elif self._is_alone:
             # One instruction: Python handles a signal before it or after it.

@@ -9,6 +9,7 @@ Tests: tests/virtual/strategies/test_contract.py.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -333,6 +334,15 @@ class StateLayout:
         """
         return None
 
+    def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
+        """Return the parts of a value that a new variable was given; None for one that stays whole.
+
+        Args:
+            variable: has its shape and type.
+            value: on any device.
+        """
+        return None
+
     def note_slot(self, variable: keras.Variable) -> None:
         """Note a variable that an optimizer has made for itself; it may get another shape.
 
@@ -346,6 +356,10 @@ class StateLayout:
     def decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> bool:
         """Decide how the variables of a step lie, a function of values and arrays; whether any changed."""
         return False
+
+    def compiling(self, steps: int = 1) -> AbstractContextManager[object]:
+        """Surround the first start of a program of so many training steps, in which it is compiled."""
+        return contextlib.nullcontext()
 
     def prepare(self, optimizer: keras.Optimizer | None, variables: Sequence[keras.Variable] = ()) -> bool:
         """Decide how the variables of an optimizer lie, before a program is made that updates them.

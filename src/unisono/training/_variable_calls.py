@@ -12,11 +12,11 @@ from collections.abc import Callable
 import jax
 import keras
 
-from unisono._context import check_holder, current
+from unisono._context import check_holder, creator_of, current
 from unisono._mesh import on_device
 from unisono._types import KerasWrap
 from unisono.step._keras_internals import store_value, stored_dtype, stored_value, sync_methods
-from unisono.step._layout import note_slot, own_layout
+from unisono.step._layout import StateLayout, note_slot, own_layout
 from unisono.step._program import current_frame
 from unisono.step._value_handle import DeferredValue, RowsHandle, ValueHandle, as_read, in_parts
 from unisono.step.variables._recorders import note_read, read_as
@@ -34,6 +34,7 @@ def wraps() -> list[KerasWrap]:
         (keras.Variable, "__new__", _allocated),
         (keras.Variable, "__init__", _marked),
         (keras.Variable, "_initialize_with_initializer", _initialize),
+        (keras.Variable, "_initialize", _initialize_given),
         (keras.Variable, "assign", _assign),
         (keras.Variable, "value", _value),
         (keras.Model, "__new__", _marked_model),
@@ -78,14 +79,31 @@ def _initialize(
     original: Callable[..., None], self: keras.Variable, initializer: Callable[..., jax.Array]
 ) -> None:
     """Let a variable begin with the value that its strategy's state layout chooses."""
-    context = current()
-    replicated = None if context is None else context.strategy._replicated
+    layout = _layout_for(self) if self.shape else None
     value = DeferredValue(initializer, tuple(self.shape), stored_dtype(self))
-    held = replicated.state_layout.first(self, value) if replicated is not None and self.shape else None
+    held = None if layout is None else layout.first(self, value)
     if held is None:
         original(self, initializer)
     else:
         store_value(self, held)
+
+
+def _initialize_given(original: Callable[..., None], self: keras.Variable, value: jax.Array) -> None:
+    """Let a variable with a ready value, as `keras.Variable(array)`, lie in parts from here on."""
+    original(self, value)
+    layout = _layout_for(self) if self.shape and not isinstance(value, jax.core.Tracer) else None
+    held = None if layout is None else layout.given(self, value)
+    if held is not None:
+        store_value(self, held)
+
+
+def _layout_for(variable: keras.Variable) -> StateLayout | None:
+    """Return the state layout of the strategy that holds a new variable, if it has replicas."""
+    context = current()
+    # What a step has made, such as an optimizer's variables, begins after it, where no strategy is current.
+    strategy = creator_of(variable) if context is None else context.strategy
+    replicated = None if strategy is None else strategy._replicated
+    return None if replicated is None else replicated.state_layout
 
 
 def _assign(

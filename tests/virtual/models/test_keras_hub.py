@@ -6,7 +6,7 @@ import pytest
 
 import unisono
 from tests.support import devices
-from unisono.cli._program_messages import messages_of
+from unisono.model_parallel._program_messages import messages_of
 from unisono.training.trainer._lowered_step import lowered_step
 
 hub = pytest.importorskip("keras_hub", reason="KerasHub is not installed")

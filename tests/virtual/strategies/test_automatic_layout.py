@@ -10,7 +10,7 @@ import pytest
 
 import unisono
 from tests.support import devices
-from unisono.cli._program_messages import messages_of
+from unisono.model_parallel._program_messages import messages_of
 from unisono.step._keras_internals import stored_value
 from unisono.step._value_handle import DeferredValue
 from unisono.training.trainer._lowered_step import lowered_step

@@ -14,7 +14,7 @@ from tests.virtual.strategies import test_replica_grid as grids
 from tests.virtual.strategies.test_replica_grid import assert_close, values
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
-from unisono.cli._replica_plan import messages_of
+from unisono.model_parallel._program_messages import messages_of
 from unisono.sharding._shards import Shards
 from unisono.step._keras_internals import stored_value
 from unisono.training.trainer._lowered_step import lowered_step

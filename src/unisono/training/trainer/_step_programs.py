@@ -5,6 +5,7 @@ Tests: tests/virtual/training/test_counts.py, tests/virtual/training/test_exact.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -120,10 +121,14 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
 
             axis = AXIS if replicas.num_replicas_in_sync > 1 else None
             whole, batch, outputs = with_agreed_size(whole, axis), (SHARDED, batch), (outputs, UNSHARDED)
+        around: Any = contextlib.nullcontext
+        if self._step.task is TrainerTask.TRAIN:
+            steps = key.slots if self._is_constant else 1
+            around = functools.partial(replicas.state_layout.compiling, steps)
         specs, shardings = self._state.specs, self._state.shardings
         if key.mode is Mode.JOINED:
             # Outside of `jax.shard_map` arrays are whole, and XLA decides what each device computes.
-            return CompiledStep(whole, replicas.mesh, shardings, donates=not key.keeps_state)
+            return CompiledStep(whole, replicas.mesh, shardings, donates=not key.keeps_state, around=around)
         return CompiledStep(
             whole,
             replicas.mesh,
@@ -133,6 +138,7 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
             process_group=replicas.process_group,
             donates=not key.keeps_state,
             result_sharding=replicas.mesh.results,
+            around=around,
         )
 
     def _merges_once(self, key: ProgramKey) -> bool:

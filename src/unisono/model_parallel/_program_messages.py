@@ -61,7 +61,7 @@ def messages_of(program: str, size: int) -> list[PlannedMessage]:
     return [
         _message(found, size, *times.get(name, (1, False)))
         for name, line in _lines(program)
-        if (found := _MESSAGE.search(line))
+        if any(kind in line for kind in KINDS) and (found := _MESSAGE.search(line))
     ]
 
 
@@ -121,7 +121,8 @@ def _times(program: str) -> dict[str, tuple[int, bool]]:
             entry = name
         is_loop = " while(" in line
         trips = _TRIPS.search(line) if is_loop else None
-        called = _CALLED.findall(line)
+        # Most lines call nothing, and a program has tens of thousands.
+        called = _CALLED.findall(line) if "=%" in line or "_computation" in line else []
         if branches := _BRANCHES.search(line):
             called += [each.strip().lstrip("%") for each in branches[1].split(",")]
         calls.setdefault(name, []).extend((c, int(trips[1]) if trips else 1, is_loop) for c in called)
