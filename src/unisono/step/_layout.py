@@ -318,12 +318,7 @@ class StateLayout:
         return self._stacked if is_stacked else self._whole
 
     def extend(self, optimizer: keras.Optimizer, weights: Sequence[keras.Variable]) -> None:
-        """Add the variables to an optimizer that is being built which gradients of the replicas need.
-
-        Args:
-            optimizer: has not made its own variables yet.
-            weights: that it trains.
-        """
+        """Add variables that gradients need to an optimizer, before it makes its own ones for its weights."""
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> ValueHandle | None:
         """Return what a variable holds that is being made; None for the whole value, as Keras makes it.
@@ -335,20 +330,11 @@ class StateLayout:
         return None
 
     def given(self, variable: keras.Variable, value: jax.Array) -> VariableValue | None:
-        """Return the parts of a value that a new variable was given; None for one that stays whole.
-
-        Args:
-            variable: has its shape and type.
-            value: on any device.
-        """
+        """Return the parts of a value that a new variable was given; None for one that stays whole."""
         return None
 
     def note_slot(self, variable: keras.Variable) -> None:
-        """Note a variable that an optimizer has made for itself; it may get another shape.
-
-        Args:
-            variable: new.
-        """
+        """Note a new variable that an optimizer has made for itself; it may get another shape."""
 
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
         """Decide how a model's weights lie before a program is made, of which `batch` is the first one."""
