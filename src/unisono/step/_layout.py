@@ -374,19 +374,11 @@ class StateLayout:
         return placed
 
     def fetch(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Bring arrays from where they rest to the devices that compute.
-
-        Args:
-            arrays: of a program's state.
-        """
+        """Bring arrays from where they rest to the devices that compute."""
         return arrays
 
     def rest(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Bring a program's new state to where it rests; the inverse of `fetch`.
-
-        Args:
-            arrays: of a program's state.
-        """
+        """Bring a program's new state to where it rests; the inverse of `fetch`."""
         return arrays
 
     def run_replica(
