@@ -42,7 +42,7 @@ _BOUND = 120.0
 _KILLED, _STOPPED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 _KINDS = (
     "kill server", "kill task", "pause server", "pause client", "raise", "part", "wall", "stop",
-    "kill client", "cut off",
+    "kill client", "cut off", "cut off", "cut off",
 )  # fmt: skip
 
 

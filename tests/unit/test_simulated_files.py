@@ -45,7 +45,6 @@ PLANTED = {
     "a task starts beside its hanging process": 40,
     "servers are asked to end with their chief": 60,
     "output that was sent is sent again": 20,
-    "processes that count as lost run on beside new ones": 120,
 }
 
 
