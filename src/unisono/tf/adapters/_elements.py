@@ -5,7 +5,7 @@ Tests: tests/unit/tf/test_elements.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,22 +24,26 @@ class TensorIterator(ViewIterator):
     view = staticmethod(as_tensor)
 
 
-class _AnyDataset(type(Dataset)):  # type: ignore[misc]  # Grain has no types
-    def __instancecheck__(cls, instance: object) -> bool:
-        # For programs that ask whether they have a data set: one of `unisono.data` is one, too.
-        return type.__instancecheck__(Dataset if cls is TensorDataset else cls, instance)
+if TYPE_CHECKING:
+    # Programs pass either where a data set is taken.
+    TensorDataset = Dataset
+else:
 
+    class _AnyDataset(type(Dataset)):
+        def __instancecheck__(cls, instance: object) -> bool:
+            # For programs that ask whether they have a data set: one of `unisono.data` is one, too.
+            return type.__instancecheck__(Dataset if cls is TensorDataset else cls, instance)
 
-class TensorDataset(Dataset, metaclass=_AnyDataset):
-    """A data set that gives loops, and users' functions, tensors in place of arrays: `tf.data.Dataset`.
+    class TensorDataset(Dataset, metaclass=_AnyDataset):
+        """A data set that gives loops, and users' functions, tensors in place of arrays: `tf.data.Dataset`.
 
-    >>> (element,) = TensorDataset.from_tensors([1, 2]).map(lambda x: x.numpy() + 1)
-    >>> element.numpy()
-    array([2, 3], dtype=int32)
-    """
+        >>> (element,) = TensorDataset.from_tensors([1, 2]).map(lambda x: x.numpy() + 1)
+        >>> element.numpy()
+        array([2, 3], dtype=int32)
+        """
 
-    _iterator_class = TensorIterator
-    _view = staticmethod(as_tensor)
+        _iterator_class = TensorIterator
+        _view = staticmethod(as_tensor)
 
 
 def TextLineDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
