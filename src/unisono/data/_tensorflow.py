@@ -17,8 +17,10 @@ from unisono.data._dataset import Dataset
 from unisono.data._iterator import DistributedIterator
 from unisono.data._pipeline._plan import PipelineIterator
 from unisono.data._pipeline._structure import TensorSpec
-from unisono.data._readers import FilePart, TFRecordSource
+from unisono.data._readers import FilePart, TextLineDataset, TFRecordDataset, TFRecordSource
 from unisono.data._signature import conform
+
+__all__ = ["TFRecordDataset", "TextLineDataset", "ViewIterator", "as_plain", "read"]
 
 #: The default number of files that `tensorflow_datasets` reads in turn.
 _FILES_IN_TURN = 16

@@ -155,7 +155,7 @@ class CutStateLayout(StateLayout):
         group: the processes that train together.
     """
 
-    #: Whether a user chose the axes.
+    #: True if a user chose the axes.
     of_map = True
 
     def __init__(self, mesh: ReplicaGrid, rule: LayoutRule, ops: CrossDeviceOps, group: ProcessGroup) -> None:

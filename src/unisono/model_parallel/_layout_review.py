@@ -1,8 +1,8 @@
-"""What the compiled first step says of a layout: more messages than with other axes are a warning.
+"""Reads the compiled first step of a layout: more messages than with other axes are a warning.
 
 The axes of a layout map may be those of another model, and an estimate may leave out what XLA adds. So the
 program of the first training step is read once, where the compiler has made it: the bytes that devices of a
-replica send each other are compared with those of the axes that follow from the traced program.
+replica send each other are compared with the bytes for the axes that follow from the traced program.
 
 Tests: tests/virtual/strategies/test_layout_review.py.
 """
@@ -45,7 +45,8 @@ def axis_of(variable: keras.Variable) -> int | None:
 
 def bytes_of(variable: keras.Variable) -> int:
     """Return the bytes of a whole variable."""
-    return math.prod(variable.shape) * int(jax.numpy.dtype(stored_dtype(variable)).itemsize)
+    size: int = math.prod(variable.shape) * jax.numpy.dtype(stored_dtype(variable)).itemsize
+    return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ class LayoutReview:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether enough of the weights is in parts."""
+        """True if enough of the weights is in parts."""
         return sum(bytes_of(v) for v in self.variables if axis_of(v) is not None) >= WORTH
 
     def warn(self, program: str, steps: int = 1) -> None:
@@ -143,8 +144,8 @@ class LayoutReview:
     def _gathered(self, program: str) -> keras.Variable | None:
         """Return the largest weight in parts that a program puts together; None without one."""
         shapes = set(gathered_parameters(program, self.size))
-        found = [v for v in self.variables if axis_of(v) is not None and self._part(v) in shapes]
-        return max(found, key=bytes_of, default=None)
+        weights = [v for v in self.variables if axis_of(v) is not None and self._part(v) in shapes]
+        return max(weights, key=bytes_of, default=None)
 
     def _part(self, variable: keras.Variable) -> tuple[int, ...]:
         """Return the shape of a device's part of a variable."""
@@ -159,8 +160,8 @@ def _allowed(planned: int) -> int:
 def programs_of(device: jax.Device) -> list[Any]:
     """Return the compiled programs that a device's backend holds now."""
     # Not `lower().compile()`, which would compile again where JAX does not find the program.
-    found: list[Any] = device.client.live_executables()
-    return found
+    programs: list[Any] = device.client.live_executables()
+    return programs
 
 
 def new_program(known: Sequence[object], device: jax.Device) -> str | None:

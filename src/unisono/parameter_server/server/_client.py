@@ -111,7 +111,7 @@ class ServerClient:
     def begin_job(self, least: int) -> int:
         """Drop the variables of earlier jobs on all servers; return the generation of this job.
 
-        It is higher than that of any job before: what workers compute for an earlier chief is refused. Chiefs
+        It is higher than any earlier job's: what workers compute for an earlier chief is refused. Chiefs
         that begin at the same moment may ask for the same one, which a server gives to the first: the others
         take a higher one, and the last of them leads.
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from unisono import data
-from unisono.data import Dataset
+from unisono.data._dataset import Dataset
+from unisono.data._tensorflow import TextLineDataset as LinesOfFiles
+from unisono.data._tensorflow import TFRecordDataset as RecordsOfFiles
 from unisono.data._tensorflow import ViewIterator
 from unisono.estimator.session._graph import add_iterators
 from unisono.tf.adapters._tensors import shape_of
@@ -48,12 +49,12 @@ else:
 
 def TextLineDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
     """Return a data set of the lines of text files; see `unisono.data.TextLineDataset`."""
-    return TensorDataset._of(data.TextLineDataset(filenames, num_parallel_reads))
+    return TensorDataset._of(LinesOfFiles(filenames, num_parallel_reads))
 
 
 def TFRecordDataset(filenames: Any, num_parallel_reads: int | None = None) -> TensorDataset:  # noqa: N802
     """Return a data set of the records of TFRecord files; see `unisono.data.TFRecordDataset`."""
-    return TensorDataset._of(data.TFRecordDataset(filenames, num_parallel_reads))
+    return TensorDataset._of(RecordsOfFiles(filenames, num_parallel_reads))
 
 
 def cardinality(dataset: Any) -> HostTensor:

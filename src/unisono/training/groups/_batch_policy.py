@@ -136,7 +136,7 @@ class BatchPolicy:
         return Mode.SPLIT if divides else Mode.PADDED
 
     def _usual_reading(self, batch: PyTree, rows: int) -> StepReading:
-        """Return what is known of the first batch."""
+        """Return the reading of the first batch."""
         return next(iter(self._readings.values()), None) or self._reading_of(batch, rows)
 
     def _reading_of(self, batch: PyTree, rows: int) -> StepReading:

@@ -24,7 +24,7 @@ _m = keras.metrics
 Update = Callable[..., PyTree]
 
 #: Keras' own metrics whose variables are sums over rows, whatever their arguments; a test compares each with
-#: one device. Those with an axis may relate rows: they are read, as are those of users.
+#: one device. Those with an axis may relate rows: they are read, as users' metrics are.
 _ADD_UP = frozenset(
     {
         *(_m.Accuracy, _m.BinaryAccuracy, _m.CategoricalAccuracy, _m.SparseCategoricalAccuracy),

@@ -1,4 +1,4 @@
-"""Whether a function can be computed with a number of rows for which it is not read. Pure.
+"""Tells if a function can be computed with a number of rows for which it is not read. Pure.
 
 Tests: tests/virtual/training/test_step_reading.py.
 """
@@ -41,11 +41,11 @@ def runs_with(
     False
     """
     try:
-        found = traced_for(rows, fn, args, kept)
+        trace = traced_for(rows, fn, args, kept)
     except Exception:  # whatever a user's function raises
         return False
     if like is None:
         return True
-    names = [[n for n in operations(program) if n not in _OF_SHAPES] for program in (found, like)]
-    ranks = [[aval.ndim for aval in program.out_avals] for program in (found, like)]
+    names = [[n for n in operations(program) if n not in _OF_SHAPES] for program in (trace, like)]
+    ranks = [[aval.ndim for aval in program.out_avals] for program in (trace, like)]
     return names[0] == names[1] and ranks[0] == ranks[1]

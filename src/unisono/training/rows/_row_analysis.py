@@ -196,7 +196,7 @@ def _of_result(state: RowState, few: tuple[int, ...], many: tuple[int, ...]) -> 
     """Return the state of a result: mixed where it has an entry for each pair of rows."""
     axis = state.axis if isinstance(state, RowWise) else 0
     others = [[*shape[:axis], *shape[axis + 1 :]] for shape in (few, many)]
-    return state if others[0] == others[1] else Mixed("another axis than that of the rows counts rows")
+    return state if others[0] == others[1] else Mixed("an axis besides the rows' own counts rows")
 
 
 class _TraceReader:

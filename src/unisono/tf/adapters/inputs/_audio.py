@@ -39,7 +39,7 @@ def decode_wav(
     # Where a part of the file is longer than the file, `wave` raises RuntimeError without a text.
     except (wave.Error, EOFError, RuntimeError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"A sound must be a WAV file. Received: one that is not ({error or 'it is cut'})."
+            f"A sound must be a WAV file. Received: another format ({error or 'it is cut'})."
         ) from None
     if bits != 16 or desired_channels not in (-1, channels):
         wanted = "" if desired_channels == -1 else f" with {desired_channels} channels"
