@@ -168,6 +168,19 @@ def test_an_end_that_no_collective_sees_ends_this_process(watched):
     assert "lost worker 1" in words[0]
 
 
+def test_a_machine_that_was_lost_before_is_named_before_who_ended_because_of_it(watched, monkeypatch):
+    monitor, in_flight, ended, words = watched("here", "here")
+    monitor.status.sees_ends = False
+    lost = {2: UnreachableError("its machine cannot be reached")}
+    later = {1: EndedError(), **lost}
+    answers = itertools.chain([lost], itertools.repeat(later))
+    monkeypatch.setattr(monitor, "find_absent", lambda: next(answers))
+    in_flight.note_program(Token())
+    assert ended.wait(PATIENCE)
+    text = "lost worker 2: its machine cannot be reached; worker 1: its process has ended"
+    assert text in words[0]
+
+
 def test_as_long_as_something_goes_on_nobody_is_asked(watched, monkeypatch):
     monitor, in_flight, ended, _ = watched("gone")
     asked, programs = [], itertools.count()

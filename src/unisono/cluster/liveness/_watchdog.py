@@ -82,10 +82,12 @@ class PeerWatchdog:
         began = time.monotonic()
         absent = self._monitor.find_absent()
         ended: dict[int, AbsentError] = {p: e for p, e in absent.items() if isinstance(e, EndedError)}
-        if ended and not self._monitor.status.sees_ends:
-            return ended
         unreachable = {p: error for p, error in absent.items() if isinstance(error, UnreachableError)}
         self._unreachable_since = {p: self._unreachable_since.get(p, began) for p in unreachable}
+        if ended and not self._monitor.status.sees_ends:
+            # A machine that was unreachable at an earlier check is the cause: others ended because of it.
+            earlier = {p: error for p, error in unreachable.items() if self._unreachable_since[p] < began}
+            return {**earlier, **ended}
         for process in sorted(absent.keys() - self._logged):
             _LOG.warning("Waiting for %s: %s.", self._monitor.name_of(process), absent[process])
         self._logged |= absent.keys()
