@@ -1,11 +1,14 @@
 """`LocalUpdates` with replicas of several devices: the numbers of replicas of one device, in parts."""
 
+import signal
+
 import keras
 import numpy as np
 import pytest
 
 import unisono
 from tests.support import devices
+from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
 from unisono.step._keras_internals import stored_value
 
@@ -126,3 +129,49 @@ def test_weights_that_a_callback_reads_in_a_phase_do_not_end_it():
         found.append(values(model))
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+class Ends(keras.callbacks.Callback):
+    """Ends a run by a notice of preemption; never after 0 steps."""
+
+    def __init__(self, after):
+        super().__init__()
+        self._after, self.batches = after, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.model.optimizer.iterations == self._after:
+            signal.raise_signal(signal.SIGTERM)
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        """When it ends is an argument."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"fragments": 2}, marks=pytest.mark.exhaustive),
+        pytest.param({"layout_map": "auto"}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_run_that_resumes_within_a_phase_has_the_same_bits(tmp_path, options):
+    """The rows of replicas, in parts, and the steps since the last exchange are in the backup."""
+
+    def fitted(ends, saves=True):
+        # Phases end after 5 and 8 of the 8 steps of an epoch.
+        model = compiled(local(2, 2, every=5, **options))
+        backup = [BackupAndRestore(tmp_path, save_before_preemption=True)] if saves else []
+        x, y = data(64)
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[*backup, ends])
+        return history.history["loss"][-1], *values(model)
+
+    with pytest.raises(SystemExit):
+        fitted(Ends(15))
+    resumed = Ends(0)
+    for ours, theirs in zip(fitted(resumed), fitted(Ends(0), saves=False), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert resumed.batches == 1
