@@ -278,7 +278,14 @@ def _left(layout: VariableLayout, old: Any, value: Any) -> Any:
 class LocalPolicy(BatchPolicy):
     """Rows of a replica are its own. Batches are not filled up, which would need a message in each step."""
 
-    def __init__(self, model: keras.Model, replicas: int, read: object, joins: bool = False) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: int,
+        read: object,
+        joins: bool = False,
+        joins_groups: bool = True,
+    ) -> None:
         super().__init__(model, replicas, lambda _: StepReading())
 
     def _can_fill(self, rows: int, reading: StepReading) -> bool:

@@ -94,7 +94,8 @@ def _findings(model: keras.Model, replicas: Replicas, batch: PyTree) -> Iterator
     yield from _of_layers(model, reading)
     yield from reading.findings
     if reading.mixes:
-        how = "one program, divided by XLA" if replicas.joins_rows else "every replica computes all rows"
+        joins = replicas.joins_rows and (replicas.mesh.devices_per_replica == 1 or not reading.has_groups)
+        how = "one program, divided by XLA" if joins else "every replica computes all rows"
         yield PartTreatment("rows of a batch", how, reading.mixes)
     elif model.compiled and len(batch) > 1:
         yield from _of_losses(model, replicas, batch)

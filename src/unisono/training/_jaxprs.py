@@ -167,6 +167,11 @@ def operations(program: Trace) -> list[str]:
     return [eqn.primitive.name for eqn in equations(program)]
 
 
+def has_groups(program: Trace) -> bool:
+    """Return whether a program has a convolution of groups of channels."""
+    return any(eqn.params.get("feature_group_count", 1) > 1 for eqn in equations(program))
+
+
 def exported(
     function: Callable[..., Any], specs: Sequence[PyTree], platforms: Sequence[str] = ("cpu",)
 ) -> bytes:

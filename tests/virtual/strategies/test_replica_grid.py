@@ -124,6 +124,23 @@ def test_rows_that_relate_to_each_other_are_computed_by_one_program(layout):
     assert_close(*found)
 
 
+def test_channels_of_rows_that_relate_to_each_other_are_convolved_apart():
+    """XLA's program for all rows would add up the kernel's gradient once for each device of a replica."""
+
+    def make():
+        mean = L.Lambda(lambda h: h - keras.ops.mean(h, 0))
+        layers = [L.DepthwiseConv2D(2), mean, L.Flatten(), L.Dense(WORDS)]
+        return keras.Sequential([keras.Input((3, 3, 2)), *layers])
+
+    x = np.random.default_rng(1).normal(size=(16, 3, 3, 2)).astype("float32")
+    found = []
+    for strategy in (grid(2, 2, "auto"), unisono.OneDeviceStrategy(devices(1)[0])):
+        model = compiled(strategy, make)
+        model.fit(x, np.arange(16), batch_size=8, verbose=0, shuffle=False)
+        found.append(values(model))
+    assert_close(*found)
+
+
 def cut_axis(variable):
     """The axis of a variable that its devices share; None for one that is whole on each."""
     value = stored_value(variable)

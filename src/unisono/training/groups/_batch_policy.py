@@ -65,6 +65,7 @@ class BatchPolicy:
     Args:
         read: returns how the model's step treats the rows of a batch.
         joins: whether one program may compute all rows.
+        joins_groups: whether it may do so where convolutions have groups of channels.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class BatchPolicy:
         replicas: int,
         read: Callable[[PyTree], StepReading],
         joins: bool = False,
+        joins_groups: bool = True,
     ) -> None:
-        self._model, self._replicas, self._read, self._joins = model, replicas, read, joins
+        self._model, self._replicas, self._read = model, replicas, read
+        self._joins, self._joins_groups = joins, joins_groups
         #: Of the running call; None until its first batch.
         self.usual_rows: int | None = None
         self._is_fixed: bool | None = None
@@ -147,7 +150,8 @@ class BatchPolicy:
     def _together(self, rows: int, reading: StepReading) -> Mode:
         """Return the mode of a batch whose rows must be computed together."""
         how = "one program computes all rows of a batch, which XLA divides over the devices"
-        if not self._joins:
+        joins = self._joins and (self._joins_groups or not reading.has_groups)
+        if not joins:
             how = "every replica computes all rows of a batch"
         self.warn(
             "together",
@@ -155,7 +159,7 @@ class BatchPolicy:
             f"{how}: the numbers are those of one device. `unisono.per_replica(layer)` lets a layer see the "
             "rows of one replica alone; `strategy.explain(model)` shows each part of a model.",
         )
-        return Mode.JOINED if self._joins and rows % self._replicas == 0 else Mode.WHOLE
+        return Mode.JOINED if joins and rows % self._replicas == 0 else Mode.WHOLE
 
     def _note_differences(self, reading: StepReading) -> None:
         """Say once what will not be as on one device."""

@@ -9,6 +9,7 @@ Tests: tests/virtual/training/test_step_reading.py.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -23,7 +24,7 @@ from unisono._types import PyTree, Tree
 from unisono._values import ReduceOp
 from unisono.step._keras_internals import stored_dtype
 from unisono.step.variables._merge_rules import Merge, kind_of
-from unisono.training._jaxprs import value_numbers
+from unisono.training._jaxprs import has_groups, value_numbers
 from unisono.training.replica._fused_metrics import NeedsPeersError
 from unisono.training.replica._rows import StandInEngine, rows_of
 from unisono.training.replica._step_reading import (
@@ -147,7 +148,8 @@ def read_own_step(
             return jax.eval_shape(step, with_rows(arrays, n), step.parts(n), *step.kept)
 
         return unreadable(error, trace, rows, every)
-    return step.reading(program, states, predicts, rows)
+    reading = step.reading(program, states, predicts, rows)
+    return dataclasses.replace(reading, has_groups=has_groups(program))
 
 
 def _together(reason: str) -> StepReading:

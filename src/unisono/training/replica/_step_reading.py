@@ -26,6 +26,7 @@ from unisono._system._blocks import set_for_block
 from unisono._types import ArrayLike, PyTree
 from unisono.step._keras_internals import all_layers, loss_of_step, stored_dtype, takes_training
 from unisono.step.variables._merge_rules import Merge, is_guess, kind_of, merge_rule
+from unisono.training._jaxprs import has_groups
 from unisono.training.replica._rows import (
     DiscardingScope,
     has_own,
@@ -95,6 +96,7 @@ class StepReading:
         others: what else differs from one device, as sentences.
         results: names of a step's logs that are the results of the model's metrics; None where logs with
             their names are.
+        has_groups: whether it has, or may have, a convolution of groups of channels.
     """
 
     mixes: str = ""
@@ -105,6 +107,7 @@ class StepReading:
     findings: tuple[PartTreatment, ...] = ()
     others: tuple[str, ...] = ()
     results: frozenset[str] | None = None
+    has_groups: bool = True
 
     def agrees_with(self, other: StepReading) -> bool:
         """Return whether replicas run the step in the same way by another reading."""
@@ -183,7 +186,7 @@ def read_step(
         if not runs_with(1, step, arrays, step.kept, trace):
             reason = "one row is computed in another way than several"
             return StepReading(mixes=reason, unfillable=reason)
-    return _summary(step, states)
+    return dataclasses.replace(_summary(step, states), has_groups=has_groups(trace))
 
 
 def unreadable(error: Exception, trace: Callable[[int], object], own: int, rows: int) -> StepReading:

@@ -55,8 +55,10 @@ class TrainerFunction:
         self._step = self.step_type(model, replicas, task, reader)
         #: The state between calls.
         self.carried = self.state_type(model, replicas, task)
+        # XLA adds up the gradients of convolutions of groups once for each device of a replica.
+        joins_groups = replicas.mesh.devices_per_replica == 1
         self.batch_policy = self.policy_type(
-            model, replicas.num_replicas_in_sync, reader, replicas.joins_rows
+            model, replicas.num_replicas_in_sync, reader, replicas.joins_rows, joins_groups
         )
         self.mode_of = self.batch_policy.mode_of
         self.loop = StepLoop(model, replicas, task.name.lower(), self)
