@@ -30,6 +30,7 @@ FEATURES = {
     "check for whole batches": "unisono.training.replica._whole_batches:warn_of_whole_batch",
     "check for NaNs": "unisono.step._explain:require_numbers",
     "explanation of an error": "unisono.step._explain:explain",
+    "failure of a step": "unisono.step._explain:raise_unless_past",
     "mistake": "unisono.training._mistakes:mistake",
     "explanation of an error of data": "unisono.training._mistakes:explain_data",
     "note on a last error": "unisono.training._mistakes:note_on",

@@ -10,8 +10,9 @@ import ast
 import contextlib
 import dataclasses
 import linecache
+import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from types import FrameType, TracebackType
 
 import jax
@@ -21,6 +22,8 @@ from unisono._context import ReplicaContext
 from unisono._features import load
 from unisono._tracebacks import add_advice, frames_of, is_explained, is_program
 from unisono._types import PyTree
+
+_LOG = logging.getLogger("unisono")
 
 #: For each error of JAX, what code must not do, and what to write. A subclass before its base.
 _ADVICE: tuple[tuple[type[BaseException], str, str], ...] = (
@@ -257,3 +260,20 @@ def require_numbers(results: PyTree, looks_for_infs: bool) -> None:
                 f"{jax.tree_util.keystr(path)}, shape {value.shape}. State is as it was before. "
                 "Compile the model with `run_eagerly=True` to see the first operation."
             )
+
+
+def raise_unless_past(error: Exception, tokens: MutableSequence[jax.Array]) -> None:
+    """Raise a step's error, unless it belongs to code that has ended by it: then warn of it.
+
+    Steps that follow from a failed step fail, too. Where the newest is well, it is of other code.
+
+    Args:
+        tokens: of the steps that were started since; they are forgotten.
+    """
+    newest = tokens[-1]
+    tokens.clear()
+    try:
+        newest.block_until_ready()
+    except Exception:  # the same one, or a consequence
+        raise error from None
+    _LOG.warning("A step of earlier code has failed: %s", str(error).strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+from unisono._features import load
 from unisono._mesh import ReplicaMesh
 from unisono.collectives._process_group import ProgramToken
 
@@ -21,16 +22,15 @@ class RunAhead:
         self.newest: ProgramToken | None = None
 
     def wait_for_capacity(self, token: ProgramToken) -> None:
-        """Note a step that was started; wait for the one `RUN_AHEAD` steps before it.
-
-        Args:
-            token: an output of the step that nothing donates.
-        """
+        """Note a step by an output that nothing donates; wait for the one `RUN_AHEAD` steps before it."""
         self.newest = token
         self._tokens.append(token)
         if len(self._tokens) > RUN_AHEAD:
-            # Also where it is ready: a step that failed is, and raises its error here.
-            self._tokens.popleft().block_until_ready()
+            try:
+                # Also where it is ready: a step that failed is, and raises its error here.
+                self._tokens.popleft().block_until_ready()
+            except Exception as error:
+                load("failure of a step")(error, self._tokens)
 
 
 _RUN_AHEAD: dict[ReplicaMesh, RunAhead] = {}

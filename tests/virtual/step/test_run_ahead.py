@@ -4,7 +4,10 @@ ENGINE: 400 unblocked steps with one psum on 8 virtual devices aborted in every 
 pool. Here 3,000 steps are started and nothing is read until the end.
 """
 
+import pytest
+
 from tests import forked
+from unisono.step._run_ahead import RUN_AHEAD, RunAhead
 
 SCRIPT = """
 import unisono, numpy as np
@@ -31,3 +34,37 @@ def test_three_thousand_steps_that_nobody_waits_for(tmp_path):
     done = forked.run(["steps.py"], tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "done True" in done.stdout
+
+
+class Token:
+    """An output of a step, which is ready."""
+
+    def __init__(self, error=None):
+        self._error = error
+
+    def block_until_ready(self):
+        if self._error is not None:
+            raise self._error
+
+
+def after_failures(count):
+    """What holds the host back, after so many steps that failed."""
+    bound = RunAhead()
+    for i in range(count):
+        bound.wait_for_capacity(Token(RuntimeError(f"step {i}")))
+    return bound
+
+
+def test_an_error_of_a_step_ends_the_steps_that_follow_from_it():
+    bound = after_failures(RUN_AHEAD)
+    with pytest.raises(RuntimeError, match="step 0"):
+        bound.wait_for_capacity(Token(RuntimeError("a consequence")))
+
+
+def test_an_error_of_earlier_code_does_not_end_later_code(caplog):
+    """As in a notebook, after a cell that has failed."""
+    bound = after_failures(RUN_AHEAD)
+    for _ in range(2 * RUN_AHEAD):
+        bound.wait_for_capacity(Token())
+    (record,) = caplog.records
+    assert record.getMessage() == "A step of earlier code has failed: step 0"
