@@ -98,8 +98,8 @@ soak: $(VENV)/installed  ## random files, random jobs and random faults; MINUTES
 
 MODELS ?= 300
 
-random-models: $(VENV)/installed  ## random models and steps on strategies, each compared with one device; SEED=10000 for other ones
-	$(BIN)/python -m tests.random_models $(SEED) $$(( $(SEED) + $(MODELS) ))
+random-models: $(VENV)/installed  ## random models and steps on strategies, each compared with one device; SEED=10000 for other ones, GRIDS=1 for replicas of two devices
+	$(BIN)/python -m tests.random_models $(SEED) $$(( $(SEED) + $(MODELS) )) $(if $(GRIDS),grids)
 
 SCHEDULES ?= 1000000
 

@@ -163,6 +163,19 @@ def strategy_of(plan):
     return unisono.MirroredStrategy([f"cpu:{i}" for i in range(plan.replicas)], state_layout=plan.layout)
 
 
+def grid_of(plan):
+    """The same with replicas of two devices, which share an axis of each variable that divides."""
+    import unisono
+
+    def cut(variable):
+        even = [i for i, n in enumerate(variable.shape) if n and n % 2 == 0]
+        chosen = even[-1 if plan.rows % 2 else 0] if even else None
+        return tuple("model" if i == chosen else None for i in range(len(variable.shape)))
+
+    names = [f"cpu:{i}" for i in range(2 * min(plan.replicas, 4))]
+    return unisono.MirroredStrategy(names, devices_per_replica=2, layout_map=cut, state_layout=plan.layout)
+
+
 def check(plan, make=strategy_of):
     """Compare a plan's run on a strategy with one device."""
     try:
@@ -181,11 +194,11 @@ def check(plan, make=strategy_of):
     return Verdict(plan, "said" if result.said else "silent", text, result)
 
 
-def check_all(seeds):
+def check_all(seeds, make=strategy_of):
     """Check plans, print what is not equal, and counts; return whether all is well."""
     kinds, modes = Counter(), Counter()
     for seed in seeds:
-        verdict = check(plans.draw(seed))
+        verdict = check(plans.draw(seed), make)
         kinds[verdict.kind] += 1
         print(verdict if verdict.kind != "equal" else f"equal: {verdict.plan}", flush=True)
         if verdict.kind == "equal" and verdict.result.said:

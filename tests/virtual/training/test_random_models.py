@@ -94,3 +94,10 @@ def test_what_differs_is_said_before_the_first_step(part, step):
 def test_random_plans(seed):
     verdict = checks.check(plans.draw(seed))
     assert verdict.is_well, verdict
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(10, 22))
+def test_random_plans_on_replicas_of_two_devices(seed):
+    verdict = checks.check(plans.draw(seed), checks.grid_of)
+    assert verdict.is_well, verdict
