@@ -317,7 +317,7 @@ def explain_data(name: str, model: keras.Model, data: object, error: Exception) 
         )
     if str(error).startswith("Unrecognized data type: "):
         raise _unrecognized(name, data) from None
-    if str(error).startswith("When passing a Python generator"):
+    if str(error).startswith("When passing a Python generator") and "empty generator" not in str(error):
         # Keras' text has all numbers of the batch in it.
         raise InvalidTypeError(
             f"A generator for `{name}` must give tuples, `(x, y)` or `(x,)`. Received: something "
