@@ -316,6 +316,7 @@ BODIES = {
         *(L.Reshape((6, 6, 1)), L.Conv2D(4, 3), L.ReLU(), L.MaxPooling2D(), L.DepthwiseConv2D(2), L.Flatten())
     ],
     "recurrent": lambda: [L.Reshape((6, 6)), L.LSTM(8)],
+    "one row": lambda: [L.Dense(8), OfSizes(SIZES["one row"][0])],
 }
 
 
@@ -336,6 +337,15 @@ def test_a_train_step_of_ones_own(kind, body):
     found, modes = trained(lambda: own_step(kind, body), *given, mirrored(2))
     assert_equal(found, expected)
     assert modes == {Mode.SPLIT if kind == "plain" else Mode.JOINED}
+
+
+@pytest.mark.parametrize(("body", "last"), [("dense", Mode.SPLIT), ("one row", Mode.JOINED)])
+def test_a_train_step_of_ones_own_with_one_row_for_each_replica(body, last):
+    given = data(26)
+    expected, _ = trained(lambda: own_step("plain", body), *given)
+    found, modes = trained(lambda: own_step("plain", body), *given, mirrored(2))
+    assert_equal(found, expected)
+    assert modes == {Mode.SPLIT, last}
 
 
 @pytest.mark.parametrize("layout", ["sharded", "fully_sharded"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,11 @@ def can_write_summaries(config: RunConfig) -> bool:
         require_packages("A file for TensorBoard", "tensorboard", "tensorboard")
     except MissingPackageError as error:
         if config.save_summary_steps:
-            _LOG.info("No summaries are written. %s", error)
+            _say_without_summaries(str(error))
         return False
     return True
+
+
+@functools.cache  # Once in a program, which may train many estimators, each in several turns.
+def _say_without_summaries(why: str) -> None:
+    _LOG.info("No summaries are written. %s", why)

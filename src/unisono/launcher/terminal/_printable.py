@@ -3,7 +3,8 @@ r"""The bytes of a task as a terminal may get them; pure.
 A terminal obeys escape sequences: they set the clipboard and the title, clear the screen, move the cursor to
 other lines, or make it send text as if it were typed. The output of a task may hold any of them, with a line
 of its data, and so may the text of an exception. Colours stay, and in the output the moves of progress bars:
-`Lines` carries them out itself, within the rows of the task. All other control characters are shown as text.
+`Lines` carries them out itself, within the rows of the task. All other control characters are shown as text,
+and so are those by which Unicode turns the order of a line or ends it.
 
 Tests: tests/unit/launcher/terminal/test_hostile_output.py.
 """
@@ -26,7 +27,9 @@ _RESET = re.compile(r"\x1b\[[0:;]*m")
 _MOVE = r"\x1b\[(?P<count>[0-9]{0,4})(?P<move>[ADFGK])"
 #: Progress bars hide the cursor, and show it at their end.
 _CURSOR = r"\x1b\[\?25[hl]"
-_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+#: Besides the control characters: what ends a line for some programs, and what makes a terminal show the rest
+#: of a line in another order (Unicode's bidirectional algorithm, UAX #9), so that it reads as what it is not.
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069"
 _IN_OUTPUT = re.compile(
     rf"(?P<kept>{COLOUR}|[\r\b]+)|{_MOVE}|(?P<cursor>{_CURSOR})|(?P<control>[{_CONTROLS}])"
 )
@@ -123,4 +126,5 @@ def closed(line: str) -> str:
 
 
 def _as_text(control: str) -> str:
-    return f"\\x{ord(control):02x}"
+    code = ord(control)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -149,6 +149,11 @@ def read_own_step(
 
         return unreadable(error, trace, rows, every)
     reading = step.reading(program, states, predicts, rows)
+    if every == replicas and not reading.mixes:
+        from unisono.training.rows._other_sizes import runs_with
+
+        if not runs_with(1, step, (arrays, step.parts(every)), step.kept, program):
+            return _together("one row is computed in another way than several")
     return dataclasses.replace(reading, has_groups=has_groups(program))
 
 

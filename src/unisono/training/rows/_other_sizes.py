@@ -10,11 +10,14 @@ from collections.abc import Callable
 import jax.extend.core as jex
 
 from unisono._types import PyTree
-from unisono.training._jaxprs import operations
+from unisono.training._jaxprs import equations
 from unisono.training.rows._row_analysis import traced_for
 
-#: Operations that arrays of one row may do without, or have in addition.
-_OF_SHAPES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "copy", "convert_element_type"})
+#: Operations that arrays of one row may do without, or have in addition. The derivative of a broadcast is
+#: a sum.
+_OF_SHAPES = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "copy", "convert_element_type", "reduce_sum"}
+)
 
 
 def runs_with(
@@ -46,6 +49,14 @@ def runs_with(
         return False
     if like is None:
         return True
-    names = [[n for n in operations(program) if n not in _OF_SHAPES] for program in (trace, like)]
-    ranks = [[aval.ndim for aval in program.out_avals] for program in (trace, like)]
-    return names[0] == names[1] and ranks[0] == ranks[1]
+    return _form(trace) == _form(like)
+
+
+def _form(program: jex.ClosedJaxpr) -> list[tuple[str, list[int]]]:
+    """Return the operations of a program, and the ranks of what they and the program return."""
+    found = [
+        (eqn.primitive.name, [getattr(v.aval, "ndim", 0) for v in eqn.outvars])
+        for eqn in equations(program)
+        if eqn.primitive.name not in _OF_SHAPES
+    ]
+    return [*found, ("", [aval.ndim for aval in program.out_avals])]

@@ -40,6 +40,8 @@ HOSTILE = [
     "\x1b[99D" + FORGED,
     "\x1b[1G" + FORGED,
     "\x85" + FORGED + "\x0b\x0c\a\x7f\0",
+    "\u202e" + FORGED[::-1] + "\u202c\u2066",  # shown from right to left
+    "\u2028" + FORGED + "\u2029",
 ]
 
 
@@ -68,6 +70,7 @@ def check_tame(terminal):
     left = re.sub(r"\x1b\[[0-9;:]*m|\r|\n|\x1b\[[0-9]+A(?=\x1b\[J)|\x1b\[J", "", terminal.bytes)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", left), ascii(left)
     assert [row for row in terminal.rows if row.startswith(FORGED)] == []
+    assert not re.search("[\u2028-\u202e\u2066-\u2069]", terminal.bytes)
     # Nothing of the launcher's is overwritten, or hidden by the colours of a task.
     assert terminal.rows[0] == "unisono: 2 tasks run"
     assert re.search(r"(?:^|\n|\x1b\[0m|\x1b\[J)unisono: the end", terminal.bytes)
@@ -100,7 +103,7 @@ def outcome(root, report, detail="failed: ValueError"):
     return Outcome(1, plan, Failure(W1, 1.0, 1, detail), "", report)
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, "\n" + FORGED, "\r\n" + FORGED, "\u2028" + FORGED])
+@pytest.mark.parametrize("text", [*HOSTILE, "\n" + FORGED, "\r\n" + FORGED])
 def test_texts_of_exceptions(terminal, tmp_path, text):
     record = {
         "at": 1.0,
