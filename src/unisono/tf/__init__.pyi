@@ -235,8 +235,8 @@ def cos(x: _Any = ..., name: _b.str | None = ..., *, input_tensor: _Any = ..., i
     """Cosine, element-wise."""
 def cosh(x: _Any = ..., name: _b.str | None = ..., *, input_tensor: _Any = ..., input: _Any = ..., tensor: _Any = ..., features: _Any = ..., logits: _Any = ..., t: _Any = ...) -> _Any:
     """Hyperbolic cosine, element-wise."""
-def cumsum(x: _Any, axis: _Any = ..., dtype: _Any = ..., name: _b.str | None = ...) -> _Any:
-    """Returns the cumulative sum of elements along a given axis."""
+def cumsum(x: _Any, axis: _b.int = ..., exclusive: _b.bool = ..., reverse: _b.bool = ..., name: _b.str | None = ...) -> _Any:
+    """Return the sums of the entries up to each one along `axis`."""
 def decode_raw(input_bytes: _Any, out_type: _Any, little_endian: _b.bool = ..., name: _b.str | None = ...) -> _Any:
     """Return bytes as numbers, in `Dataset.map`."""
 def divide(x1: _Any = ..., x2: _Any = ..., name: _b.str | None = ..., *, x: _Any = ..., y: _Any = ...) -> _Any:

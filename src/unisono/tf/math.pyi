@@ -35,10 +35,10 @@ def cos(x: _Any = ..., name: _b.str | None = ..., *, input_tensor: _Any = ..., i
     """Cosine, element-wise."""
 def cosh(x: _Any = ..., name: _b.str | None = ..., *, input_tensor: _Any = ..., input: _Any = ..., tensor: _Any = ..., features: _Any = ..., logits: _Any = ..., t: _Any = ...) -> _Any:
     """Hyperbolic cosine, element-wise."""
-def cumprod(x: _Any, axis: _Any = ..., dtype: _Any = ..., name: _b.str | None = ...) -> _Any:
-    """Return the cumulative product of elements along a given axis."""
-def cumsum(x: _Any, axis: _Any = ..., dtype: _Any = ..., name: _b.str | None = ...) -> _Any:
-    """Returns the cumulative sum of elements along a given axis."""
+def cumprod(x: _Any, axis: _b.int = ..., exclusive: _b.bool = ..., reverse: _b.bool = ..., name: _b.str | None = ...) -> _Any:
+    """Return the products of the entries up to each one along `axis`."""
+def cumsum(x: _Any, axis: _b.int = ..., exclusive: _b.bool = ..., reverse: _b.bool = ..., name: _b.str | None = ...) -> _Any:
+    """Return the sums of the entries up to each one along `axis`."""
 def divide(x1: _Any = ..., x2: _Any = ..., name: _b.str | None = ..., *, x: _Any = ..., y: _Any = ...) -> _Any:
     """Divide arguments element-wise."""
 def divide_no_nan(x1: _Any = ..., x2: _Any = ..., name: _b.str | None = ..., *, x: _Any = ..., y: _Any = ...) -> _Any:

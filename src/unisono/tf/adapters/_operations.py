@@ -69,6 +69,38 @@ def add_n(inputs: Sequence[TensorLike]) -> Any:
     return total
 
 
+def cumsum(x: TensorLike, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
+    """Return the sums of the entries up to each one along `axis`.
+
+    >>> cumsum([1, 2, 3], exclusive=True).tolist(), cumsum([1, 2, 3], reverse=True).tolist()
+    ([0, 1, 3], [6, 5, 3])
+    """
+    return _cumulated(ops.cumsum, 0, x, axis, exclusive, reverse)
+
+
+def cumprod(x: TensorLike, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Any:
+    """Return the products of the entries up to each one along `axis`.
+
+    >>> cumprod([2, 3, 4], exclusive=True).tolist(), cumprod([2, 3, 4], 0, True, True).tolist()
+    ([1, 2, 6], [12, 4, 1])
+    """
+    return _cumulated(ops.cumprod, 1, x, axis, exclusive, reverse)
+
+
+def _cumulated(
+    cumulate: Callable[..., Any], first: int, x: TensorLike, axis: int, exclusive: bool, reverse: bool
+) -> Any:
+    """Return cumulated entries; where they are `exclusive`, without the one at the same place."""
+    array = jnp.asarray(x)
+    array = jnp.flip(array, axis) if reverse else array
+    if exclusive:
+        start = jnp.full_like(jax.lax.slice_in_dim(array, 0, 1, axis=axis), first)
+        rest = jax.lax.slice_in_dim(array, 0, array.shape[axis] - 1, axis=axis)
+        array = jnp.concatenate([start, rest], axis=axis)
+    result = cumulate(array, axis=axis)
+    return jnp.flip(result, axis) if reverse else result
+
+
 def confusion_matrix(
     labels: TensorLike,
     predictions: TensorLike,

@@ -161,8 +161,6 @@ def _ops() -> dict[str, Entry]:
         ours, _, op = name.partition(":")
         ops[ours] = Operator(f"keras.ops.{op or ours}", _XY, tensors=2)
     ops |= {
-        "cumsum": Operator("keras.ops.cumsum", defaults={"axis": 0}, order=("x", "axis")),
-        "cumprod": Operator("keras.ops.cumprod", defaults={"axis": 0}, order=("x", "axis")),
         "top_k": _TOP_K,
         "in_top_k": Operator("keras.ops.in_top_k"),
         "accumulate_n": own_operator("_operations.add_n"),
@@ -171,7 +169,7 @@ def _ops() -> dict[str, Entry]:
         **same(
             "",
             "_operations.",
-            "add_n argmax argmin bincount confusion_matrix l2_normalize squared_difference "
+            "add_n argmax argmin bincount confusion_matrix cumprod cumsum l2_normalize squared_difference "
             "unsorted_segment_mean",
             own_operator,
         ),
