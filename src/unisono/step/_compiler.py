@@ -268,17 +268,17 @@ class StepCompiler:
 
     Args:
         replicas: that run the functions.
-        explains_many: whether to say, once for each function, that it was compiled for many signatures.
+        warns: whether to say what a user's function may be given by mistake: many signatures, whole batches.
         examine: called with each new step, before it is compiled.
     """
 
     def __init__(
         self,
         replicas: Replicas,
-        explains_many: bool = True,
+        warns: bool = True,
         examine: Callable[[ReplicatedStep], object] = lambda step: None,
     ) -> None:
-        self._replicas, self._explains_many, self._examine = replicas, explains_many, examine
+        self._replicas, self._warns, self._examine = replicas, warns, examine
         self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Code of functions that change what they close over: each function is a step of its own.
         self._changing: set[CodeType | None] = set()
@@ -338,7 +338,7 @@ class StepCompiler:
         planned = ReplicatedStep(self._replicas, fn, call, plan, parent)
         if layout.decide_step(plan, lambda *given: planned(*given)[1], call.arrays):
             plan = StatePlan.from_scopes(step.scopes, layout)
-        if (replicas := self._replicas.num_replicas_in_sync) > 1:
+        if self._warns and (replicas := self._replicas.num_replicas_in_sync) > 1:
             load("check for whole batches")(fn, call, plan, replicas)
         # Inside a `unisono.function` the plan of the function does this.
         if parent is None:
@@ -367,7 +367,7 @@ class StepCompiler:
         # Other lambdas have the same name.
         code = getattr(fn, "__code__", name)
         self._programs_of[code] += 1
-        if self._explains_many and self._programs_of[code] == _MANY_PROGRAMS:
+        if self._warns and self._programs_of[code] == _MANY_PROGRAMS:
             _LOG.warning(
                 "%s was compiled %d times: a program depends on the shapes of arrays and on the values "
                 "of Python ints, bools and strings, also of those that it closes over. Pass what changes as "

@@ -168,7 +168,8 @@ def _mean_update_state(
     context = _replica_context()
     replica = context.replica if context is not None and context.means else None
     is_part = replica is not None and not isinstance(replica._engine, OneReplica) and sample_weight is None
-    if is_part and replica is not None and keras.ops.ndim(values) == 0:
+    # `[loss]` is a scalar, too.
+    if is_part and replica is not None and not any(map(keras.ops.ndim, jax.tree.leaves(values))):
         sample_weight = 1 / replica.num_replicas_in_sync
     return original(self, values, sample_weight)
 

@@ -3,11 +3,14 @@
 The trace of each layer is read, and its result for a row must not change with the rows behind it.
 """
 
+import logging
+
 import jax
 import keras
 import numpy as np
 import pytest
 
+from unisono._errors import InvalidArgumentError
 from unisono.training.groups._batch_policy import BatchPolicy, Mode, one_batch_size
 from unisono.training.replica._step_reading import StepReading
 from unisono.training.rows._row_analysis import RowUse, row_uses
@@ -221,6 +224,27 @@ def test_what_differs_from_one_device_or_costs_speed_is_said(reading, text, capl
     modes([12, 12], reading)
     (record,) = caplog.records
     assert text in record.getMessage()
+
+
+def test_a_last_batch_that_is_computed_together_is_no_second_warning(caplog):
+    readings = {12: NORMALIZES, 8: StepReading(mixes="the mean of few rows")}
+    policy = BatchPolicy(model_of(L.Dense(2)), 2, lambda batch: readings[len(batch)], joins=True)
+    assert [policy.mode(np.zeros(rows), rows) for rows in (12, 8)] == [Mode.SPLIT, Mode.JOINED]
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "differs from one device" in record.getMessage()
+
+
+def test_batches_of_unequal_arrays_are_computed_by_every_replica(caplog):
+    """Nodes and edges of merged graphs; also where both happen to be as many."""
+    policy = BatchPolicy(model_of(L.Dense(2)), 2, lambda _: APART)
+    nodes, edges = np.zeros((4, 3)), np.zeros((6, 2))
+    assert policy.mode_of({"x": nodes, "y": nodes}) == (Mode.SPLIT, 4)
+    assert policy.mode_of({"edges": edges, "nodes": nodes}) == (Mode.WHOLE, 0)
+    assert policy.mode_of({"edges": nodes, "nodes": nodes}) == (Mode.WHOLE, 0)
+    (record,) = caplog.records
+    assert "shape (6, 2) at batch['edges'], and (4, 3) at batch['nodes']" in record.getMessage()
+    with pytest.raises(InvalidArgumentError, match="Did you forget"):
+        BatchPolicy(model_of(L.Dense(2)), 2, lambda _: APART).mode_of((nodes, 1.0))
 
 
 def test_batches_of_many_shapes_are_named_once(caplog):

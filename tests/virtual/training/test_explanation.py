@@ -54,7 +54,7 @@ def test_each_part_has_a_line():
 def test_what_relates_rows_is_named():
     centered = lambda: [L.Lambda(lambda t: t - ops.mean(t, axis=0), name="centered")]  # noqa: E731
     lines = lines_of(centered)
-    assert "centered: sub" in treatment(lines, "output")
+    assert "centered: a difference" in treatment(lines, "output")
     assert treatment(lines, "rows of a batch").startswith("one program, divided by XLA")
     lines = lines_of(centered, state_layout="sharded")
     assert treatment(lines, "rows of a batch").startswith("every replica computes all rows")

@@ -13,6 +13,7 @@ import pytest
 
 import unisono
 from unisono.training.groups._batch_policy import Mode
+from unisono.training.replica import _whole_batches
 
 pytestmark = pytest.mark.numbers
 
@@ -348,6 +349,105 @@ def test_a_train_step_of_ones_own_with_one_row_for_each_replica(body, last):
     assert modes == {Mode.SPLIT, last}
 
 
+def test_another_size_of_batch_is_read_as_the_first_one(caplog):
+    """The last batch of 4 rows is split, too: what the first reading found of a state is no declaration."""
+    caplog.set_level("INFO", "unisono")
+
+    def make():
+        frozen = L.Dense(6, trainable=False)
+        model = OwnStep("plain", keras.Sequential([frozen, L.Dense(3)]))
+        model.compile("adam", CROSSENTROPY)
+        return model
+
+    expected, _ = trained(make, *data(16))
+    found, modes = trained(make, *data(16), mirrored(2))
+    assert_equal(found, expected)
+    assert modes == {Mode.SPLIT}
+    assert "in another way" not in caplog.text
+
+
+class Nodes(keras.Model):
+    """Graphs as one: nodes, the graph of each node, and one number for each graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(1)
+
+    def call(self, given):
+        hidden = self.dense(given["nodes"])
+        edges = given["edges"]
+        hidden = hidden + ops.segment_sum(hidden[edges[:, 1]], edges[:, 0], num_segments=hidden.shape[0])
+        return ops.segment_sum(hidden, given["graph"], num_segments=3)
+
+
+class Graphs(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        rng = np.random.default_rng(i)
+        graphs = {
+            "nodes": rng.normal(size=(6, 4)).astype("f4"),
+            "graph": np.array([0, 0, 1, 1, 2, 2], "i4"),
+            # In the last batch there happen to be as many edges as nodes.
+            "edges": rng.integers(0, 6, (8 - i, 2)).astype("i4"),
+        }
+        return graphs, rng.normal(size=(3, 1)).astype("f4")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_batches_of_graphs(replicas):
+    """Arrays of unequal lengths are for each replica as a whole."""
+
+    def losses(strategy=None):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            model = Nodes()
+            model.compile("sgd", "mse", metrics=["mae"])
+        history = model.fit(Graphs(), epochs=2, shuffle=False, verbose=0).history
+        return history, model.evaluate(Graphs(), verbose=0), model.predict(Graphs(), verbose=0)
+
+    expected, found = losses(), losses(mirrored(replicas))
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-5)
+
+
+class Failing(keras.Layer):
+    """A layer for batches of 12 rows alone."""
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+    def call(self, x):
+        if x.shape[0] != 12:
+            raise ValueError("this layer takes 12 rows")
+        return x - ops.mean(x, axis=0)
+
+
+class Peak(keras.Layer):
+    """Adds the largest value as a loss."""
+
+    def call(self, x):
+        self.add_loss(0.1 * ops.max(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (Failing, "could not be read (ValueError: this layer takes 12 rows)"),
+        (Peak, "added loss 0 relates rows to each other (it is the largest value over the rows)"),
+        (lambda: L.Lambda(lambda t: t - ops.mean(t, axis=0)), ": a difference)"),
+    ],
+    ids=["error", "largest", "centered"],
+)
+def test_why_rows_are_computed_together(layer, text, caplog):
+    with mirrored(2).scope():
+        model = functional(layer)()
+    model.fit(*data(12), batch_size=12, verbose=0)
+    assert text in caplog.text
+
+
 @pytest.mark.parametrize("layout", ["sharded", "fully_sharded"])
 def test_a_train_step_of_ones_own_with_state_in_parts(layout):
     given = data(24, 36)
@@ -371,7 +471,7 @@ class TapeStep(OwnStep):
             norm = jnp.sqrt(sum(jnp.sum(g**2) for g in grads))
             grads = [g * jnp.minimum(1.0, 0.1 / norm) for g in grads]
         self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
-        self.metrics[0].update_state(loss)
+        self.metrics[0].update_state([loss] if self.kind == "listed" else loss)
         return {"loss": self.metrics[0].result()}
 
 
@@ -383,14 +483,17 @@ def largest():
     ("kind", "layer", "together"),
     [
         ("plain", L.LayerNormalization, False),
+        ("listed", L.LayerNormalization, False),
         ("clipped", L.LayerNormalization, True),
         ("summed", L.LayerNormalization, True),
         ("plain", largest, True),
         ("plain", lambda: L.Lambda(lambda t: t - ops.mean(t, axis=0)), True),
     ],
-    ids=["plain", "clipped", "summed", "maximum", "centered"],
+    ids=["plain", "listed", "clipped", "summed", "maximum", "centered"],
 )
-def test_a_train_step_in_tensorflows_form(kind, layer, together, caplog):
+def test_a_train_step_in_tensorflows_form(kind, layer, together, caplog, monkeypatch):
+    monkeypatch.setattr(_whole_batches, "_said", set())
+
     def make():
         model = TapeStep(kind, keras.Sequential([L.Dense(16, "relu"), layer(), L.Dense(3)]))
         model.compile("adam", CROSSENTROPY)
@@ -401,6 +504,8 @@ def test_a_train_step_in_tensorflows_form(kind, layer, together, caplog):
     found, _ = trained(make, *given, mirrored(2))
     assert_equal(found, expected)
     assert caplog.text.count("cannot be computed apart") == together
+    # The user has given no array to `strategy.run`.
+    assert "strategy.run" not in caplog.text
 
 
 @pytest.mark.parametrize(("layer", "warns"), [(largest, True), (L.BatchNormalization, False)])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import jax
@@ -22,9 +22,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._types import KerasWrap, PyTree
-from unisono.data._batches import unbatched
 from unisono.step._keras_internals import all_layers, layers_with_input
 from unisono.training.replica._step_reading import StepReading
 
@@ -81,6 +79,8 @@ class BatchPolicy:
         #: Of the running call; None until its first batch.
         self.usual_rows: int | None = None
         self._is_fixed: bool | None = None
+        #: True after a batch with arrays of unequal lengths: other ones may have equal lengths by chance.
+        self._is_unequal = False
         #: By number of rows; the first one's is that of the usual batch.
         self._readings: dict[int, StepReading] = {}
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
@@ -111,10 +111,23 @@ class BatchPolicy:
             )
 
     def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
-        """Return how a batch reaches the replicas, and its number of rows."""
-        rows = rows_in(batch)
+        """Return how a batch reaches the replicas, and its number of rows, or 0 for unequal arrays."""
         self.note_shapes(batch)
+        if self.is_unequal(batch):
+            return Mode.WHOLE, 0
+        rows = rows_in(batch)
         return self.mode(batch, rows), rows
+
+    def is_unequal(self, batch: PyTree) -> bool:
+        """Return whether arrays of a batch, or of an earlier one, have unequal lengths, as of a graph."""
+        lengths = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
+        if len(lengths) > 1 and () not in lengths:
+            self._is_unequal = True
+            if self._replicas > 1:
+                from unisono.training.groups._batch_texts import of_unequal
+
+                self.warn("unequal", of_unequal(self._model.name, batch))
+        return self._is_unequal
 
     def mode(self, batch: PyTree, rows: int) -> Mode:
         """Return how a batch with this number of rows reaches the replicas."""
@@ -153,8 +166,11 @@ class BatchPolicy:
         joins = self._joins and (self._joins_groups or not reading.has_groups)
         if not joins:
             how = "every replica computes all rows of a batch"
-        self.warn(
-            "together",
+        # A batch of another size is mostly a last one, which costs little. One warning is enough.
+        is_usual = rows == self.usual_rows
+        self._say(
+            logging.WARNING if is_usual else logging.INFO,
+            "together" if is_usual else "together at another size",
             f"The rows of a batch of {self._model.name!r} cannot be computed apart: {reading.mixes}. So "
             f"{how}: the numbers are those of one device. `unisono.per_replica(layer)` lets a layer see the "
             "rows of one replica alone; `strategy.explain(model)` shows each part of a model.",
@@ -163,20 +179,10 @@ class BatchPolicy:
 
     def _note_differences(self, reading: StepReading) -> None:
         """Say once what will not be as on one device."""
-        parts = []
-        if reading.apart:
-            parts.append(f"{_names(reading.apart)} {_verb(reading.apart)} the rows of one replica alone")
-        if reading.draws:
-            parts.append(
-                f"{_names(reading.draws)} {_verb(reading.draws, 'draws')} random numbers per replica"
-            )
-        parts += reading.others
-        if parts:
-            self.warn(
-                "differences",
-                f"On {self._replicas} replicas {self._model.name!r} differs from one device, as in "
-                f"tf.distribute: {'; '.join(parts)}. `strategy.explain(model)` shows each part of a model.",
-            )
+        if reading.apart or reading.draws or reading.others:
+            from unisono.training.groups._batch_texts import differences
+
+            self.warn("differences", differences(self._model.name, self._replicas, reading))
 
     def _is_too_small(self, rows: int, reading: StepReading) -> bool:
         """Return whether a last batch would leave a replica too few rows for its statistics."""
@@ -210,17 +216,6 @@ class BatchPolicy:
         return True
 
 
-def _names(names: Sequence[str]) -> str:
-    """Return the first name, and how many there are besides."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]!r}{more}"
-
-
-def _verb(names: Sequence[str], verb: str = "sees") -> str:
-    """Return a verb in the number of its subjects."""
-    return verb if len(names) == 1 else verb.removesuffix("s")
-
-
 def rows_in(batch: PyTree) -> int:
     """Return the number of rows of a batch.
 
@@ -232,27 +227,10 @@ def rows_in(batch: PyTree) -> int:
     """
     numbers = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
     if len(numbers) != 1 or not (rows := numbers.pop()):
-        raise _without_rows(batch)
+        from unisono.training.groups._batch_texts import without_rows
+
+        raise without_rows(batch)
     return int(rows[0])
-
-
-def _without_rows(batch: PyTree) -> InvalidArgumentError | InvalidTypeError:
-    """Return the error for a batch without rows, or with arrays of different numbers of rows."""
-    sizes = [(path, np.shape(x)) for path, x in jax.tree_util.tree_leaves_with_path(batch)]
-    if not sizes:
-        return InvalidArgumentError(
-            "A batch must hold at least one array. Received: an empty batch. Yield `(x, y)` from the data."
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        if not np.ndim(leaf):
-            return unbatched(f"batch{jax.tree_util.keystr(path)}", leaf)
-    path, first = sizes[0]
-    other, shape = next(size for size in sizes if size[1][0] != first[0])
-    return InvalidArgumentError(
-        f"All arrays of a batch must have the same number of rows. Received: shape {shape} at "
-        f"batch{jax.tree_util.keystr(other)}, and {first} at batch{jax.tree_util.keystr(path)}. Give every "
-        "array one row for each example."
-    )
 
 
 def pad_rows(array: Array, parts: int) -> Array:

@@ -39,7 +39,7 @@ class Programs:
         self, replicas: Replicas, executables: Executables | None = None, is_constant: bool = False
     ) -> None:
         self._replicas, self._executables, self._is_constant = replicas, executables, is_constant
-        self._compiler = StepCompiler(replicas, explains_many=False)
+        self._compiler = StepCompiler(replicas, warns=False)
         self._entries: dict[Hashable, GroupEntry] = {}
 
     def __len__(self) -> int:

@@ -197,8 +197,9 @@ def unreadable(error: Exception, trace: Callable[[int], object], own: int, rows:
         own: rows of one replica.
         rows: of all replicas.
     """
-    first_line = next(iter(str(error).strip().splitlines()), "")
-    reason = f"it could not be read ({type(error).__name__}: {first_line})"
+    from unisono.training.rows._row_words import own_text
+
+    reason = f"it could not be read ({type(error).__name__}: {own_text(error)})"
     if _succeeds(trace, rows) or not _succeeds(trace, own):
         return StepReading(mixes=reason, unfillable=reason)
     # One device could not run it: what the replicas compute apart is all that there is.
@@ -313,7 +314,7 @@ class _Forward:
         with entered(None), DiscardingScope(pairs, collect_losses=True) as scope:
             with calls_apart(self.model, self.apart):
                 outputs = self.model(x, **kwargs)
-            losses = [jnp.sum(loss) for loss in self.model.losses]
+            losses = [jnp.sum(x) if jnp.ndim(x) else jnp.asarray(x) for x in self.model.losses]
             self.num_losses = len(losses)
             if self.replaces_loss:
                 losses.append(loss_of_step(self.model, x, y, outputs, sample_weight, training=self.training))
@@ -446,8 +447,12 @@ APART, TOGETHER = "by each replica for its rows", "over all rows together"
 
 
 def cause_of(state: RowState) -> str:
-    """Return which operation relates rows to each other."""
-    return state.cause if isinstance(state, Mixed) and state.cause else meaning_of(state)
+    """Return which operation relates rows to each other, in words."""
+    if not isinstance(state, Mixed) or not state.cause:
+        return meaning_of(state)
+    from unisono.training.rows._row_words import in_words
+
+    return in_words(state.cause)
 
 
 def rule_of(state: RowState, number: int, variable: keras.Variable) -> Merge | None:

@@ -55,7 +55,7 @@ class StatefulFunction:
         self._model, self._replicas, self._task = model, replicas, task
         self._step = StatefulStep(model, replicas, task)
         # Its arguments are batches, of whose shapes the policy says more.
-        self._compiler = StepCompiler(replicas, explains_many=False)
+        self._compiler = StepCompiler(replicas, warns=False)
         self.batch_policy = BatchPolicy(model, replicas.num_replicas_in_sync, self._reading)
         self._split = self._step.split
         self._whole = self._step.whole
@@ -87,7 +87,7 @@ class StatefulFunction:
         self._entry(*self._call_of(batch))
         if _ids_of_metrics(self._model) != metrics:
             # Metrics that are there when the step begins are merged in another way.
-            self._compiler = StepCompiler(self._replicas, explains_many=False)
+            self._compiler = StepCompiler(self._replicas, warns=False)
             self._entry(*self._call_of(batch))
         mark_built(self._model)
         self._is_prepared = True
@@ -118,7 +118,8 @@ class StatefulFunction:
     def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
         """Return how the rows of a batch reach the replicas: all on each where they do not divide."""
         sizes = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
-        if self._replicas.num_replicas_in_sync == 1 and len(sizes) != 1:
+        alone = self._replicas.num_replicas_in_sync == 1
+        if (alone and len(sizes) != 1) or self.batch_policy.is_unequal(batch):
             # Such a step may get arrays that have not the same number of rows.
             return Mode.WHOLE, 0
         rows = rows_in(batch)
@@ -182,7 +183,8 @@ class StatefulFunction:
         """Return what each replica calls with a batch, and the arguments."""
         self.batch_policy.note_shapes(batch)
         count = self._replicas.num_replicas_in_sync
-        if count == 1 or self.batch_policy.mode(batch, rows_in(batch)) is not Mode.SPLIT:
+        is_whole = count == 1 or self.batch_policy.is_unequal(batch)
+        if is_whole or self.batch_policy.mode(batch, rows_in(batch)) is not Mode.SPLIT:
             return self._whole, Call.parse((batch,), {})
         return self._split, Call.parse((jax.tree.map(lambda x: _in_rows(x, count), batch),), {})
 

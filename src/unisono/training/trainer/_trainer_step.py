@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -199,7 +199,8 @@ class TrainerStep:
 
         variables, predicts = variables_of(model, task), task is TrainerTask.PREDICT
         read = load("reading of a step of your own")
-        reading: StepReading = read(model, run, variables, self.rules(), batch, count, predicts)
+        # As they are declared: what was read of a batch of another size is no declaration.
+        reading: StepReading = read(model, run, variables, self._rules({}), batch, count, predicts)
         return reading
 
     def inside(
@@ -231,7 +232,10 @@ class TrainerStep:
 
     def rules(self) -> tuple[list[Merge], ...]:
         """Return the rule of every variable, in the order of the state."""
-        found = self.reader.rules if self.reader is not None else {}
+        return self._rules(self.reader.rules if self.reader is not None else {})
+
+    def _rules(self, found: Mapping[int, Merge]) -> tuple[list[Merge], ...]:
+        """Return the rule of every variable: as it was found, by `id`, or else as it is declared."""
         return tuple(
             # Trainable and optimizer variables change by aggregated gradients: copies are equal.
             [Merge.KEEP] * len(variables)
