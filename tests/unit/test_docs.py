@@ -63,7 +63,7 @@ CLAUSES = {
     r'("""|#: )Whether\b': 92,
     r"\b(those|that)\s+of\b|\bone\s+that\b": 268,
     r"\bas there\b": 9,
-    r"\bfound(: [^=\n]+)? = ": 163,
+    r"\bfound(: [^=\n]+)? = ": 162,
     r"\bdef take\b|\b_meet\b|\bwish\b|\bclass Turn\b": 41,
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -22,8 +23,7 @@ from unisono._system._signatures import fits, parameters_of, unmet
 from unisono._types import KerasWrap, PyTree
 from unisono.step._value_handle import VariableValue
 
-#: Every name, by the class whose code must have it; methods with the parameters with which they are called
-#: or overridden. `training/_bind` wraps some of them.
+#: Every name, by the class whose code must have it, with parameters of methods. `training/_bind` wraps some.
 RELIED_ON = {
     "Variable": ("_value", "_dtype", "_initializer", "_initialize_with_initializer", "_shape", "_ndim"),
     "Layer": ("_flatten_layers(include_self)", "_call_has_training_arg", "_losses_override"),
@@ -104,6 +104,11 @@ def of_shapes(pairs: Sequence[tuple[keras.Variable, tuple[int, ...]]]) -> Iterat
 def set_shape(variable: keras.Variable, shape: tuple[int, ...]) -> None:
     """Give a variable another shape for good. `Variable._shape`, 3.0, and `Variable._ndim`, 3.0."""
     variable._shape, variable._ndim = shape, len(shape)
+
+
+def in_stateless_scope() -> bool:
+    """Return whether variables are assigned in a scope, and keep what they hold. `stateless_scope`, 3.0."""
+    return _global_state().get_global_attribute("stateless_scope") is not None
 
 
 # --- names ------------------------------------------------------------------------------------------------
@@ -277,8 +282,7 @@ def applies_as_keras(optimizer: keras.Optimizer) -> bool:
     `Optimizer._backend_apply_gradients`, 3.0.
     """
     own, known = type(optimizer), keras.Optimizer
-    same_update = own._backend_apply_gradients is known._backend_apply_gradients
-    return same_update and own.apply is known.apply
+    return own._backend_apply_gradients is known._backend_apply_gradients and own.apply is known.apply
 
 
 def clip_gradients(optimizer: keras.Optimizer, grads: list[jax.Array]) -> list[jax.Array]:
@@ -335,8 +339,7 @@ def training_state(model: keras.Model) -> TrainingState | None:
 
 def set_training_state(model: keras.Model, state: TrainingState | None) -> None:
     """Note the newest state, where Keras looks for it when its loop ends. `Trainer._jax_state`, 3.0."""
-    # Not as an attribute, which Keras' `__setattr__` would look into, array by array: this is done at each
-    # step.
+    # Not as an attribute, which Keras' `__setattr__` would look into, array by array, at each step.
     vars(model)["_jax_state"] = state
 
 
@@ -348,10 +351,9 @@ def sync_methods() -> list[str]:
     return [name for name in ("jax_state_sync", "state_sync") if hasattr(keras.Model, name)]
 
 
-def epoch_iterator() -> type:
-    """Return the class with which Keras' loops take batches. `JAXEpochIterator`, 3.0."""
-    found: type = inspect.unwrap(keras.Model.fit).__globals__["JAXEpochIterator"]
-    return found
+def module_of_loops() -> Any:
+    """Return the module with Keras' loops on JAX: `JAXEpochIterator` and `_distribute_data`, 3.0."""
+    return sys.modules[inspect.unwrap(keras.Model.fit).__module__]
 
 
 def stacks_batches(iterator: Any) -> bool:
@@ -413,7 +415,7 @@ def is_synced(model: keras.Model) -> bool:
 
 def mark_synced(model: keras.Model, is_synced: bool) -> None:
     """Note whether the variables hold the newest state, which Keras else moves there. `_jax_state_synced`."""
-    model._jax_state_synced = is_synced
+    vars(model)["_jax_state_synced"] = is_synced  # as `set_training_state` does
 
 
 def empty_variables(model: keras.Model, lists: Mapping[str, bool]) -> None:

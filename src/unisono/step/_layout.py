@@ -369,7 +369,7 @@ class StateLayout:
         # JAX looks at each array that it is given, also where it stays.
         wanted, placed = self._mesh.replicated, list(values)
         away = [i for i, x in enumerate(values) if not isinstance(x, jax.Array) or x.sharding != wanted]
-        for i, x in zip(away, self._mesh.put([values[i] for i in away], wanted), strict=True):
+        for i, x in zip(away, away and self._mesh.put([values[i] for i in away], wanted), strict=True):
             placed[i] = x
         return placed
 

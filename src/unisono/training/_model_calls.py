@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import keras
+import numpy as np
 
 from unisono._context import Context, current, entered
 from unisono._errors import ContextError, InvalidArgumentError, InvalidTypeError
@@ -28,7 +29,7 @@ from unisono._system._environ import process_environ
 from unisono._system._interrupts import INTERRUPTS
 from unisono._system._task_reports import process_events
 from unisono._types import KerasWrap, PyTree, UserValue, Wrapper
-from unisono.step._keras_internals import array_batches, epoch_iterator, stacks_batches, training_state
+from unisono.step._keras_internals import array_batches, module_of_loops, stacks_batches, training_state
 from unisono.step._program import current_frame
 from unisono.step._value_handle import for_shapes
 from unisono.training._binding import (
@@ -67,7 +68,8 @@ def wraps() -> list[KerasWrap]:
         (keras.Model, "compile", _compile),
         *((keras.Model, name, _guarded(name)) for name in TASKS),
         *((keras.Model, f"make_{task.function}", _maker(task)) for task in TrainerTask),
-        (epoch_iterator(), "_get_iterator", _single_batches),
+        (module_of_loops().JAXEpochIterator, "_get_iterator", _single_batches),
+        (module_of_loops(), "_distribute_data", _left_on_host),
         (keras.Model, "_get_jax_state", _take_state),
         (keras.Model, "_symbolic_build", _build),
         (keras.Model, "_get_metrics_result_or_logs", _logs_of_epoch),
@@ -426,6 +428,19 @@ def _single_batches(original: Callable[[UserValue], Iterator[PyTree]], self: Use
     if context is None or context.strategy._is_default:
         return original(self)
     return _RESIDENT.get()(self) or (array_batches(self) if stacks_batches(self) else original(self))
+
+
+def _left_on_host(original: Callable[..., PyTree], data: PyTree, layouts: PyTree = None) -> PyTree:
+    """Leave the batch of a single step where a program on CPU devices takes it from.
+
+    Keras puts each of its arrays onto a device, twice, which takes longer than the rest of a small step.
+    """
+    strategy = current_strategy()
+    replicated = None if strategy is None else strategy._replicated
+    if replicated is None or replicated.mesh.platform != "cpu":
+        return original(data, layouts)
+    is_plain = all(isinstance(x, (np.ndarray, jax.Array)) for x in jax.tree.leaves(data))
+    return data if is_plain else original(data, layouts)
 
 
 def _take_state(original: Callable[..., State], self: keras.Model, **wanted: bool) -> State:

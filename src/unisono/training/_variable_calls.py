@@ -8,14 +8,22 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from typing import TypeGuard
 
 import jax
 import keras
+import numpy as np
 
 from unisono._context import check_holder, creator_of, current
 from unisono._mesh import on_device
 from unisono._types import KerasWrap
-from unisono.step._keras_internals import store_value, stored_dtype, stored_value, sync_methods
+from unisono.step._keras_internals import (
+    in_stateless_scope,
+    store_value,
+    stored_dtype,
+    stored_value,
+    sync_methods,
+)
 from unisono.step._layout import StateLayout, note_slot, own_layout
 from unisono.step._program import current_frame
 from unisono.step._value_handle import DeferredValue, RowsHandle, ValueHandle, as_read, in_parts
@@ -115,6 +123,13 @@ def _assign(
         store_value(self, value)
         return value
     held = stored_value(self)
+    if type(value) in (int, float) and _is_number_of_step(self, held):
+        # Placed as the last step has left it, so that the next one finds it there: Keras sets metrics to zero
+        # before each `train_on_batch`.
+        number = np.asarray(value, held.dtype)
+        placed: jax.Array = jax.make_array_from_callback((), held.sharding, number.__getitem__)
+        store_value(self, placed)
+        return placed
     result = original(self, value)
     new = stored_value(self)
     # In a stateless scope the variable holds what it held, which may be what it is assigned.
@@ -130,6 +145,14 @@ def _assign(
     elif new is (stored_value(value) if isinstance(value, keras.Variable) else value):
         _own_array(self)
     return result
+
+
+def _is_number_of_step(variable: keras.Variable, held: object) -> TypeGuard[jax.Array]:
+    """Return whether a strategy's variable holds a number that a program has returned."""
+    if not isinstance(held, jax.Array) or isinstance(held, jax.core.Tracer) or held.shape:
+        return False
+    is_whole = creator_of(variable) is not None and own_layout(variable) is None
+    return is_whole and held.committed and not in_stateless_scope()
 
 
 def _own_array(variable: keras.Variable) -> None:

@@ -35,7 +35,7 @@ USES = {
     [
         ("predict", "evaluate", "call"),
         ("predict", "fit", "call", "evaluate"),
-        ("predict", "train_on_batch", "predict"),
+        ("predict", "train_on_batch", "train_on_batch", "predict"),
     ],
 )
 def test_a_model_in_host_memory_can_be_used_in_any_order(order):

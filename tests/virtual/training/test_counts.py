@@ -16,7 +16,6 @@ import unisono
 from tests.batch_path import path_of_last_batch
 from tests.support import count_compiles, count_host_reads
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
-from unisono._mesh import ReplicaMesh
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups import _constant_groups, _step_loop
 from unisono.training.groups._batch_policy import Mode
@@ -41,18 +40,6 @@ def test_one_program_and_one_more_for_a_ragged_last_batch():
     assert not programs
     model.fit(x[:129], y[:129], batch_size=32, epochs=3, verbose=0)
     assert model.train_function.num_programs == 2
-
-
-def test_a_step_by_itself_places_again_what_was_changed_alone(monkeypatch):
-    """Keras resets the metrics at each call; weights and the optimizer's variables stay where they lie."""
-    model, (x, y) = compiled(1), digits()
-    model.train_on_batch(x[:32], y[:32])
-    placed, put = [], ReplicaMesh.put
-    monkeypatch.setattr(
-        ReplicaMesh, "put", lambda self, *args: placed.extend(jax.tree.leaves(args[0])) or put(self, *args)
-    )
-    model.train_on_batch(x[:32], y[:32])
-    assert len(placed) == len(model.metrics_variables)
 
 
 def test_each_call_of_fit_has_its_own_usual_batch_size():

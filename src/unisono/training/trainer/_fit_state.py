@@ -70,8 +70,8 @@ def put_back(model: keras.Model) -> bool:
     parts = [part for part in noted.values() if isinstance(part, StatePart) and part.keeps_types]
     if len(parts) < len(noted):
         return False
-    for name, part in zip(noted, parts, strict=True):
-        store_values(_VARIABLES[name](model), part.seen_values())
+    for part in parts:
+        store_values(part.variables, part.seen_values())
     mark_synced(model, True)
     return True
 
@@ -173,10 +173,21 @@ class StatePart(Sequence[jax.Array]):
         carried: holds the newest state.
         number: of the list.
         layouts: of its variables; they give what Keras and callbacks see.
+        variables: of which it has the values.
     """
 
-    def __init__(self, carried: FitState, number: int, layouts: Sequence[VariableLayout]) -> None:
+    def __init__(
+        self,
+        carried: FitState,
+        number: int,
+        layouts: Sequence[VariableLayout],
+        variables: Sequence[keras.Variable],
+    ) -> None:
         self._carried, self._number, self._layouts = carried, number, layouts
+        self.variables = variables
+        self._places = [(number, i) for i in range(len(layouts))]
+        #: True if they see the arrays themselves.
+        self._is_plain = all(one.holds_arrays and not one.mesh.spans_processes for one in layouts)
 
     @property
     def values(self) -> Sequence[Any]:
@@ -185,6 +196,9 @@ class StatePart(Sequence[jax.Array]):
 
     def __len__(self) -> int:
         return len(self._layouts)
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.seen_values())
 
     @overload
     def __getitem__(self, index: int) -> jax.Array: ...
@@ -203,7 +217,11 @@ class StatePart(Sequence[jax.Array]):
 
     def seen_values(self) -> list[Any]:
         """Return the values that Keras and callbacks get, for all arrays."""
-        return list(map(self._at, range(len(self._layouts))))
+        if not self._is_plain:
+            return list(map(self._at, range(len(self._layouts))))
+        values = list(self.values)
+        self._carried.held.seen.update(zip(self._places, values, strict=True))
+        return values
 
     def _at(self, number: int) -> Any:
         seen, place = self._carried.held.seen, (self._number, number)
@@ -301,7 +319,8 @@ class FitState:
         return self._returned
 
     def _parts(self) -> tuple[StatePart, ...]:
-        return tuple(StatePart(self, i, layouts) for i, layouts in enumerate(self._layouts))
+        lists = zip(self._layouts, variables_of(self._model, self._task), strict=True)
+        return tuple(StatePart(self, i, *one) for i, one in enumerate(lists))
 
     def keep_unread(self, read: Callable[[], State]) -> State:
         """Return a state as Keras carries it, which is computed where Keras or a callback reads it."""
@@ -350,13 +369,18 @@ class FitState:
             state: what Keras carries: the one that `keep` returned, or one with values that a callback set.
             batch: the first batch of the call, which workers compare where they begin.
         """
-        if self._is_own(state):
-            held = self.held.values
-            return tuple([*self._layout.fetch(part)] for part in held) if self._rests else held
+        held = self.held.values if self._is_own(state) else self._placed(state, batch)
+        return tuple([*self._layout.fetch(part)] for part in held) if self._rests else held
+
+    def _placed(self, state: State, batch: PyTree) -> State:
         self._layout.decide(self._model, self._replicas, self._task, batch)
+        values: list[Any] = list(itertools.chain(*state))
         # What lies in parts is not sent: each worker has its own part of it.
-        given: list[VariableValue] = [value for part in state for value in part]
-        values = [value.token if isinstance(value, AgreedHandle) else value for value in given]
+        agreed = {
+            i: x for i, x in enumerate(values) if not isinstance(x, jax.Array) and isinstance(x, AgreedHandle)
+        }
+        for i, own in agreed.items():
+            values[i] = own.token
         # What the last step returned lies on the devices already.
         last: list[VariableValue | None] = [*self._last(state)]
         known = [array is not None for array in last]
@@ -365,13 +389,11 @@ class FitState:
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
-            last = [
-                own.agreed(np.asarray(found[i])) if isinstance(own, AgreedHandle) else last[i]
-                for i, own in enumerate(given)
-            ]
+            for i, own in agreed.items():
+                last[i] = own.agreed(np.asarray(found[i]))
         self._lay_out(state)
-        flat = self._layout.place([one for part in self._layouts for one in part], last)
-        return tuple(list(self._layout.fetch(part)) for part in in_lists(flat, state))
+        flat = self._layout.place(list(itertools.chain(*self._layouts)), last)
+        return in_lists(flat, state)
 
     def _lay_out(self, state: Sequence[Sequence[object]]) -> None:
         """Decide how the variables of a state lie, where it is the first one, or others are in it."""
@@ -410,8 +432,12 @@ class FitState:
         """Return the last step's arrays; None where a state has another."""
         if self._returned is None:
             return [None for part in state for _ in part]
-        pairs = zip(self._returned, state, strict=True)
-        return [returned.behind(i, value) for returned, part in pairs for i, value in enumerate(part)]
+        last: list[jax.Array | None] = []
+        for returned, part in zip(self._returned, state, strict=True):
+            # Most are the very lists that the last step has left.
+            is_own = part is returned
+            last += returned.values if is_own else [returned.behind(i, x) for i, x in enumerate(part)]
+        return last
 
     def give_back(self, state: State) -> None:
         """Store the newest state in the variables, which Keras has emptied, when a call failed.

@@ -346,7 +346,8 @@ def apart_from_outer_call(model: keras.Model, name: str) -> Iterator[None]:
     attribute = TASKS[name].function
     outer = getattr(model, attribute)
     function = plain_function_of(outer)
-    setattr(model, attribute, function)
+    if function is not outer:
+        setattr(model, attribute, function)
     rows, ahead = usual_rows_of(function), lookahead_of(function)
     set_lookahead(function, None)
     if not name.endswith("_on_batch"):
@@ -358,5 +359,5 @@ def apart_from_outer_call(model: keras.Model, name: str) -> Iterator[None]:
             ahead.continue_from(is_unchanged=False)
         set_lookahead(function, ahead)
         set_usual_rows(function, rows)
-        if getattr(model, attribute) is function:
+        if function is not outer and getattr(model, attribute) is function:
             setattr(model, attribute, outer)
