@@ -4,7 +4,8 @@
 
 The model is so small that the devices have next to nothing to compute. Counted is the CPU time of the thread
 that runs Keras' loop, so that neither the devices' threads nor other programs count. The last column has a
-callback that looks at each batch, and changes nothing.
+callback that looks at each batch, and changes nothing. A second table has steps by themselves. Plain Keras
+runs in the same process, with what Unisono wraps.
 """
 
 import datetime
@@ -52,6 +53,31 @@ def milliseconds(model, x, y, callbacks):
     return 1000 * (time.thread_time() - began) / STEPS
 
 
+#: Calls that run one step each, with arguments for one batch.
+ALONE = {"train_on_batch": 2, "test_on_batch": 2, "predict_on_batch": 1}
+
+
+def alone(owners, batch):
+    """The lines of the table of steps by themselves: the host's CPU time of each call."""
+    models = {name: built(owner, 1) for name, owner in owners.items()}
+    cells = {(call, name): [] for call in (*ALONE, "fit, batch by batch") for name in owners}
+    for number in range(ROUNDS + 1):
+        for (call, name), times in cells.items():
+            model, began = models[name], time.thread_time()
+            if call in ALONE:
+                for _ in range(STEPS // 4):
+                    getattr(model, call)(*batch[: ALONE[call]])
+            else:
+                # A generator may depend on what the callback does: nothing runs ahead.
+                batches = (batch for _ in range(STEPS // 4))
+                options = {"verbose": 0, "shuffle": False, "callbacks": [Looks()]}
+                model.fit(batches, steps_per_epoch=STEPS // 4, **options)
+            if number:
+                times.append(4000 * (time.thread_time() - began) / STEPS)
+    calls = dict.fromkeys(call for call, _ in cells)
+    return [["call", *owners], *([c, *(f"{min(cells[c, n]):.3f}" for n in owners)] for c in calls)]
+
+
 def main():
     x, y = np.zeros((ROWS * STEPS, 8), "float32"), np.zeros((ROWS * STEPS, 1), "float32")
     strategy = unisono.MirroredStrategy(["cpu:0"])
@@ -78,6 +104,9 @@ def main():
     print(f"{datetime.date.today()}: {facts['cpu']}, {facts['cores']} cores, {facts['versions']}.")
     print(f"The host's ms of CPU time a step, least of {ROUNDS} rounds, {ROWS} rows, one CPU device.\n")
     print(markdown(lines))
+    owners = {"Unisono": strategy, "plain Keras": None}
+    print("\nA step by itself:\n")
+    print(markdown(alone(owners, (x[:ROWS], y[:ROWS]))))
 
 
 if __name__ == "__main__":
