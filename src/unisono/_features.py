@@ -19,6 +19,7 @@ FEATURES = {
     "layout of a replica's devices": "unisono.model_parallel._cut_layout:cut_layout",
     "state in parts of several devices": "unisono.model_parallel._sharded_grid:sharded_cut_layout",
     "layout of replicas across processes": "unisono.model_parallel._spanning_layout:SpanningLayout",
+    "parts of parts across processes": "unisono.model_parallel._spanning_shards:divided_over_replicas",
     "tensors on a replica's devices": "unisono.model_parallel._logical_devices:lying_on_devices",
     "layout by a model's program": "unisono.model_parallel._automatic_layout:AutomaticStateLayout",
     "steps in TensorFlow's form": "unisono.training.stateful._stateful_function:StatefulFunction",

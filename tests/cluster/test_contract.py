@@ -18,12 +18,17 @@ GRIDS = ["tests/virtual/strategies/test_replica_grid_workers.py"]
 SHARDED_GRIDS = ["tests/virtual/strategies/test_sharded_grid_workers.py"]
 #: Replicas whose devices belong to two processes.
 SPANNING = ["tests/virtual/strategies/test_spanning_workers.py"]
+#: The same, with state in parts on the replicas, too, or compressed gradients; and Estimators.
+SPANNING_SHARDS = ["tests/virtual/strategies/test_spanning_shards.py"]
+ESTIMATORS = ["tests/virtual/strategies/test_spanning_estimator.py"]
 FEATURES = ["tests/virtual/training/test_exact.py"]
 #: Those whose path through a cluster differs from that of the others; of two alike the harder one.
 NAMES = "(never and (size or weights)) or (validation and data) or global or accumulation"
 #: Further models whose rows never divide; what a worker does with the rows is the same.
 MORE = "feature and ((never and not (size or weights)) or mean)"
 ALL = f"multi-worker or test_multi_worker_program or test_spread or thin or (feature and ({NAMES}))"
+#: One replica has no other to share its state with: that is seen in a few tests.
+ONE_REPLICA = "not spanning_shards and not compression or training or learns"
 #: What depends on the number of workers and devices.
 SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compiled"
 
@@ -37,9 +42,17 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
         pytest.param(2, 4, [*GRIDS, "-k", "not training"], id="2 x 4, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 4, SHARDED_GRIDS, id="2 x 4, in parts", marks=pytest.mark.exhaustive),
         pytest.param(
-            2, 1, [*SPANNING, "-k", "not thin"], id="1 replica over 2", marks=pytest.mark.exhaustive
+            2,
+            1,
+            [*SPANNING, *SPANNING_SHARDS, *ESTIMATORS, "-k", f"not thin and ({ONE_REPLICA})"],
+            id="1 replica over 2",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(4, 1, SPANNING, id="2 replicas over 2 each", marks=pytest.mark.exhaustive),
+        pytest.param(
+            4, 1, SPANNING_SHARDS, id="2 replicas over 2 each, in parts", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(4, 1, ESTIMATORS, id="2 replicas over 2 each, Estimators", marks=pytest.mark.exhaustive),
         pytest.param(2, 1, [*FEATURES, "-k", MORE], id="2 x 1, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 2, [*CONTRACT, "-k", SOME], id="2 x 2", marks=pytest.mark.exhaustive),
         pytest.param(3, 1, [*CONTRACT, "-k", SOME], id="3 x 1", marks=pytest.mark.exhaustive),

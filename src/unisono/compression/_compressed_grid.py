@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec
 from unisono._types import PyTree
 from unisono.compression._compressed_layout import CompressedLayout, ErrorLayout, fitted_errors
 from unisono.model_parallel._cut_layout import CutLayout
-from unisono.model_parallel._replica_grid import MODEL_AXIS
+from unisono.model_parallel._replica_grid import MODEL_AXIS, ReplicaGrid
+from unisono.model_parallel._spanning_layout import SpanningLayout
 from unisono.step._layout import StateLayout, VariableLayout, lie_as, own_layout
 from unisono.training.trainer._trainer_step import TrainerTask
 
@@ -47,6 +48,11 @@ class CutErrorLayout(CutLayout):
 
     def from_file(self, saved: np.ndarray) -> np.ndarray:
         return fitted_errors(self.shape, saved)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanningErrorLayout(CutErrorLayout, SpanningLayout):
+    """The same, where the replica's devices belong to several processes."""
 
 
 class CompressedCutLayout(CompressedLayout):
@@ -75,7 +81,10 @@ class CompressedCutLayout(CompressedLayout):
             layout: VariableLayout = ErrorLayout(self._mesh, shape, self._group, place)
         else:
             cut = PartitionSpec(*[None] * (place or 0), *[MODEL_AXIS] * (place is not None))
-            layout = CutErrorLayout(self._mesh, cut, shape)  # type: ignore[arg-type]
+            grid = cast(ReplicaGrid, self._mesh)
+            layout = CutErrorLayout(grid, cut, shape)
+            if grid.processes_per_replica > 1 and place is not None:
+                layout = SpanningErrorLayout(grid, cut, shape, group=self._group)
         if own_layout(error) != layout:
             lie_as(error, layout)
 

@@ -104,6 +104,10 @@ class CutLayout(VariableLayout):
         """Return a first value on all replicas: in one program, so that the whole is on no device."""
         if not self.mesh.spans_processes:
             return made(value, self.sharding)
+        if self.mesh.processes_per_replica > 1:
+            # Whole on each device: what is cut there is a `SpanningLayout`.
+            whole: jax.Array = self.mesh.put(value.whole(), self.sharding)
+            return whole
         lies = NamedSharding(self.mesh.mesh_of(self.mesh.local_replicas[0]), self.cut)
         return self.mesh.spread(made(value, lies), self.sharding)
 
@@ -379,19 +383,16 @@ def cut_layout(
         )
     plain, group = StateLayout(mesh), group or SingleProcessGroup()
     compresses = ops._layout(plain, mesh, group) is not plain
-    spans = mesh.processes_per_replica > 1
     unsupported = {
-        f"state_layout={state_layout!r} across processes": state_layout != "mirrored" and spans,
         f"state_layout={state_layout!r} with a `sync`": state_layout != "mirrored" and sync is not None,
-        f"cross_device_ops={ops!r} across processes": compresses and spans,
         f"cross_device_ops={ops!r} with a `sync`": compresses and sync is not None,
         f"cross_device_ops={ops!r} with 'fully_sharded'": compresses and state_layout == "fully_sharded",
     }
     if received := next((name for name, is_given in unsupported.items() if is_given), None):
         raise UnsupportedError(
-            "Replicas of several devices divide their state between them, and compress gradients, where each "
-            "belongs to one process and exchanges gradients at each step; what is gathered where it is used "
-            f"is not compressed. Received: devices_per_replica={mesh.devices_per_replica} and {received}. "
+            "Replicas of several devices divide their state between them, and compress gradients, where they "
+            "exchange gradients at each step; what is gathered where it is used is not compressed. "
+            f"Received: devices_per_replica={mesh.devices_per_replica} and {received}. "
             f"Leave {received.partition('=')[0]} out."
         )
     if layout_map is None or layout_map == "auto":

@@ -17,6 +17,7 @@ import jax
 import keras
 from jax.sharding import PartitionSpec
 
+from unisono._features import load
 from unisono._types import PyTree
 from unisono.collectives._process_group import ProcessGroup
 from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout, note_weight_of
@@ -66,6 +67,11 @@ class ShardedCutLayout(ShardedLayout):
         """How the devices of a replica share each weight."""
         return self._cuts
 
+    @property
+    def keeps_weights(self) -> bool:
+        """True if each process has all weights between steps."""
+        return super().keeps_weights and self._cuts.keeps_weights
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         """Return how a variable lies; see `StateLayout.of`."""
         layout = super().of(variable, is_stacked)
@@ -73,6 +79,8 @@ class ShardedCutLayout(ShardedLayout):
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[VariableValue]) -> list[jax.Array]:
         """Return the arrays that a program takes; see `StateLayout.place`."""
+        if self._cuts.needs_all:
+            values = load("parts of parts across processes")(layouts, values)
         return self._cuts.place(layouts, values)
 
     def _axis_of(self, variable: keras.Variable) -> int | None:

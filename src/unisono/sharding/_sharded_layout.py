@@ -116,7 +116,7 @@ class PartsLayout(StateLayout):
         """Bring what lies in parts to the host of every worker; see `StateLayout.gather`."""
         for variable in variables:
             held = stored_value(variable)
-            if isinstance(held, Shards):
+            if isinstance(held, ValueHandle):
                 held.gather()
 
 

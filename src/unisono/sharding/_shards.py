@@ -224,16 +224,25 @@ class ShardedVariableLayout(VariableLayout):
         if self.axis is None:
             flat = np.asarray(value).astype(dtype, copy=False).reshape(-1)
             return lambda _: flat
-        if isinstance(value, DeferredValue):
-            grid: Any = self.mesh
-            number = grid.local_replicas[0]
-            # Of all devices of a replica.
-            made = grid.made(value, NamedSharding(grid.mesh_of(number), self.cut))
-            on = {shard.device: shard.data for shard in made.addressable_shards}
-            pieces = [np.asarray(on[device]) for device in grid.devices_of(number)]
+        pieces: Any = (
+            self._first_pieces(value)
+            if isinstance(value, DeferredValue)
+            else np.split(np.asarray(value), self.num_cuts, self.axis)
+        )
+        return functools.cache(lambda i: np.asarray(pieces[i]).astype(dtype, copy=False).reshape(-1))
+
+    def _first_pieces(self, value: DeferredValue) -> dict[int, jax.Array]:
+        """Return, by the number of a replica's device, the elements of a first value that are here."""
+        grid: Any = self.mesh
+        number = grid.local_replicas[0]
+        if grid.processes_per_replica > 1:
+            # All processes of all replicas make their parts in one program.
+            with self.group.collective():
+                made = grid.made(value, NamedSharding(grid.mesh, self.cut)).block_until_ready()
         else:
-            pieces = np.split(np.asarray(value), self.num_cuts, self.axis)
-        return functools.cache(lambda i: pieces[i].astype(dtype, copy=False).reshape(-1))
+            made = grid.made(value, NamedSharding(grid.mesh_of(number), self.cut))
+        on = {shard.device: shard.data for shard in made.addressable_shards}
+        return {i: on[device] for i, device in enumerate(grid.devices_of(number)) if device in on}
 
     def hold(self, array: jax.Array) -> Shards:
         """Return what the variable holds for all parts."""
@@ -360,8 +369,10 @@ class WholeLayout(VariableLayout):
 
 @functools.lru_cache(maxsize=512)
 def _gather(layout: ShardedVariableLayout) -> Callable[[jax.Array], jax.Array]:
-    # Cached, because a new `jit` of a bound method would compile at each read.
-    return jax.jit(layout.shaped, out_shardings=NamedSharding(layout.mesh.mesh, layout.cut))
+    # Cached, because a new `jit` of a bound method would compile at each read. Of several processes, no one
+    # has all parts of a replica: each gets the whole.
+    lies = UNSHARDED if layout.mesh.processes_per_replica > 1 else layout.cut
+    return jax.jit(layout.shaped, out_shardings=NamedSharding(layout.mesh.mesh, lies))
 
 
 def lies_in_parts(variable: keras.Variable) -> bool:

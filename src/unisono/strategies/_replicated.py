@@ -189,12 +189,7 @@ class ReplicatedStrategy(Strategy):
             step: of one replica.
             source: makes the elements, each for one replica.
             executables: programs of earlier loops.
-
-        Raises:
-            UnsupportedError: for replicas that span processes.
         """
-        if self._mesh.processes_per_replica > 1:
-            raise load("mistake")("steps of replicas across processes", self._mesh.devices_per_replica)
         # Loads Grain, which a strategy by itself does not need.
         from unisono.training.named_steps._replica_runner import ReplicaStepRunner
 

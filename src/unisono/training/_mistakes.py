@@ -25,7 +25,6 @@ from unisono._errors import (
     InvalidArgumentError,
     InvalidTypeError,
     UnisonoError,
-    UnsupportedError,
 )
 from unisono._reads import DataSet
 from unisono._tracebacks import add_advice
@@ -152,14 +151,6 @@ def _device_twice(device: jax.Device, devices: Sequence[object], there: str) -> 
     )
 
 
-def _spanning_steps(size: int) -> UnsupportedError:
-    return UnsupportedError(
-        "An Estimator's loop needs replicas whose devices belong to one process. Received: "
-        f"devices_per_replica={size}, which gives a replica devices of several. Choose a number that divides "
-        "the devices of each process, or train a Keras model by `fit` or `strategy.run`."
-    )
-
-
 def _platforms(first: jax.Device, device: jax.Device) -> DeviceError:
     return DeviceError(
         "All replicas must be on devices of one platform, since they run one program. Received: "
@@ -268,7 +259,6 @@ def _unusable_objects(name: str, array: np.ndarray) -> InvalidTypeError:
 
 
 _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
-    "steps of replicas across processes": _spanning_steps,
     "scope without brackets": _no_brackets,
     "with a strategy": _bare_strategy,
     "scope of a class": _scope_of_class,

@@ -155,7 +155,7 @@ class Exchange:
             self._barrier.wait(20)
             return every
 
-        return SimpleNamespace(size=self.size, gather=gather)
+        return SimpleNamespace(size=self.size, gather=gather, together=1)
 
 
 class Worker:

@@ -77,14 +77,12 @@ def test_each_kind_learns_digits(kind, layout, exact):
 SHAPES = {"columns": (40, 30), "rows": (24, 50), "whole": (301,), "bias": ()}
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
-@pytest.mark.parametrize(
-    "kind", [k if k == "top_k" else pytest.param(k, marks=pytest.mark.exhaustive) for k in OPS]
-)
-def test_what_was_applied_and_the_errors_are_all_gradients(kind, layout):
-    """Of plain descent with rate 1, after several steps; what each device has whole stays equal on all."""
-    strategy = grid(OPS[kind](), 3 if kind == "int8" else 2, 2, layout)
-    replicas = strategy.num_replicas_in_sync
+def leaves_nothing_out(strategy):
+    """Check that what several steps applied, and the errors, are all gradients; return the weights.
+
+    Of plain descent with rate 1.
+    """
+    kind, replicas = strategy.cross_device_ops.compression.kind, strategy.num_replicas_in_sync
     with strategy.scope():
         weights = [keras.Variable("zeros", s, name=name) for name, s in SHAPES.items()]
         optimizer = K.SGD(1.0, momentum=0.0)
@@ -109,6 +107,16 @@ def test_what_was_applied_and_the_errors_are_all_gradients(kind, layout):
         np.testing.assert_allclose(-np.asarray(weight) + error, total, rtol=0, atol=2e-5)
     (error, *_) = (v for v in optimizer.variables if is_of_compression(v))
     assert parts(error) == {40 * 30 // 2}
+    return weights
+
+
+@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize(
+    "kind", [k if k == "top_k" else pytest.param(k, marks=pytest.mark.exhaustive) for k in OPS]
+)
+def test_what_was_applied_and_the_errors_are_all_gradients(kind, layout):
+    """And what each device has whole stays equal on all."""
+    weights = leaves_nothing_out(grid(OPS[kind](), 3 if kind == "int8" else 2, 2, layout))
     copies = [np.asarray(s.data) for s in stored_value(weights[2]).addressable_shards]
     for copy in copies[1:]:
         np.testing.assert_array_equal(copy, copies[0])

@@ -21,6 +21,7 @@ from unisono.estimator.session._model_step import GLOBAL_STEP, ModelStep, ModelV
 
 if TYPE_CHECKING:
     from unisono.collectives._process_group import ProcessGroup
+    from unisono.training.named_steps._protocol import StepRunner
 
 #: Checkpoints are called `model.ckpt-N`, N the number of steps.
 SERIES = "model.ckpt"
@@ -102,10 +103,19 @@ def global_step_in(path: str | os.PathLike[str]) -> int:
 
 
 class TrainingSaver:
-    """Writes the checkpoints of a training."""
+    """Writes the checkpoints of a training.
+
+    Args:
+        runner: of its steps; where all workers must read variables together, they do so between two steps.
+    """
 
     def __init__(
-        self, variables: ModelVariables, directory: str, max_to_keep: int | None, every_n_hours: float
+        self,
+        variables: ModelVariables,
+        directory: str,
+        max_to_keep: int | None,
+        every_n_hours: float,
+        runner: StepRunner,
     ) -> None:
         objects: dict[str, Any] = dict(saved_variables(variables))
         self._variables = variables
@@ -116,16 +126,23 @@ class TrainingSaver:
             keep_checkpoint_every_n_hours=every_n_hours, in_one_file=True,
         )  # fmt: skip
         self._last = ""
+        self._write = runner.sharing(self._written)
 
     def save(self, wait: bool = False) -> str:
         """Write a checkpoint of the present step, unless there is one; return its path."""
-        step = int(self._variables.global_step.value)
-        path = str(self._manager.directory / f"{SERIES}-{step}")
+        path = str(self._manager.directory / f"{SERIES}-{self._step}")
         if path != self._last and not place_of(path).exists():
-            self._last = self._manager.save(step)
+            self._write()
         if wait:
             self._manager.wait()
         return path
+
+    def _written(self) -> None:
+        self._last = self._manager.save(self._step)
+
+    @property
+    def _step(self) -> int:
+        return int(self._variables.global_step.value)
 
     def close(self) -> None:
         """Finish writing."""

@@ -71,6 +71,7 @@ class Training(DataPass):
             hooks.after_create_session()
             loss = self._loop(hooks)
             hooks.end()
+            self.runner.wait_for_all()
         # The others see the last checkpoint when they return, too.
         self._task.strategy.process_group.gather(b"")
         return loss
@@ -80,7 +81,7 @@ class Training(DataPass):
         own, config = getattr(self.step.spec.scaffold, "saver", None), self._task.config
         keeps = getattr(own, "max_to_keep", config.keep_checkpoint_max)
         hours = getattr(own, "keep_checkpoint_every_n_hours", config.keep_checkpoint_every_n_hours)
-        return TrainingSaver(self.variables, self._task.model_dir, keeps, hours)
+        return TrainingSaver(self.variables, self._task.model_dir, keeps, hours, self.runner)
 
     def _loop(self, hooks: HookRunner) -> float | None:
         values: dict[str, Any] = {}

@@ -16,7 +16,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +41,7 @@ from unisono.parameter_server.programs._push_layout import push_layout_of
 from unisono.parameter_server.worker._step_worker import as_worker
 from unisono.step._program import current_frame
 from unisono.training.named_steps._programs import Programs
-from unisono.training.named_steps._protocol import ElementSource, NamedStep
+from unisono.training.named_steps._protocol import ElementSource, NamedStep, Result
 
 if TYPE_CHECKING:
     from unisono.parameter_server.strategy._parameter_server import ParameterServerStrategy
@@ -188,6 +188,13 @@ class RemoteStepRunner:
 
     def stop(self) -> None:
         """Do nothing: between two groups no step runs."""
+
+    def sharing(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Return the action: the chief alone reads what the servers hold."""
+        return action
+
+    def wait_for_all(self) -> None:
+        """Do nothing: no other process shares anything."""
 
     def _begin(self) -> None:
         """Let the workers make their data, once."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from unisono._types import PyTree
 from unisono.data._sharding import InputContext
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from unisono._values import Mirrored
     from unisono.collectives._process_group import ProcessGroup
     from unisono.strategies._base import Strategy
+
+Result = TypeVar("Result")
 
 #: Makes the elements of a process, each a batch for one replica. The second argument are the processes
 #: between which one dataset is divided; None where each has its own. Picklable, where workers call it.
@@ -72,14 +74,28 @@ class StepRunner(Protocol):
     def stop(self) -> None:
         """End a loop that was ended by this process, and not by the data: the other workers' loops, too."""
 
+    def sharing(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Return an action that a single worker may begin between steps, such as to save.
 
-def elements_for(strategy: Strategy, source: ElementSource) -> Iterator[PyTree]:
+        Args:
+            action: where all workers must take part, the others call theirs where they wait for the next
+                step, or in `wait_for_all`.
+        """
+
+    def wait_for_all(self) -> None:
+        """Wait, after the last step, until all workers have done what they share."""
+
+
+def elements_for(
+    strategy: Strategy, source: ElementSource, group: ProcessGroup | None = None
+) -> Iterator[PyTree]:
     """Return the elements of this process.
 
     Args:
         strategy: whose replicas take the elements; all of them on each worker, unless its terms say that they
             are divided.
+        group: its processes; a replica's processes take the same elements. By default each has its own.
     """
-    group = strategy.process_group
+    group = strategy.process_group if group is None else group
     context = InputContext(group.size, group.index, strategy.num_replicas_in_sync)
     return source(context, group if strategy._terms.shards_input and group.size > 1 else None)

@@ -23,7 +23,7 @@ from unisono.training.groups._batch_placement import BatchStager, StagerCache
 from unisono.training.groups._group_size import AdaptiveGroupSize
 from unisono.training.groups._multi_step import LazyArray, is_slow_in_loop, may_loop, slots_for
 from unisono.training.named_steps._programs import Programs
-from unisono.training.named_steps._protocol import ElementSource, NamedStep, elements_for
+from unisono.training.named_steps._protocol import ElementSource, NamedStep, Result, elements_for
 from unisono.training.named_steps._rows import Row, RowSource, rows_of
 from unisono.training.stateful._grouped_program import GroupEntry
 
@@ -72,8 +72,9 @@ class ReplicaStepRunner:
             from unisono.training.named_steps._constant_rows import ConstantRows
 
             self._constant = ConstantRows(strategy.process_group, run_ahead_of(strategy.mesh), executables)
-        rows = rows_of(elements_for(strategy, source), len(strategy.mesh.local_replicas))
-        self._source = RowSource(rows, strategy.process_group, step.shared_errors)
+        readers = strategy._input_group
+        rows = rows_of(elements_for(strategy, source, readers), len(strategy.mesh.local_replicas))
+        self._source = RowSource(rows, strategy.process_group, step.shared_errors, readers)
 
     @property
     def num_programs(self) -> int:
@@ -184,6 +185,20 @@ class ReplicaStepRunner:
         except Exception as error:
             self._source.stop(error)
             raise
+
+    def sharing(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Return an action that a single worker may begin; see `StepRunner.sharing`."""
+        return self._source.sharing(action) if self._shares else action
+
+    def wait_for_all(self) -> None:
+        """Wait until all workers have done what they share."""
+        if self._shares:
+            self._source.wait_for_all()
+
+    @property
+    def _shares(self) -> bool:
+        """True if all workers must read variables together."""
+        return self._strategy.state_layout.needs_all
 
     def _slots(self, row: Row, extra: frozenset[str] = frozenset()) -> int:
         """Return how many rows like this one a program has room for."""

@@ -1,6 +1,6 @@
 """Elements of a process in rows of one for each of its replicas, which workers take in step.
 
-Tests: tests/virtual/estimator/test_model_fn.py, tests/virtual/estimator/test_train.py.
+Tests: tests/unit/training/test_row_source.py, tests/virtual/estimator/test_train.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import collections
 import itertools
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from unisono._errors import ClusterError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._types import PyTree
 from unisono.data._batches import as_array, check_values
 from unisono.data._workers import gathered
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from unisono.collectives._process_group import ProcessGroup
 
 _LOG = logging.getLogger("unisono")
+
+Result = TypeVar("Result")
 
 
 class ReplicaParts:
@@ -104,13 +107,20 @@ class RowSource:
 
     Args:
         errors: that all workers raise where one has stopped with them.
+        readers: the same processes, a group for each replica, which make the same rows; `group` by default.
     """
 
     def __init__(
-        self, rows: Iterator[Row], group: ProcessGroup, errors: tuple[type[Exception], ...] = ()
+        self,
+        rows: Iterator[Row],
+        group: ProcessGroup,
+        errors: tuple[type[Exception], ...] = (),
+        readers: ProcessGroup | None = None,
     ) -> None:
-        self._rows, self._group = rows, group
+        self._rows, self._group, self._readers = rows, group, readers or group
         self._errors = {kind.__name__: kind for kind in errors}
+        #: The action that all workers take together once a worker has announced it.
+        self._along: Callable[[], object] | None = None
         #: Rows that were taken, and have not been given out.
         self._kept: collections.deque[Row] = collections.deque()
         self._is_over = False
@@ -151,9 +161,40 @@ class RowSource:
         message: dict[str, Any] = {"stops": True}
         if error is not None:
             message |= {"error": type(error).__name__, "text": str(error)}
-        every = self._group.gather(json.dumps(message).encode())
+        every = self._gathered(message)
         if error is None:
-            self._raise_errors([json.loads(data) for data in every])
+            self._raise_errors(every)
+
+    def sharing(self, action: Callable[[], Result]) -> Callable[[], Result]:
+        """Return an action of all workers which one may begin: the others do theirs where they wait.
+
+        Args:
+            action: a collective; one for each source.
+        """
+        self._along = action
+
+        def announced() -> Result:
+            # Of workers that begin it at the same time, each finds the message of the others here.
+            self._raise_errors(self._messages({"shares": True}))
+            return action()
+
+        return announced
+
+    def wait_for_all(self) -> None:
+        """Wait until all workers have done what they share; all call it after their last step."""
+        self._gathered({})
+
+    def _gathered(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages of all workers, after the actions that others have announced."""
+        while True:
+            every = self._messages(message)
+            if not any("shares" in m for m in every) or any("error" in m for m in every):
+                return every
+            if self._along is not None:
+                self._along()
+
+    def _messages(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return [json.loads(data) for data in self._group.gather(json.dumps(message).encode())]
 
     def _fill(self, most: Callable[[Row], int]) -> list[Row]:
         """Return the next rows of one form, which stay here."""
@@ -173,23 +214,39 @@ class RowSource:
         if self._is_over:
             return 0, extra
         form = None if not own or own[0].is_whole else repr(form_of(own[0].batch))
-        message = {"count": len(own), "form": form, "extra": sorted(extra)}
-        every = [json.loads(data) for data in self._group.gather(json.dumps(message).encode())]
+        message: dict[str, Any] = {"count": len(own), "form": form, "extra": sorted(extra)}
+        if self._readers.together > 1:
+            message["rows"] = list(map(_checksum, own))
+        every = self._gathered(message)
         if any(m.get("stops") for m in every) or not any(m["count"] for m in every):
             self._is_over = True
             self._raise_errors(every)
             return 0, extra
         names = frozenset(name for m in every for name in m["extra"])
-        if {m["form"] for m in every} != {form} or form is None:
-            return -1, names
-        return min(m["count"] for m in every), names
+        is_joined = {m["form"] for m in every} != {form} or form is None
+        count = -1 if is_joined else min(m["count"] for m in every)
+        if self._readers.together > 1:
+            self._check_rows([m["rows"][: abs(count)] for m in every])
+        return count, names
+
+    def _check_rows(self, checksums: Sequence[list[int]]) -> None:
+        """Raise, on all workers, where processes of one replica have other rows."""
+        together = self._readers.together
+        for index, own in enumerate(checksums):
+            if own != checksums[index - index % together]:
+                raise InvalidArgumentError(
+                    "All processes of a replica must make the same elements, for each has a part of the "
+                    f"model. Received: other ones on worker {index} than on worker {index - index % together}"
+                    ". Choose them by `input_context.input_pipeline_id`, which is the same for the processes "
+                    "of a replica, and seed what is drawn: `shuffle(1000, seed=1)`."
+                )
 
     def _joined(self, own: list[Row]) -> Row | None:
         """Return the next elements of all workers as one row, which every replica computes."""
         if own:
             self._kept.popleft()
         elements = [] if not own else _split_up(own[0])
-        every = gathered([jax.tree.leaves(e) for e in elements], self._group)
+        every = gathered([jax.tree.leaves(e) for e in elements], self._readers)
         joined = _joined([jax.tree.unflatten(self._structure, leaves) for leaves in every])
         if joined is None:
             self._is_over = True
@@ -209,6 +266,15 @@ class RowSource:
                     "The hooks of all workers must run without errors. Received: "
                     f"{message['error']} in worker {index}: {message['text']}"
                 )
+
+
+def _checksum(row: Row) -> int:
+    """Return a number that differs where the elements of two rows do."""
+    checksum = 0
+    for leaf in jax.tree.leaves(row.batch):
+        for part in leaf if isinstance(leaf, ReplicaParts) else [leaf]:
+            checksum = zlib.crc32(np.ascontiguousarray(part).tobytes(), checksum)
+    return checksum
 
 
 def _split_up(row: Row) -> list[PyTree]:
