@@ -12,17 +12,17 @@ import keras
 import numpy as np
 import unisono
 
-size, folder, kills = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "kill"
+size, folder, kills, state_layout = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "kill", sys.argv[4]
 strategy = unisono.MultiWorkerMirroredStrategy(
-    devices_per_replica=size,
+    devices_per_replica=size, state_layout=state_layout,
     layout_map={".*up/kernel": (None, "model"), ".*up/bias": ("model",), ".*down/kernel": ("model", None)},
 )
-assert (strategy.mesh.processes_per_replica > 1) == (strategy.num_replicas_in_sync == 1)
+processes = strategy.mesh.processes_per_replica
 keras.utils.set_random_seed(0)
 with strategy.scope():
     model = keras.Sequential([
         keras.Input((8,)),
-        keras.layers.Dense(32, activation="relu", name="up"),
+        keras.layers.Dense(128, activation="relu", name="up"),
         keras.layers.Dropout(0.3),
         keras.layers.Dense(4, name="down"),
     ])
@@ -40,27 +40,37 @@ class Kill(keras.callbacks.Callback):
 backup = unisono.callbacks.BackupAndRestore(folder, save_freq=2, delete_checkpoint=False)
 model.fit(x, x[:, :4], batch_size=8, epochs=3, verbose=0, callbacks=[backup, Kill()])
 parts = [np.asarray(v).tobytes() for v in (*model.variables, *model.optimizer.variables)]
+print("replicas", strategy.num_replicas_in_sync, "processes", processes)
 print("weights", hashlib.sha256(b"".join(parts)).hexdigest(), flush=True)
 """
 
 
-def weights_of(folder, size, devices, kills):
-    """Train on two workers, and return the digest of the weights that both have printed."""
+def weights_of(folder, workers, devices, layout, kills):
+    """Train on replicas of two devices; return the digest of the weights that all workers have printed."""
     folder.mkdir()
-    flags = ["--workers", "2", "--devices-per-worker", str(devices), "--max-restarts", "1"]
-    args = [str(size), str(folder / "backup"), "kill" if kills else "no"]
+    flags = ["--workers", str(workers), "--devices-per-worker", str(devices), "--max-restarts", "1"]
+    args = ["2", str(folder / "backup"), "kill" if kills else "no", layout]
     with launched(folder, TRAIN, *flags, args=args, forks=True) as run:
         assert run.end() == 0, run.err
         assert len(run.history("restart")) == kills
-        assert "matches no variable" not in run.log("worker:0")
-        found = {re.findall(r"^weights (\w+)$", run.log(f"worker:{i}"), re.MULTILINE)[-1] for i in range(2)}
-    (weights,) = found
+        logs = [run.log(f"worker:{i}") for i in range(workers)]
+    assert "matches no variable" not in logs[0]
+    assert f"replicas {workers * devices // 2} processes {2 // devices}" in logs[0]
+    (weights,) = {re.findall(r"^weights (\w+)$", log, re.MULTILINE)[-1] for log in logs}
     return weights
 
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("devices", [pytest.param(2, id="in a process"), pytest.param(1, id="across two")])
-def test_killed_within_an_epoch(tmp_path, devices):
-    expected = weights_of(tmp_path / "undisturbed", 2, devices, kills=False)
-    assert weights_of(tmp_path / "killed", 2, devices, kills=True) == expected
+@pytest.mark.parametrize(
+    ("workers", "devices", "layout"),
+    [
+        pytest.param(2, 2, "mirrored", id="in a process"),
+        pytest.param(2, 1, "mirrored", id="across two"),
+        pytest.param(4, 1, "sharded", id="two across two each, sharded"),
+        pytest.param(4, 1, "fully_sharded", id="two across two each, fully sharded"),
+    ],
+)
+def test_killed_within_an_epoch(tmp_path, workers, devices, layout):
+    expected = weights_of(tmp_path / "undisturbed", workers, devices, layout, kills=False)
+    assert weights_of(tmp_path / "killed", workers, devices, layout, kills=True) == expected
