@@ -16,6 +16,8 @@ CONTRACT = [
 GRIDS = ["tests/virtual/strategies/test_replica_grid_workers.py"]
 #: The same, with state in parts on the replicas, too.
 SHARDED_GRIDS = ["tests/virtual/strategies/test_sharded_grid_workers.py"]
+#: The same replicas, which train apart.
+LOCAL_GRIDS = ["tests/virtual/strategies/test_local_grid_workers.py"]
 #: Replicas whose devices belong to two processes.
 SPANNING = ["tests/virtual/strategies/test_spanning_workers.py"]
 #: The same, with state in parts on the replicas, too, or compressed gradients; and Estimators.
@@ -41,6 +43,8 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
         pytest.param(2, 4, [*GRIDS, "-k", "training"], id="2 x 4"),
         pytest.param(2, 4, [*GRIDS, "-k", "not training"], id="2 x 4, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 4, SHARDED_GRIDS, id="2 x 4, in parts", marks=pytest.mark.exhaustive),
+        pytest.param(2, 4, LOCAL_GRIDS, id="2 x 4, apart", marks=pytest.mark.exhaustive),
+        pytest.param(2, 2, LOCAL_GRIDS, id="2 x 2, apart", marks=pytest.mark.exhaustive),
         pytest.param(
             2,
             1,

@@ -12,8 +12,11 @@ import keras
 import numpy as np
 import unisono
 
-size, folder, kills, state_layout = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "kill", sys.argv[4]
+size, folder, kills = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "kill"
+state_layout, apart = sys.argv[4], int(sys.argv[5])
+outer = lambda: keras.optimizers.SGD(0.7, momentum=0.9)
 strategy = unisono.MultiWorkerMirroredStrategy(
+    sync=unisono.LocalUpdates(4, outer, fragments=2, overlap=1) if apart else None,
     devices_per_replica=size, state_layout=state_layout,
     layout_map={".*up/kernel": (None, "model"), ".*up/bias": ("model",), ".*down/kernel": ("model", None)},
 )
@@ -45,11 +48,11 @@ print("weights", hashlib.sha256(b"".join(parts)).hexdigest(), flush=True)
 """
 
 
-def weights_of(folder, workers, devices, layout, kills):
+def weights_of(folder, workers, devices, layout, apart, kills):
     """Train on replicas of two devices; return the digest of the weights that all workers have printed."""
     folder.mkdir()
     flags = ["--workers", str(workers), "--devices-per-worker", str(devices), "--max-restarts", "1"]
-    args = ["2", str(folder / "backup"), "kill" if kills else "no", layout]
+    args = ["2", str(folder / "backup"), "kill" if kills else "no", layout, str(int(apart))]
     with launched(folder, TRAIN, *flags, args=args, forks=True) as run:
         assert run.end() == 0, run.err
         assert len(run.history("restart")) == kills
@@ -63,14 +66,16 @@ def weights_of(folder, workers, devices, layout, kills):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    ("workers", "devices", "layout"),
+    ("workers", "devices", "layout", "apart"),
     [
-        pytest.param(2, 2, "mirrored", id="in a process"),
-        pytest.param(2, 1, "mirrored", id="across two"),
-        pytest.param(4, 1, "sharded", id="two across two each, sharded"),
-        pytest.param(4, 1, "fully_sharded", id="two across two each, fully sharded"),
+        pytest.param(2, 2, "mirrored", False, id="in a process"),
+        pytest.param(2, 1, "mirrored", False, id="across two"),
+        pytest.param(4, 1, "sharded", False, id="two across two each, sharded"),
+        pytest.param(4, 1, "fully_sharded", False, id="two across two each, fully sharded"),
+        pytest.param(2, 2, "mirrored", True, id="apart"),
+        pytest.param(2, 4, "mirrored", True, id="apart, two replicas each"),
     ],
 )
-def test_killed_within_an_epoch(tmp_path, workers, devices, layout):
-    expected = weights_of(tmp_path / "undisturbed", workers, devices, layout, kills=False)
-    assert weights_of(tmp_path / "killed", workers, devices, layout, kills=True) == expected
+def test_killed_within_an_epoch(tmp_path, workers, devices, layout, apart):
+    expected = weights_of(tmp_path / "undisturbed", workers, devices, layout, apart, kills=False)
+    assert weights_of(tmp_path / "killed", workers, devices, layout, apart, kills=True) == expected

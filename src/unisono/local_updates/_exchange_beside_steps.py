@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from unisono._mesh import AXIS
 from unisono._types import PyTree
 from unisono._values import ReduceOp
 from unisono.collectives._packing import pack, unpack
-from unisono.local_updates._local_layout import LocalLayout, with_changes
+from unisono.local_updates._local_layout import LocalLayout, Turn, with_changes
 from unisono.local_updates._local_phase import SentMessage, rows_on_replicas, sending_plan
 from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from unisono.step._replicas import Replicas
 
 
-class _SentFragment(NamedTuple):
+#: The addends of a replica, of weights and of the others.
+ToSend: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
+
+
+class SentFragment(NamedTuple):
     """A fragment that was sent, and is not applied yet.
 
     Args:
@@ -74,7 +78,7 @@ class ExchangeBesideSteps:
         self._steps = 0
         #: How many steps each fragment was trained since it was sent.
         self._trained = [0] * self._sync.fragments
-        self._running: collections.deque[_SentFragment] = collections.deque()
+        self._running: collections.deque[SentFragment] = collections.deque()
         self._sum = self._sum_program()
         # What a process' replicas add up before it is sent.
         self._own_sum = jax.jit(lambda rows: jax.tree.map(lambda *xs: sum(xs[1:], xs[0]), *rows))
@@ -129,14 +133,19 @@ class ExchangeBesideSteps:
 
     def resume(self, sent: Sequence[SentMessage], trained: Sequence[int]) -> None:
         """Continue from what `sent` has returned in another process."""
-        device, mesh = self._mesh.local_devices[0], self._replicas.mesh
+        device = self._mesh.local_devices[0]
         self._steps, self._trained = 0, list(trained)
         self._running.clear()
         for each in sent:
-            sums = [jax.device_put(np.asarray(x), device) for x in each.sums]
-            rows = [rows_on_replicas(mesh, x) for x in each.rows]
+            sums, rows = self._resumed(each)
             agreed = jax.device_put(np.int32(1), device)
-            self._running.append(_SentFragment(each.number, each.trained, -each.ago, sums, agreed, rows))
+            self._running.append(SentFragment(each.number, each.trained, -each.ago, sums, agreed, rows))
+
+    def _resumed(self, message: SentMessage) -> tuple[list[Any], list[Any]]:
+        """Return sums and rows of a fragment that another process has sent."""
+        device, mesh = self._mesh.local_devices[0], self._replicas.mesh
+        sums = [jax.device_put(np.asarray(x), device) for x in message.sums]
+        return sums, [rows_on_replicas(mesh, x) for x in message.rows]
 
     def drop(self) -> None:
         """Forget what was sent, where weights have changed since. The next exchange has all of it."""
@@ -147,35 +156,50 @@ class ExchangeBesideSteps:
     def _send(self, number: int, state: State, wish: int) -> None:
         program = self._program("send", number)
         (parts, rows), _ = program((), state)
-        mesh, group = self._mesh, self._replicas.process_group
         # Copying may wait for the replicas, which may wait for the other processes.
-        with group.dispatch():
-            own = self._own_sum([self._moved(parts, device) for device in self._replicas.mesh.local_devices])
-        given = [self._of_all(x) for x in own], mesh.put_own(np.int32(wish))
-        (sums, agreed), _ = self._sum((), given)
+        with self._replicas.process_group.dispatch():
+            own = self._own_sums(parts)
+        sums, agreed = self._sums_of_all(own, wish)
         trained, self._trained[number] = self._trained[number], 0
-        sums, agreed = mesh.local_each(sums), mesh.local(agreed)
-        self._running.append(_SentFragment(number, trained, self._steps, sums, agreed, rows))
+        self._running.append(SentFragment(number, trained, self._steps, sums, agreed, rows))
 
-    def _moved(self, parts: Sequence[jax.Array], device: jax.Device) -> list[jax.Array]:
-        """Return a replica's rows on the device for exchanges."""
-        rows = [next(s.data for s in x.addressable_shards if s.device == device) for x in parts]
-        moved: list[jax.Array] = jax.device_put(rows, self._mesh.local_devices[0])
-        return moved
+    def _own_sums(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
+        """Return the sums of this process' replicas, on the device for exchanges."""
+        return self._sum_on(self._replicas.mesh.local_devices, parts, self._mesh.local_devices[0])
+
+    def _sum_on(
+        self, devices: Sequence[jax.Device], parts: Sequence[jax.Array], to: jax.Device
+    ) -> list[jax.Array]:
+        """Return the sums of what some devices have of arrays."""
+        own = [[next(s.data for s in x.addressable_shards if s.device == d) for x in parts] for d in devices]
+        sums: list[jax.Array] = self._own_sum([jax.device_put(rows, to) for rows in own])
+        return sums
+
+    def _sums_of_all(self, own: list[jax.Array], proposed: int) -> tuple[list[jax.Array], jax.Array]:
+        """Return the sums of all processes, and the smallest group size that one proposes: one message."""
+        mesh = self._mesh
+        given = [self._of_all(x) for x in own], mesh.put_own(np.int32(proposed))
+        (sums, agreed), _ = self._sum((), given)
+        return mesh.local_each(sums), mesh.local(agreed)
 
     def _of_all(self, row: jax.Array) -> jax.Array:
         """Return the array of which a process has a row."""
         shape = (self._mesh.num_replicas, *row.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._mesh.sharded, [row])
 
-    def _apply(self, sent: _SentFragment, state: State, newest: list[Started[PyTree, State]] | None) -> State:
-        program, mesh = self._program("apply", sent.number), self._replicas.mesh
+    def _apply(self, sent: SentFragment, state: State, newest: list[Started[PyTree, State]] | None) -> State:
+        program = self._program("apply", sent.number)
         with self._replicas.process_group.dispatch():
-            sums = mesh.put(sent.sums, mesh.replicated)
+            sums = self._on_replicas(sent.sums)
         _, state = program(state, (sums, sent.rows), newest)
         if self.agreed is not None:
             self.agreed = sent.agreed
         return state
+
+    def _on_replicas(self, sums: list[jax.Array]) -> list[jax.Array]:
+        """Return sums on the devices of the replicas."""
+        mesh = self._replicas.mesh
+        return list(mesh.put(sums, mesh.replicated))
 
     # --- programs -------------------------------------------------------------------------
 
@@ -193,9 +217,8 @@ class ExchangeBesideSteps:
         def program(_: PyTree, state: State) -> tuple[PyTree, PyTree]:
             turn = carried.turn(number)
             weights, others, _ = taken = turn.of(state)
-            own = turn.to_send(taken, carried.engine)
-            flat = pack([*own[0], *own[1]], sending_plan(own))
-            return ([x[None] for x in flat], [rows for _, rows in (*weights, *others)]), ()
+            flat = self._packed(turn, turn.to_send(taken, carried.engine))
+            return ([x[None] for x in flat], self._kept(turn, [rows for _, rows in (*weights, *others)])), ()
 
         return CompiledStep(
             program,
@@ -204,6 +227,19 @@ class ExchangeBesideSteps:
             out_specs=(SHARDED, ()),
             process_group=self._replicas.process_group,
         )
+
+    def _packed(self, turn: Turn, own: ToSend) -> list[jax.Array]:
+        """Return the arrays that travel, of what a replica adds to the sums."""
+        return pack([*own[0], *own[1]], sending_plan(own))
+
+    def _unpacked(self, turn: Turn, sums: list[jax.Array], own: ToSend) -> ToSend:
+        """Return the sums, of the arrays that travel; the inverse of `_packed`."""
+        flat = unpack(sums, sending_plan(own))
+        return flat[: len(own[0])], flat[len(own[0]) :]
+
+    def _kept(self, turn: Turn, rows: list[jax.Array]) -> list[jax.Array]:
+        """Return the replica's rows as they lie until the sums are applied."""
+        return rows
 
     def _sum_program(self) -> CompiledStep[PyTree, PyTree, PyTree]:
         """Return what adds up one row of each process, and finds the smallest wish."""
@@ -233,8 +269,7 @@ class ExchangeBesideSteps:
             sums, sent = given
             turn, parts = carried.turn(number), [list(part) for part in state]
             weights, others, _ = taken = turn.of(parts)
-            flat = unpack(sums, sending_plan(turn.to_send(taken, carried.engine)))
-            totals = flat[: len(weights)], flat[len(weights) :]
+            totals = self._unpacked(turn, sums, turn.to_send(taken, carried.engine))
             found = turn.joined(taken, totals, carried.engine)
             found = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), taken, found)
             rows = [rows for _, rows in (*weights, *others)]

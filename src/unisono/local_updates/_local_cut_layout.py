@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ from unisono.local_updates._local_layout import (
     first_row,
     fitted_rows,
 )
-from unisono.model_parallel._cut_layout import CutLayout
+from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout
+from unisono.model_parallel._spanning_layout import SpannedParts, SpanningLayout
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._keras_internals import of_shapes, set_shape, store_value, stored_value
 from unisono.step._layout import (
@@ -45,7 +46,6 @@ from unisono.step._layout import (
     lie_as,
     own_layout,
 )
-from unisono.step._value_handle import whole_value
 from unisono.step.variables._merge_rules import Merge, localize
 from unisono.step.variables._weights_of_slots import note_weight, weight_of
 from unisono.training._chief_save import new_slot_reference
@@ -89,47 +89,83 @@ class CutPairLayout(PairLayout):
 
 
 @dataclasses.dataclass(frozen=True)
-class CutRowsLayout(VariableLayout):
+class CutRowsLayout(SpanningLayout):
     """How an inner optimizer's variable lies: a row on each replica, in parts on its devices.
 
     Args:
+        cut: the mesh axis along which each axis is cut; rows lie along the first one, the replicas'.
         shape: of all rows.
-        cut: the mesh axis along which each axis of a row is cut.
     """
 
-    shape: tuple[int, ...]
-    cut: PartitionSpec
+    shape: tuple[int, ...] = dataclasses.field(kw_only=True)
 
     # A file of Keras has the first replica's row alone.
     is_gathered_for_file = False
 
     @property
+    def axis(self) -> int | None:
+        return next((i for i, name in enumerate(self.cut) if name and i > 0), None)
+
+    @property
     def spec(self) -> PartitionSpec:
         return SHARDED
 
-    @property
-    def sharding(self) -> NamedSharding:
-        return NamedSharding(self.mesh.mesh, _rows_of(self.cut))
+    def hold(self, array: jax.Array) -> Any:
+        """Return the array; of several workers, each of which has rows of its replicas, a handle of it."""
+        return super().hold(array) if self.mesh.spans_processes else array
 
-    def hold(self, array: jax.Array) -> jax.Array:
-        return array
-
-    def assigned(self, array: jax.Array) -> jax.Array:
+    def assigned(self, array: jax.Array) -> VariableValue:
+        if self.mesh.spans_processes:
+            return super().assigned(array)
         parts: jax.Array = jax.device_put(array, self.sharding, may_alias=False)
         return parts
 
+    def begun(self, first: VariableValue) -> VariableValue:
+        """Return the value of a variable of which each replica begins with the same row."""
+        shared = CutLayout(self.mesh, PartitionSpec(*self.cut[1:])).place(first)
+        # Each device makes its own part of a row: no message, and no program for each shape.
+        own = [jax.device_put(np.asarray(s.data)[None], s.device) for s in shared.addressable_shards]
+        rows: VariableValue = self.hold(
+            jax.make_array_from_single_device_arrays(self.shape, self.sharding, own)
+        )
+        return rows
+
     def enter(self, array: jax.Array, in_replica: bool) -> jax.Array:
-        row: jax.Array = jax.lax.with_sharding_constraint(array[0], self.cut)
+        row: jax.Array = jax.lax.with_sharding_constraint(array[0], PartitionSpec(*self.cut[1:]))
         return row
 
     def leave(self, value: jax.Array, in_replica: bool) -> jax.Array:
         return jnp.asarray(value)[None]
 
     def to_file(self, variable: keras.Variable) -> np.ndarray:
-        return np.asarray(stored_value(variable)[0])
+        """Return the row of the first replica, which the first of several workers has."""
+        held: Any = stored_value(variable)
+        shards = (held.array if isinstance(held, SpannedParts) else self.place(held)).addressable_shards
+        row = np.empty(self.shape[1:], held.dtype)
+        for shard in shards:
+            if not shard.index[0].start:
+                row[shard.index[1:]] = np.asarray(shard.data)[0]
+        return row
 
     def from_file(self, saved: np.ndarray) -> np.ndarray:
         return fitted_rows(self.shape, saved)
+
+
+def rows_of_grid(mesh: ReplicaMesh, group: ProcessGroup, rows: Sequence[Any]) -> list[Any]:
+    """Return rows of replicas, in parts on the devices of each, as values that a backup reads.
+
+    Args:
+        mesh: the devices of all replicas.
+        rows: arrays of a program; what is on the host stays there.
+    """
+
+    def held(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        lies: Any = x.sharding
+        return CutRowsLayout(mesh, lies.spec, group=group, shape=x.shape).hold(x)  # type: ignore[arg-type]
+
+    return list(map(held, rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +185,11 @@ class FittedCutLayout(CutLayout):
 class _OverParts(StateLayout):
     """The part of a layout of replicas that train apart which the layout below decides: it cuts weights."""
 
-    _below: StateLayout
+    _below: CutStateLayout
 
     @property
     def version(self) -> int:
-        return self._below.version
+        return self._below.version + self._version
 
     @property
     def is_whole(self) -> bool:
@@ -163,18 +199,11 @@ class _OverParts(StateLayout):
         weight = weight_of(variable)
         if weight is not None and not is_stacked:
             self._lie_for(variable, weight)
-        layout = own_layout(variable)
-        if isinstance(layout, CutRowsLayout) and not is_stacked:
-            return layout
         return self._below.of(variable, is_stacked)
 
     def _lie_for(self, variable: keras.Variable, weight: keras.Variable) -> None:
         """Let an optimizer's variable lie as its weight, which may have been decided since it was made."""
-        # By its shape: the layout below may have decided meanwhile how a slot of the weight's form lies.
-        rows = (self._mesh.num_replicas, *weight.shape)
-        if tuple(variable.shape) == rows:
-            lie_as(variable, CutRowsLayout(self._mesh, rows, _cut_of(weight)))
-        elif any(cut := _cut_of(weight)):
+        if any(cut := _cut_of(weight)):
             lie_as(variable, FittedCutLayout(self._mesh, cut, tuple(variable.shape)))  # type: ignore[arg-type]
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
@@ -187,7 +216,10 @@ class _OverParts(StateLayout):
         return self._below.compiling(steps)
 
     def decide(self, model: keras.Model, replicas: Replicas, task: TrainerTask, batch: PyTree) -> None:
+        later = list(filter(self._below.decides_later, model.variables))
         self._below.decide(model, replicas, task, batch)
+        # What a resumed run has placed before its first batch lies in other parts then.
+        self._version += any(not self._below.decides_later(v) for v in later)
 
     def decide_step(self, plan: StatePlan, run: Callable[..., object], arrays: Sequence[Any]) -> bool:
         return self._below.decide_step(plan, run, arrays)
@@ -199,14 +231,14 @@ class LocalCutLayout(_OverParts, LocalLayout):
     Args:
         below: cuts the weights.
         mesh: the devices of all replicas.
-        group: this process alone.
+        group: the processes that train together.
         sync: what the strategy was given.
         phases: of the strategy's models.
     """
 
     def __init__(
         self,
-        below: StateLayout,
+        below: CutStateLayout,
         mesh: ReplicaMesh,
         group: ProcessGroup,
         sync: LocalUpdates,
@@ -216,32 +248,57 @@ class LocalCutLayout(_OverParts, LocalLayout):
         self._below = below
 
     def pair(self, variable: keras.Variable, rule: Merge) -> PairLayout:
-        return CutPairLayout(self._mesh, rule, _cut_of(variable))
+        cut = _cut_of(variable)
+        if self._below.decides_later(variable):
+            # As a checkpoint was read, until the first batch: never whole on a device.
+            sharding = getattr(stored_value(variable), "sharding", None)
+            cut = sharding.spec if isinstance(sharding, NamedSharding) else cut
+        return CutPairLayout(self._mesh, rule, cut)
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Give a variable of the inner optimizer a row for each replica, in parts as its weight."""
         note_weight(variable, new_slot_reference())
-        cut, rows = _cut_of(weight_of(variable)), (self._mesh.num_replicas, *variable.shape)
-        layout = CutRowsLayout(self._mesh, rows, cut)
-        held = whole_value(stored_value(variable))
-        set_shape(variable, rows)
-        store_value(
-            variable, jax.jit(jnp.broadcast_to, static_argnums=1, out_shardings=layout.sharding)(held, rows)
-        )
+        layout = self._rows(variable.shape, _cut_of(weight_of(variable)))
+        held = stored_value(variable)
+        set_shape(variable, layout.shape)
+        store_value(variable, layout.begun(held))
         lie_as(variable, layout)
+
+    def _rows(self, shape: Sequence[int], cut: PartitionSpec) -> CutRowsLayout:
+        """Return how rows of a shape lie of which each is cut alike."""
+        rows = (self._mesh.num_replicas, *shape)
+        return CutRowsLayout(self._mesh, _rows_of(cut), group=self._group, shape=rows)  # type: ignore[arg-type]
+
+    def _lie_for(self, variable: keras.Variable, weight: keras.Variable) -> None:
+        # By its shape: the layout below may have decided meanwhile how a slot of the weight's form lies.
+        layout = self._rows(weight.shape, _cut_of(weight))
+        if tuple(variable.shape) == layout.shape:
+            lie_as(variable, layout)
+        else:
+            super()._lie_for(variable, weight)
+
+    def gather(self, variables: Iterable[keras.Variable]) -> None:
+        """Bring rows that lie on several workers to the host of each; see `StateLayout.gather`."""
+        for held in map(stored_value, variables):
+            if isinstance(held, SpannedParts):
+                held.gather()
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
         """Return the arrays of a program; see `LocalLayout.place`."""
         pairs = [i for i, layout in enumerate(layouts) if isinstance(layout, PairLayout)]
         new = [i for i in pairs if not isinstance(values[i], tuple)]
-        placed = {i: values[i] for i in pairs}
-        placed |= {i: layouts[i].place(values[i]) for i in range(len(layouts)) if i not in placed}
+        placed: dict[int, Any] = {}
+        with self._group.dispatch():
+            placed |= {i: _lying(layouts[i], values[i]) for i in pairs if i not in new}
+        placed |= {i: layouts[i].place(values[i]) for i in range(len(layouts)) if i not in pairs}
         kinds: list[Any] = [layouts[i] for i in new]
         if new:
             lies = [CutLayout(self._mesh, one.cut) for one in kinds]  # type: ignore[arg-type]
             shared = [one.place(values[i]) for one, i in zip(lies, new, strict=True)]
             made = _spread(self._mesh, tuple(one.rule for one in kinds), tuple(one.cut for one in kinds))
-            placed |= {i: (s, r) for i, s, r in zip(new, shared, made(shared), strict=True)}
+            with self._group.dispatch():
+                rows = made(shared)
+            placed |= {i: (s, r) for i, s, r in zip(new, shared, rows, strict=True)}
         return [placed[i] for i in range(len(layouts))]
 
     def update(
@@ -276,7 +333,7 @@ class LoneCutLayout(_OverParts, LoneLayout):
         phases: of the strategy's models.
     """
 
-    def __init__(self, below: StateLayout, mesh: ReplicaMesh, sync: LocalUpdates, phases: Phases) -> None:
+    def __init__(self, below: CutStateLayout, mesh: ReplicaMesh, sync: LocalUpdates, phases: Phases) -> None:
         super().__init__(mesh, sync, phases)
         self._below = below
 
@@ -288,6 +345,12 @@ class LoneCutLayout(_OverParts, LoneLayout):
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
         return self._below.place(layouts, values)
+
+
+def _lying(layout: Any, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return a variable's shared value and rows where a program wants them, which may be in other parts."""
+    (shared, rows), (shared_lies, rows_lie) = pair, layout.sharding
+    return layout.mesh.put(shared, shared_lies), layout.mesh.put(rows, rows_lie)
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,7 +25,7 @@ from unisono._mesh import ReplicaMesh
 from unisono.collectives._packing import PackingPlan, plan, unpack
 from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import Fragment, Pair, Turn, with_changes
-from unisono.sharding._shards import ShardedVariableLayout, Shards
+from unisono.sharding._shards import ShardedVariableLayout
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
 from unisono.step.variables._merge_rules import Merge
 
@@ -132,8 +132,12 @@ def when_exchanged(sync: LocalUpdates, replicas: int) -> list[int]:
     return [sync.every, sync.fragments, sync.overlap, replicas]
 
 
-def rows_in_parts(mesh: ReplicaMesh, group: ProcessGroup, rows: Sequence[jax.Array]) -> list[Shards]:
+def rows_in_parts(mesh: ReplicaMesh, group: ProcessGroup, rows: Sequence[jax.Array]) -> list[Any]:
     """Return rows of replicas as values in parts, which workers read together."""
+    if mesh.devices_per_replica > 1:
+        from unisono.local_updates._local_cut_layout import rows_of_grid
+
+        return rows_of_grid(mesh, group, rows)
     with group.dispatch():
         flat = _flatten(mesh)(list(rows))
     return [

@@ -188,11 +188,7 @@ class LocalState(FitState):
         """Return what the exchange of a fragment changes: the last one's that of all but weights, too."""
         fragments = self.local.added(self._model.optimizer).fragments
         is_last = number == len(fragments) - 1
-        turn = turn_of(self._model, fragments[number], self.joined() if is_last else [])
-        if self._replicas.mesh.devices_per_replica == 1:
-            return turn
-        weights, others = ([self._layouts[p][i].cut for p, i in ps] for ps in (turn.weights, turn.others))  # type: ignore[attr-defined]
-        return turn._replace(cuts=(weights, others))
+        return turn_of(self._model, fragments[number], self.joined() if is_last else [])
 
     def _exchanged_if(
         self,
@@ -302,6 +298,7 @@ class LocalTrainFunction(TrainerFunction):
     """Keras' `train_function` on replicas that train apart between exchanges."""
 
     step_type, state_type, policy_type = LocalStep, LocalState, LocalPolicy
+    exchange_type = ExchangeBesideSteps
     carried: LocalState
 
     def __init__(self, model: keras.Model, replicas: Replicas, task: TrainerTask) -> None:
@@ -314,7 +311,7 @@ class LocalTrainFunction(TrainerFunction):
         #: What is sent while the next steps run; None where steps wait for it.
         self._beside: ExchangeBesideSteps | None = None
         if isinstance(layout, LocalLayout) and layout.sync.overlap:
-            self._beside = beside = ExchangeBesideSteps(replicas, layout, self.carried)
+            self._beside = beside = self.exchange_type(replicas, layout, self.carried)
             self.loop.limit = lambda: beside.room(self.steps_in_phase)
             # Without a message in a step: with the fragments.
             self._programs.agree = False
@@ -435,9 +432,11 @@ class LocalTrainFunction(TrainerFunction):
 class LocalPhases(Phases):
     """The phases of a strategy's models, by their train functions."""
 
+    function_type = LocalTrainFunction
+
     def make_train_function(self, model: keras.Model, replicas: Replicas) -> StepFunction | None:
         is_local = isinstance(replicas.state_layout, LocalLayout)
-        return LocalTrainFunction(model, replicas, TrainerTask.TRAIN) if is_local else None
+        return self.function_type(model, replicas, TrainerTask.TRAIN) if is_local else None
 
     def is_in_phase(self, model: keras.Model) -> bool:
         function = _function_of(model)

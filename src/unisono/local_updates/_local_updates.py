@@ -117,31 +117,38 @@ class LocalUpdates(Synchronization):
         if mesh.devices_per_replica > 1:
             return self._layout_of_grid(layout, mesh, group)
         if type(layout) is not StateLayout:
-            raise InvalidArgumentError(
-                "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
-                f"Received: {self!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
-            )
+            raise self._needs_all_state()
         # A replica that is alone averages with none.
         is_alone = mesh.num_replicas == 1
         phases = LocalPhases()
         return LoneLayout(mesh, self, phases) if is_alone else LocalLayout(mesh, group, self, phases)
 
+    def _needs_all_state(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "With `LocalUpdates` each replica must hold its whole state, and no gradients are exchanged. "
+            f"Received: {self!r} and another `state_layout` or a `CompressedAllReduce`. Leave one out."
+        )
+
     def _layout_of_grid(self, layout: StateLayout, mesh: ReplicaMesh, group: ProcessGroup) -> StateLayout:
         """Return the state layout of replicas of several devices; see `_layout`.
 
         Raises:
-            UnsupportedError: where fragments are exchanged beside the steps, or by several processes.
+            InvalidArgumentError: where the other arguments ask for another one.
+            UnsupportedError: where a replica has devices of several processes.
         """
-        if self.overlap or mesh.spans_processes:
-            received = f"{self!r} and devices_per_replica={mesh.devices_per_replica}"
-            raise UnsupportedError(
-                "Replicas of several devices train apart within a process, and wait for each exchange. "
-                f"Received: {received}{' on several workers' * mesh.spans_processes}. Leave `overlap` out, "
-                "or take replicas of one device."
-            )
+        from unisono.local_updates._exchange_of_parts import GridPhases
         from unisono.local_updates._local_cut_layout import LocalCutLayout, LoneCutLayout
+        from unisono.model_parallel._cut_layout import CutStateLayout
 
-        phases = LocalPhases()
+        if not isinstance(layout, CutStateLayout):
+            raise self._needs_all_state()
+        if mesh.processes_per_replica > 1:
+            raise UnsupportedError(
+                "With `LocalUpdates` the devices of a replica must belong to one process. Received: "
+                f"{self!r} and devices_per_replica={mesh.devices_per_replica} across processes. Write a "
+                "`devices_per_replica` that divides the devices of each process, or leave `sync` out."
+            )
+        phases = GridPhases()
         if mesh.num_replicas == 1:
             return LoneCutLayout(layout, mesh, self, phases)
         return LocalCutLayout(layout, mesh, group, self, phases)

@@ -383,28 +383,21 @@ def cut_layout(
         )
     plain, group = StateLayout(mesh), group or SingleProcessGroup()
     compresses = ops._layout(plain, mesh, group) is not plain
-    unsupported = {
-        f"state_layout={state_layout!r} with a `sync`": state_layout != "mirrored" and sync is not None,
-        f"cross_device_ops={ops!r} with a `sync`": compresses and sync is not None,
-        f"cross_device_ops={ops!r} with 'fully_sharded'": compresses and state_layout == "fully_sharded",
-    }
-    if received := next((name for name, is_given in unsupported.items() if is_given), None):
+    if compresses and state_layout == "fully_sharded" and mesh.processes_per_replica > 1:
         raise UnsupportedError(
-            "Replicas of several devices divide their state between them, and compress gradients, where they "
-            "exchange gradients at each step; what is gathered where it is used is not compressed. "
-            f"Received: devices_per_replica={mesh.devices_per_replica} and {received}. "
-            f"Leave {received.partition('=')[0]} out."
+            "With 'fully_sharded', gradients are compressed where each replica belongs to one process. "
+            f"Received: devices_per_replica={mesh.devices_per_replica}, state_layout='fully_sharded' and "
+            f"cross_device_ops={ops!r}. Write `state_layout=\"sharded\"`, or leave `cross_device_ops` out."
         )
     if layout_map is None or layout_map == "auto":
         cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)
     else:
         cuts = CutStateLayout(mesh, rule_of(layout_map, mesh.devices_per_replica), ops, group)
-    if sync is not None:
-        return sync._layout(cuts, mesh, group)
+    layout: StateLayout = cuts
     # One replica has no others to share its state with.
-    if state_layout == "mirrored" or mesh.num_replicas == 1:
-        return ops._layout(cuts, mesh, group)
-    # Says where the part is absent on which both layouts are built.
-    load("fully sharded layout")
-    divided: StateLayout = load("state in parts of several devices")(state_layout, mesh, group, cuts)
-    return ops._layout(divided, mesh, group)
+    if state_layout != "mirrored" and (mesh.num_replicas > 1 or sync is not None):
+        # Says where the part is absent on which both layouts are built.
+        load("fully sharded layout")
+        layout = load("state in parts of several devices")(state_layout, mesh, group, cuts)
+    layout = ops._layout(layout, mesh, group)
+    return layout if sync is None else sync._layout(layout, mesh, group)

@@ -26,6 +26,7 @@ OPS = {
     "top_k": lambda: CompressedAllReduce("top_k", k=0.1, exact_below=1024),
 }
 K = keras.optimizers
+LAYOUTS = ["mirrored", "sharded", pytest.param("fully_sharded", marks=pytest.mark.exhaustive)]
 
 
 def strategy_with(ops, replicas=2, state_layout="mirrored"):
@@ -122,7 +123,7 @@ def test_a_strategy_of_workers_takes_no_other_algorithm():
 SHAPES = ((40, 30), (3, 3, 8, 7), (301,), ())
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", OPS)
 def test_what_was_applied_and_the_errors_are_all_gradients(kind, layout):
     """Of plain descent with rate 1, after several steps on three replicas."""
@@ -152,7 +153,7 @@ def test_what_was_applied_and_the_errors_are_all_gradients(kind, layout):
         np.testing.assert_allclose(-np.asarray(weight) + error, total, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_with_an_infinity_leaves_nothing_behind(layout):
     """On the last replica, in a gradient that is sent exactly; the loss scale is halved."""
     strategy = strategy_with(OPS["int8"](), 3, layout)

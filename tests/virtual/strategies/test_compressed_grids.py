@@ -8,7 +8,7 @@ import unisono
 from tests.support import devices
 from tests.virtual.strategies.test_compressed_gradients import OPS, TOLERANCES, errors, received
 from tests.virtual.training._digits import crossentropy, digits
-from unisono import CompressedAllReduce
+from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
 from unisono.compression._compressed_layout import is_of_compression
 from unisono.step._call_signature import Call
@@ -59,7 +59,7 @@ def exact():
         *(
             pytest.param(kind, layout, marks=pytest.mark.exhaustive)
             for kind in OPS
-            for layout in ("mirrored", "sharded")
+            for layout in ("mirrored", "sharded", "fully_sharded")
             if (kind, layout) != ("int8", "mirrored")
         ),
     ],
@@ -110,7 +110,7 @@ def leaves_nothing_out(strategy):
     return weights
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["mirrored", "sharded", "fully_sharded"])
 @pytest.mark.parametrize(
     "kind", [k if k == "top_k" else pytest.param(k, marks=pytest.mark.exhaustive) for k in OPS]
 )
@@ -151,7 +151,12 @@ def test_errors_go_to_other_numbers_of_replicas_and_devices(tmp_path):
     fitted(model, rows=192)
     wanted = errors(model.optimizer)
     assert max(np.abs(e).max() for e in wanted) > 1e-3
-    for replicas, size, layout in ((3, 1, "mirrored"), (1, 2, "mirrored"), (2, 2, "sharded")):
+    for replicas, size, layout in (
+        (3, 1, "mirrored"),
+        (2, 2, "fully_sharded"),
+        (1, 2, "mirrored"),
+        (2, 2, "sharded"),
+    ):
         path = Checkpoint(model=model).write(str(tmp_path / f"to-{replicas}"))
         strategy = grid(OPS["top_k"](), replicas, size, layout)
         model = compiled(strategy)
@@ -164,6 +169,28 @@ def test_errors_go_to_other_numbers_of_replicas_and_devices(tmp_path):
     assert any(is_of_compression(v) for v in model.optimizer.variables)
 
 
-def test_what_is_gathered_where_it_is_used_is_not_compressed():
-    with pytest.raises(unisono.UnsupportedError, match=r"compressed. Received: .* and cross_device_ops"):
-        grid(CompressedAllReduce(), layout="fully_sharded")
+@pytest.mark.parametrize("layout", [pytest.param("sharded", marks=pytest.mark.exhaustive), "fully_sharded"])
+def test_a_run_that_resumes_has_the_same_bits(tmp_path, layout):
+    """Within an epoch, with the errors of what was not sent; in parts of parts, as before."""
+
+    def trained(*callbacks):
+        model = compiled(grid(OPS["int8"](), layout=layout))
+        x, y = digits()
+        given = {"batch_size": 24, "epochs": 2, "shuffle": False, "verbose": 0}
+        losses = model.fit(x[:108], y[:108], callbacks=[*callbacks], **given).history["loss"]
+        held = [parts(v) for v in (*model.trainable_variables, *model.optimizer.variables)]
+        return losses, [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)], held
+
+    def stop(batch, logs=None):
+        if batch == 2:
+            raise InterruptedError
+
+    wanted = trained()
+    backup = lambda: BackupAndRestore(tmp_path, save_freq=2)  # noqa: E731
+    with pytest.raises(InterruptedError):
+        trained(backup(), keras.callbacks.LambdaCallback(on_train_batch_end=stop))
+    losses, values, held = trained(backup())
+    assert losses == wanted[0]
+    for ours, theirs in zip(values, wanted[1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert held == wanted[2]

@@ -10,6 +10,8 @@ import unisono
 from tests.support import devices
 from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
+from unisono.local_updates._local_phase import TRAINABLE
+from unisono.local_updates._local_training import LocalState
 from unisono.step._keras_internals import stored_value
 
 pytestmark = pytest.mark.numbers
@@ -20,9 +22,12 @@ CUT = {".*up/kernel": (None, "model"), ".*up/bias": ("model",), ".*down/kernel":
 CUT |= {".*norm/(gamma|beta|moving_.*)": ("model",)}
 
 
-def local(replicas, size, outer=True, every=2, layout_map=CUT, **options):
-    make = (lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)) if outer else None
-    options = {"sync": unisono.LocalUpdates(every, make, **options)}
+def outer():
+    return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+
+
+def local(replicas, size, has_outer=True, every=2, layout_map=CUT, **options):
+    options = {"sync": unisono.LocalUpdates(every, outer if has_outer else None, **options)}
     if size > 1:
         options |= {"devices_per_replica": size, "layout_map": layout_map}
     return unisono.MirroredStrategy(devices(replicas * size), **options)
@@ -68,8 +73,10 @@ def part_of(variable):
     "options",
     [
         {},
-        pytest.param({"outer": False}, marks=pytest.mark.exhaustive),
+        {"every": 3, "fragments": 2, "overlap": 1},
+        pytest.param({"has_outer": False}, marks=pytest.mark.exhaustive),
         pytest.param({"fragments": 2}, marks=pytest.mark.exhaustive),
+        pytest.param({"overlap": 2}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_numbers_are_those_of_replicas_of_one_device(options):
@@ -80,7 +87,7 @@ def test_numbers_are_those_of_replicas_of_one_device(options):
     parts = {v.path.split("/")[-1]: part_of(v) for v in model.optimizer.variables}
     # A row of each replica, in parts on its devices.
     assert next(shape for name, shape in parts.items() if "up_kernel_momentum" in name) == (1, 6, 8)
-    if options.get("outer", True):
+    if options.get("has_outer", True):
         assert (6, 8) in [shape for name, shape in parts.items() if name.startswith("outer_")]
 
 
@@ -150,28 +157,81 @@ class Ends(keras.callbacks.Callback):
         """When it ends is an argument."""
 
 
+def fitted_in_phases(folder, ends, replicas, size, *, saves=True, every=5, steps=8, **options):
+    """Phases end after 5 and 8 of the 8 steps of an epoch; the last batch does not divide."""
+    given = {name: options.pop(name) for name in ("wide", "optimizer") if name in options}
+    model = compiled(local(replicas, size, every=every, **options), **given)
+    backup = [BackupAndRestore(folder, save_before_preemption=True)] if saves else []
+    x, y = data(8 * steps - 5)
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[*backup, ends])
+    return model, [history.history["loss"][-1], *values(model)]
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
         pytest.param({"fragments": 2}, marks=pytest.mark.exhaustive),
         pytest.param({"layout_map": "auto"}, marks=pytest.mark.exhaustive),
+        # Saved while a fragment is sent.
+        pytest.param({"overlap": 3}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_run_that_resumes_within_a_phase_has_the_same_bits(tmp_path, options):
     """The rows of replicas, in parts, and the steps since the last exchange are in the backup."""
-
-    def fitted(ends, saves=True):
-        # Phases end after 5 and 8 of the 8 steps of an epoch.
-        model = compiled(local(2, 2, every=5, **options))
-        backup = [BackupAndRestore(tmp_path, save_before_preemption=True)] if saves else []
-        x, y = data(64)
-        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[*backup, ends])
-        return history.history["loss"][-1], *values(model)
-
     with pytest.raises(SystemExit):
-        fitted(Ends(15))
+        fitted_in_phases(tmp_path, Ends(15), 2, 2, **options)
     resumed = Ends(0)
-    for ours, theirs in zip(fitted(resumed), fitted(Ends(0), saves=False), strict=True):
+    _, found = fitted_in_phases(tmp_path, resumed, 2, 2, **options)
+    _, wanted = fitted_in_phases(tmp_path, Ends(0), 2, 2, saves=False, **options)
+    for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert resumed.batches == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.exhaustive),
+        (1, 2),
+        pytest.param(2, 4, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_phase_goes_on_with_as_many_replicas_of_other_devices(tmp_path, before, after):
+    """Also what is being sent: its sums, and the rows as they were."""
+    options = {"fragments": 2, "overlap": 2}
+    with pytest.raises(SystemExit):
+        # A fragment is sent after two steps of the phase, and the other one after five.
+        fitted_in_phases(tmp_path, Ends(6), 2, before, **options)
+    resumed = Ends(0)
+    model, found = fitted_in_phases(tmp_path, resumed, 2, after, **options)
+    _, wanted = fitted_in_phases(tmp_path, Ends(0), 2, after, saves=False, **options)
+    assert_close(found, wanted)
+    assert resumed.batches == 10
+    assert part_of(model.get_layer("up").kernel) == (6, 16 // after)
+
+
+@pytest.mark.exhaustive
+def test_a_phase_goes_on_in_parts_that_its_first_batch_decides(tmp_path, monkeypatch):
+    """Rows are read before it is known how weights are cut: no device has them whole even then."""
+    seen, resume = [], LocalState.resume
+
+    def noted(self, phase):
+        resume(self, phase)
+        seen.append(
+            [x.addressable_shards[0].data.shape for pair in self.held.values[TRAINABLE] for x in pair]
+        )
+
+    monkeypatch.setattr(LocalState, "resume", noted)
+    options = {"wide": 1024, "optimizer": lambda: keras.optimizers.SGD(0.001, momentum=0.9), "overlap": 2}
+    options |= {"layout_map": "auto", "steps": 4}
+    with pytest.raises(SystemExit):
+        fitted_in_phases(tmp_path, Ends(6), 2, 2, every=3, **options)
+    model, found = fitted_in_phases(tmp_path, Ends(0), 2, 2, every=3, **options)
+    _, wanted = fitted_in_phases(tmp_path, Ends(0), 2, 2, every=3, saves=False, **options)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    (shapes,) = seen
+    assert shapes[:2] == [(6, 512), (1, 6, 512)]
+    assert part_of(model.get_layer("up").kernel) == (6, 512)
+    assert [part_of(v) for v in model.optimizer.variables].count((1, 6, 512)) == 1

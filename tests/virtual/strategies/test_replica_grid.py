@@ -298,21 +298,24 @@ def test_devices_must_divide():
         unisono.MirroredStrategy(devices(2), devices_per_replica=0)
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     "options",
     [
-        {"state_layout": "sharded", "sync": unisono.LocalUpdates(every=2)},
-        {"sync": unisono.LocalUpdates(every=2, overlap=1)},
-        {"cross_device_ops": unisono.CompressedAllReduce(), "state_layout": "fully_sharded"},
-        {"cross_device_ops": unisono.CompressedAllReduce(), "sync": unisono.LocalUpdates(every=2)},
+        {"state_layout": "sharded"},
+        {"state_layout": "fully_sharded"},
+        {"cross_device_ops": unisono.CompressedAllReduce()},
     ],
 )
-def test_what_needs_replicas_of_one_device_is_said(options):
-    with pytest.raises(unisono.UnsupportedError) as error:
-        grid(2, 2, **options)
-    said = str(error.value)
-    assert "devices_per_replica=2" in said
-    assert f"{next(iter(options))}=" in said or "overlap=1" in said
+def test_replicas_that_train_apart_hold_their_whole_state(size, options):
+    """The error of replicas of one device; of which nothing is exchanged is not asked."""
+    options = {**options, "devices_per_replica": size}
+    for replicas in (1, 2):
+        with pytest.raises(unisono.InvalidArgumentError, match="must hold its whole state"):
+            unisono.MirroredStrategy(
+                devices(replicas * size), sync=unisono.LocalUpdates(every=2, overlap=1), **options
+            )
+    unisono.MirroredStrategy(devices(2 * size), sync=unisono.LocalUpdates(every=1), **options)
 
 
 def test_a_ring_reduces_gradients_in_parts():

@@ -28,6 +28,7 @@ OPTIONS = {
     "fully sharded": {"state_layout": "fully_sharded"},
     "compressed": {"cross_device_ops": CompressedAllReduce("int8")},
     "compressed, sharded": {"cross_device_ops": CompressedAllReduce(), "state_layout": "sharded"},
+    "compressed, fully sharded": {"cross_device_ops": CompressedAllReduce(), "state_layout": "fully_sharded"},
     "local": {"sync": LocalUpdates(4, outer)},
     "local, mean": {"sync": LocalUpdates(4)},
     "fragments": {"sync": LocalUpdates(4, outer, fragments=2)},
