@@ -420,16 +420,17 @@ class World:
             raise self._failure
 
     def _next_event(self, events):
+        ready = self.ready
         while events:
             self.now, _, timer = heappop(events)
             if self.now > self.limit:
                 raise Overdue(f"It must end within {self.limit:g} s.\n{self.stacks()}")
             if timer.fn is not None:
                 timer.fn()
-                # What happens at the same moment may be seen in any order.
-                if not events or events[0][0] > self.now:
-                    return
-        if not self.ready:
+            # What happens at the same moment may be seen in any order.
+            if ready and (not events or events[0][0] > self.now):
+                return
+        if not ready:
             raise Deadlock(f"No event is left at {self.now:.1f} s, and these wait:\n{self.stacks()}")
 
     def fail(self, error, where=""):
