@@ -6,7 +6,9 @@ the loopback's messages. A stub: the processes of tasks, and a server's machine.
 - a launch that ends with 0 has trained all batches, and the client's logs have each line once, in order;
 - without a fault no server is lost; what a fault does a restart repairs, or the launch ends within its bound;
 - a server runs processes of one generation and of one client at a time;
-- a client that has ended leaves no processes behind, and a server ends those of a silent client.
+- a client that has ended leaves no processes behind, and a server ends those of a silent client: also what
+  tasks have started and left behind;
+- a server that is back is taken again, and what it has ended meanwhile is not waited for.
 
 Tests: tests/unit/test_simulated_files.py.
 """
@@ -39,6 +41,8 @@ _STEP, _EVERY, _TICK = 0.4, 3, 0.25
 _GRACE, _STALL = 6.0, 30.0
 #: Seconds for a launch in all, and for each fault: a lost server is waited for, and a lease ends.
 _BOUND = 120.0
+#: Seconds in which a server that can be reached is found again.
+_FOUND_WITHIN = 15.0
 _KILLED, _STOPPED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 _KINDS = (
     "kill server", "kill task", "pause server", "pause client", "raise", "part", "wall", "stop",
@@ -101,8 +105,12 @@ class _Server:
         self.cluster, self.world, self.name = cluster, cluster.world, name
         self.root = place_of(f"{ROOT}/disk/{name.partition(':')[0]}")
         self.processes, self.pauses = [], []
+        #: What tasks have left behind: the generation of the task, and the process.
+        self.children = []
 
     def start(self):
+        #: Since when it runs.
+        self.since = self.world.now
         self.process = self.cluster.machine.process(self.name, self._serve)
         # They are this server's children, and the kernel ends them with it.
         self.process.at_end(self._kill_all)
@@ -110,6 +118,25 @@ class _Server:
     def _kill_all(self):
         for each in self.processes:
             each.kill()
+        for _, child in self.children:
+            child.kill()
+
+    def leave_child(self, generation):
+        """Start a process that a task does not wait for, such as one that reads its data."""
+        name = f"child.{next(self.cluster.numbers)}"
+        child = self.cluster.machine.process(name, lambda: self.world.block([], None, "what never ends"))
+        self.children.append((generation, child))
+
+    def old_children(self, generation):
+        """Return what tasks of earlier generations have left behind, and runs."""
+        return [child for own, child in self.children if own < generation and not child.is_dead]
+
+    def reachable_since(self):
+        """Return since when the client can reach it without an end."""
+        ends = [end for _, end in self.pauses + self.cluster.pauses]
+        names = self.process.name, "client"
+        parted = [self.cluster.network._parted.get(pair, 0.0) for pair in (names, names[::-1])]
+        return max([self.since, *ends, *parted])
 
     def _serve(self):
         rpc_server = None
@@ -142,6 +169,7 @@ class _Server:
 
     def sweep(self):
         left = {each.pid for each in self.processes if each.poll() is None}
+        left |= {child.pid for _, child in self.children if not child.is_dead}
         self._kill_all()
         return left
 
@@ -157,6 +185,16 @@ class _Machine:
 
     def start(self, shape, log):
         return self._server.start_process(log)
+
+
+class _Screen(Screen):
+    """Keeps what a launch says."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
 
 
 class _Cluster:
@@ -179,6 +217,9 @@ class _Cluster:
         self.hit = False
         #: What each process has printed, by its server's log.
         self.printed = {}
+        #: When the client was stopped, as the servers have it, too; and since when its launch has ended.
+        self.pauses, self.ended_at = [], 0.0
+        self.screen = _Screen()
 
     def living(self):
         """Return the processes of tasks that run."""
@@ -194,11 +235,13 @@ class _Cluster:
             each for each in self.living()
             if each.server is process.server and each.generation < process.generation
         ]  # fmt: skip
-        if older:
+        if older or process.server.old_children(process.generation):
             world.fail(AssertionError(f"{process.server.name} runs two generations."))
         brought = process.server.root / f"job-{job['job']}" / "train.py"
         if brought.read_text() != "print()":
             world.fail(AssertionError(f"The program was not brought: {brought.read_text()!r}"))
+        if world.choose(4) == 3:
+            process.server.leave_child(process.generation)
         heart = HeartbeatFile(
             place_of(environ["UNISONO_PROGRESS"]), place_of(environ["UNISONO_FENCE"]), str(process.generation)
         )
@@ -258,11 +301,13 @@ class _Cluster:
         access = ServerAccess(lambda address: self.network.rpc_client(SERVER, address, CLIENT))
         try:
             return _client._run(
-                slots, slots.options(**options), program, self.paths, Screen(), lambda: tuple(self.signals),
-                run, "train.py", access,
+                slots, slots.options(**options), program, self.paths, self.screen,
+                lambda: tuple(self.signals), run, "train.py", access,
             )  # fmt: skip
         except ClusterError as error:
             return error
+        finally:
+            self.ended_at = self.world.now
 
     def check_logs(self, workers):
         """Check that the client has each line of the processes that have ended well, once and in order."""
@@ -304,7 +349,9 @@ def _disturb(world, cluster, client):
         server.pauses.append((world.now, world.now + seconds))
         server.process.pause(seconds)
     elif kind == "pause client":
-        client.pause(world.uniform(0.0, 2 * LEASE_SECONDS))
+        seconds = world.uniform(0.0, 2 * LEASE_SECONDS)
+        cluster.pauses.append((world.now, world.now + seconds))
+        client.pause(seconds)
     elif kind == "part":
         cluster.network.part("client", server.name, world.uniform(0.0, 20.0))
     elif kind == "cut off":
@@ -369,12 +416,25 @@ def _check_end(world, cluster, client, workers):
     left = max([0.0, *(end - world.now for s in cluster.servers.values() for _, end in s.pauses)])
     world.sleep(left + LEASE_SECONDS + LEASE_GRACE + 8.0 + 20.0 * bool(world.faults))
     running = [each.process.name for each in cluster.living()]
+    running += [child.name for server in cluster.servers.values() for child in server.old_children(1 << 30)]
     world.check(not running, lambda: f"{running} run on after their client has ended.")
     outcome = client.result
     if client.is_killed:
         return
+    if not world._stall:
+        stalls = [text for text in cluster.screen.said if "made no progress" in text]
+        # A server that is stopped for so long keeps its tasks' progress from the client.
+        is_late = any(end - begin > _STALL / 2 for s in cluster.servers.values() for begin, end in s.pauses)
+        world.check(is_late or not stalls, lambda: f"All tasks make progress: {stalls}")
     if isinstance(outcome, ClusterError):
         world.check(bool(world.faults), lambda: f"Nothing was lost: {outcome}")
+        if "after they were lost" in str(outcome) and not world._stall:
+            named = [server for name, server in cluster.servers.items() if name in str(outcome)]
+            away = [cluster.ended_at - server.reachable_since() for server in named]
+            world.check(
+                not away or min(away) < _FOUND_WITHIN,
+                lambda: f"Servers that can be reached for {away} s are taken again: {outcome}",
+            )
         return
     if outcome.code == 0:
         world.check(

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
-from unisono._errors import ClusterError
+from unisono._errors import ClusterError, InvalidArgumentError
 from unisono.rpc._calls import PeerLostError, RequestClient, RequestNumbers
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
@@ -315,8 +315,11 @@ class ServerLink:
         name = process.copies.result.name
         try:
             answer = self.request(Op.GET, {"name": name, "offset": 0})
-        except RequestRefusedError:  # a program, or a function that has not returned
-            return
+        except RequestRefusedError as error:
+            if error.kind == InvalidArgumentError.__name__:  # a program, or a function that has not returned
+                return
+            # It was started again since it has told the end, and the result is lost with the processes.
+            raise
         aside = process.copies.result.with_suffix(".part")
         with aside.open("wb") as file:
             file.write(answer.arrays[0].tobytes())

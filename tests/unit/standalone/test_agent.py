@@ -356,6 +356,27 @@ def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_proces
     assert len(linked.prepared) == 2
 
 
+def test_a_result_that_is_lost_with_its_server_is_no_success(linked):
+    """The end was told, and the server is another one when the result is asked for."""
+    process = linked.process()
+    (there,) = linked.machine.processes
+    (linked.machine.root / "one" / "result").write_bytes(b"r")
+    handle = linked.agent.handle
+    again = Agent("a:1", linked.machine, lambda *answer: linked.rpc_server.reply(*answer))
+
+    def handle_or_start_again(client, frame):
+        if frame.op is Op.GET:
+            linked.agent = again
+        return handle(client, frame) if linked.agent is not again else again.handle(client, frame)
+
+    linked.agent.handle = handle_or_start_again
+    there.end(0)
+    linked.until(lambda: process.poll() is not None)
+    assert process.loss.startswith("lost its server a:1: it was started again")
+    assert process.poll() != 0
+    assert not process.copies.result.exists()
+
+
 def test_a_server_that_was_taken_without_the_client_seeing_the_answer_gets_its_files(tmp_path):
     made = Linked(tmp_path)
     hello = Frame(Op.HELLO, 1, 0, {"job": "one", "client": "me", "lease": 10.0})
