@@ -4,6 +4,7 @@ python -m tests.simulation --minutes 3 --seed 0 --jobs 2     # all protocols, as
 python -m tests.simulation --protocol pushes --schedules 1000
 python -m tests.simulation --protocol restarts --seed 17 --show   # one schedule: who sent what when
 python -m tests.simulation --mistakes                        # which planted mistakes are found, and how soon
+python -m tests.simulation --mistakes --tables               # the same as tables of Markdown
 python -m tests.simulation --speed                           # schedules in a second of CPU, as a table
 python -m tests.simulation --reach --minutes 4               # which branches of the code they reach
 python -m tests.simulation --reach --missing launcher        # and which of the launcher they do not
@@ -11,6 +12,7 @@ python -m tests.simulation --reach --missing launcher        # and which of the 
 
 import argparse
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -38,6 +40,7 @@ def main(argv=None):
     parser.add_argument("--reach", action="store_true")
     parser.add_argument("--missing", help="a part of the names of modules: list their branches, too")
     parser.add_argument("--only", help="a part of the name of the mistakes to plant")
+    parser.add_argument("--tables", action="store_true", help="of the mistakes, for docs")
     arguments = parser.parse_args(argv)
     if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
         os.environ["PYTHONHASHSEED"] = _HASH_SEED
@@ -271,34 +274,39 @@ def _show(arguments):
 
 
 def _try_mistakes(arguments):
+    from tests.simulation import _tables
     from tests.simulation.protocols import mistakes
 
     most = min(arguments.schedules, 10_000)
-    chosen = [m for m in mistakes() if not arguments.only or arguments.only in m.name]
+    chosen = [
+        m
+        for m in mistakes()
+        if (not arguments.only or arguments.only in m.name)
+        and (not arguments.protocol or {*m.protocols} & {*arguments.protocol})
+    ]
     tasks = [(index, arguments.seed, most) for index, m in enumerate(mistakes()) if m in chosen]
-    if arguments.jobs > 1:
-        with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-            results = pool.imap(_try_mistake, tasks)
-            found = _print_mistakes(results)
-    else:
-        found = _print_mistakes(map(_try_mistake, tasks))
+    trials = []
+    with contextlib.ExitStack() as stack:
+        if arguments.jobs > 1:
+            pool = stack.enter_context(multiprocessing.get_context("fork").Pool(arguments.jobs))
+            results = pool.imap_unordered(_try_mistake, tasks)
+        else:
+            results = map(_try_mistake, tasks)
+        for trial in results:
+            trials.append(trial)
+            print(trial.line(), flush=True)
+    found = sum(trial.what is not None for trial in trials)
+    if arguments.tables:
+        print(f"\n{_tables.by_protocol(trials)}\n\n{_tables.of_all(trials)}\n")
     print(f"{found} of {len(chosen)} mistakes were found within {most} schedules")
     return int(found < len(chosen))
 
 
-def _print_mistakes(results):
-    found = 0
-    for name, protocol, count, what in results:
-        found += what is not None
-        where = f"{what} in {protocol}" if what is not None else "not found"
-        print(f"{name:75} {count:6}  {where}", flush=True)
-    return found
-
-
 def _try_mistake(task):
-    """Return the mistake's name, and the protocol, number of schedules and kind of error that showed it."""
+    """Return after how many schedules of which protocol a mistake has shown itself, and how."""
     from tests.simulation._primitives import simulated
     from tests.simulation._runner import run_many, run_one
+    from tests.simulation._tables import Trial
     from tests.simulation.protocols import mistakes, protocols
 
     index, seed, most = task
@@ -317,9 +325,10 @@ def _try_mistake(task):
                 count += tally.schedules
                 # What fails without it, too, does not show it.
                 if failures and run_one(protocols()[name], failures[0].seed).error is None:
-                    return mistake.name, name, count, failures[0].what
+                    others = (other for other in mistake.protocols if other != name)
+                    return Trial(mistake.name, (name, *others), count, failures[0].what)
             size = min(size * 2, 200)
-    return mistake.name, "", count, None
+    return Trial(mistake.name, mistake.protocols, count, None)
 
 
 if __name__ == "__main__":

@@ -307,7 +307,11 @@ class Disk:
 
 
 def _parts(path):
-    return [part for part in str(path).split("/") if part]
+    text = str(path)
+    if ".." in text:
+        # There are no symbolic links.
+        text = os.path.normpath(text)
+    return [part for part in text.split("/") if part]
 
 
 def _error(number, path):

@@ -163,7 +163,7 @@ class SimulatedNetwork(LoopbackNetwork):
         if not rpc_client._pending.mark_sent(frame.request):
             return
         self.sent_at.setdefault((rpc_client, frame.request), self.world.now)
-        parts = _through_bytes(frame)
+        parts = self._packed(frame)
 
         def deliver():
             # The server that is there now: one that was started again may get what was sent to the one
@@ -176,6 +176,10 @@ class SimulatedNetwork(LoopbackNetwork):
 
         self._carry(rpc_client, self._processes[rpc_client], self._processes[rpc_server], frame, deliver)
 
+    def _packed(self, frame):
+        """Return the parts of a message, as they arrive."""
+        return _through_bytes(frame)
+
     def _flush(self, rpc_client):
         """Send what has waited for room."""
         waiting = self._unsent.pop(rpc_client)
@@ -187,7 +191,7 @@ class SimulatedNetwork(LoopbackNetwork):
         rpc_client = self._rpc_clients.get(client.connection)
         if rpc_client is None:
             return
-        parts = _through_bytes(frame)
+        parts = self._packed(frame)
         process = self._processes[rpc_client]
 
         def settle():

@@ -128,11 +128,49 @@ MISTAKES = (
         "with self.status.in_flight.collective():",
         "if True:",
     ),
+    # That a worker asks on which was told to end is harmless: while it asks, a collective counts as in
+    # flight, so that the watchdog ends it, after 5 s at most. So the mistake is another one.
     _of_peers(
-        "a worker asks on that was told to end",
-        "_peer_monitor:PeerMonitor._poll",
-        " and not self.is_aborted and",
-        " and",
+        "a process that answers counts as finished",
+        "_peer_monitor:PeerMonitor.wait_for_shutdown",
+        'if not (isinstance(s, dict) and s["finished"])]',
+        "if not isinstance(s, dict)]",
+    ),
+    _of_peers(
+        "a file counts as written before it is",
+        "_status:WorkerStatus.answer",
+        '"done": written or self._has_passed(question)}',
+        '"done": True}',
+    ),
+    _of_peers(
+        "a file that the first worker could not write is waited for",
+        "_status:WorkerStatus._has_passed",
+        "(isinstance(at, int) and self.collectives_begun > at)",
+        "False",
+    ),
+    _of_peers(
+        "each worker numbers checkpoints itself",
+        "_peer_monitor:PeerMonitor.agree_on_number",
+        'number = int(answer["number"])',
+        "pass",
+    ),
+    _of_peers(
+        "an older file of the same name counts as the next one",
+        "_peer_monitor:PeerMonitor.agree_on_number",
+        "index = self.status.num_checkpoints(series)",
+        "index = max(0, self.status.num_checkpoints(series) - 1)",
+    ),
+    _of_peers(
+        "a process is ready before it has met its cluster",
+        "_health:HealthServer._status_of",
+        "is_well = self.is_ready or line[1] == LIVE.encode()",
+        "is_well = True",
+    ),
+    _of_peers(
+        "a request without an end is kept",
+        "_health:HealthServer._answer",
+        "if len(inbox) > _REQUEST_BYTES:",
+        "if False:",
     ),
     _of_peers(
         "the end of programs is sent once",

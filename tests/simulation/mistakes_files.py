@@ -101,6 +101,27 @@ MISTAKES = (
     ),
     Mistake("the newest is taken, damaged or not", f"{_COMMITS}:_first_good", "continue", "raise", "damage"),
     Mistake(
+        "a checkpoint of a newer version is read",
+        f"{_MANIFESTS}:parse_manifest",
+        "if version is not None and version > FORMAT:",
+        "if False:",
+        "damage",
+    ),
+    Mistake(
+        "files of a manifest may lie elsewhere",
+        f"{_MANIFESTS}:_problem_of",
+        "names_problem(files) or ",
+        "",
+        "damage",
+    ),
+    Mistake(
+        "the folder of a manifest may lie elsewhere",
+        f"{_MANIFESTS}:_problem_of",
+        "None if folder is None else name_problem(folder)",
+        "None",
+        "damage",
+    ),
+    Mistake(
         "numbers are compared as texts",
         f"{_COMMITS}:_numbered",
         "(int(match[1]), match[0])",

@@ -34,7 +34,7 @@ MISTAKES = (
     ),
     Mistake(
         "records of an earlier boot belong to the log",
-        ("logs", "damaged_logs"), f"{_RECORDS}:RecordFile.commit", "zlib.crc32(header, self._file)",
+        ("reboots",), f"{_RECORDS}:RecordFile.commit", "zlib.crc32(header, self._file)",
         "zlib.crc32(header)",
         ((f"{_RECORDS}:_read_record", "zlib.crc32(raw[:-4], file)", "zlib.crc32(raw[:-4])"),),
     ),

@@ -194,7 +194,7 @@ MISTAKES = (
     ),
     Mistake(
         "a restart forgets which writes were carried out",
-        _KILLED, f"{_STORE}.load", "RequestDedup(*listed(meta, \"answered\"))", "RequestDedup()",
+        ("logs", "restarts"), f"{_STORE}.load", "RequestDedup(*listed(meta, \"answered\"))", "RequestDedup()",
     ),
     Mistake(
         "a restart begins with the older image",
@@ -218,7 +218,7 @@ MISTAKES = (
     ),
     Mistake(
         "changes that the image has are repeated",
-        _KILLED, f"{_STATE}._journal:FileJournal.changes", "if record[0] > after]", "]",
+        ("logs",), f"{_STATE}._journal:FileJournal.changes", "if record[0] > after]", "]",
     ),
     # --- closures
     Mistake(
@@ -238,9 +238,11 @@ MISTAKES = (
         "                closure.number = new\n"
         "            self._state = decide.lose(self._state, worker)",
     ),
+    # Without the closures that run again the watermark is the same: they are sent before all others, the
+    # lowest first, and it is read when one is sent. So the mistake is another one.
     Mistake(
-        "the watermark passes closures that run again",
-        _CLOSURES, f"{_CHIEF}._closures:Closures.watermark", "*self.retries, ", "",
+        "the watermark passes closures that are in flight",
+        _CLOSURES, f"{_CHIEF}._closures:Closures.watermark", ", *(r.number for r in self.running)", "",
     ),
     Mistake(
         "one update more than the bound is missed",

@@ -5,7 +5,9 @@ few are kept; it may be killed at any call, its machine may lose its power, and 
 and `rivals_in_store` have two of them at a time, and in `damage` bytes change that nothing has written.
 """
 
-from tests.simulation._disk import Disk
+import json
+
+from tests.simulation._disk import Disk, Folder
 from tests.simulation._file_doors import ROOT, FileDoors, Machine
 from tests.simulation._object_store import LATEST, ObjectStore, StoreDoors
 from tests.simulation._stub_training import batches_in, snapshot_after
@@ -15,7 +17,7 @@ from unisono._system._object_store import StorePath, place_of
 from unisono.checkpoint._reader import latest_checkpoint
 from unisono.checkpoint._series import CommitSeries, read_snapshot, write_snapshot
 from unisono.checkpoint.commits import _commits
-from unisono.checkpoint.commits._manifests import MANIFEST, parse_manifest
+from unisono.checkpoint.commits._manifests import FORMAT, MANIFEST, _hash_json, parse_manifest
 
 _KEEP = 2
 #: The state of a process that has not been restored.
@@ -303,7 +305,7 @@ def damage(world):
         names = sorted(folder.names, key=lambda name: int(name.partition("-")[2]), reverse=True)
         count = 1 + world.choose(len(names))
         for name in names[:count]:
-            _damage(world, folder.names[name])
+            _damage(world, folder.names[name], name)
         good = [int(name.partition("-")[2]) for name in names[count:]]
 
         def restore():
@@ -326,17 +328,44 @@ def damage(world):
         setting.run(machine, restore, "restoring")
 
 
-def _damage(world, folder):
-    """Flip a bit of a file of a checkpoint, cut it, or lose it."""
+def _damage(world, folder, checkpoint):
+    """Flip a bit of a file of a checkpoint, cut it, lose it, or let its manifest say what is not so."""
     name = world.pick(sorted(folder.names))
     file = folder.names[name]
-    match world.choose(3):
+    match world.choose(6):
         case 0 if file.data:
             file.data[world.choose(len(file.data))] ^= 1 << world.choose(8)
         case 1 if file.data:
             del file.data[world.choose(len(file.data)) :]
+        case 3:
+            folder.names[name] = Folder(file.number)
+        case 4 | 5:
+            manifest = folder.names[MANIFEST]
+            manifest.data[:] = _forged(world, manifest.data, checkpoint)
         case _:
             del folder.names[name]
+
+
+def _forged(world, text, checkpoint):
+    """Return a manifest whose hash is right, of a newer version, or by one who wants other files read."""
+    manifest = json.loads(bytes(text))
+    del manifest["sha256"]
+    files = manifest["files"]
+    name = sorted(files)[0]
+    change = world.pick(
+        (
+            lambda: manifest.update(format=FORMAT + 1),
+            lambda: manifest.update(format=str(FORMAT)),
+            lambda: manifest.update(files=sorted(files)),
+            lambda: files.update({name: {**files[name], "bytes": str(files[name]["bytes"])}}),
+            lambda: files.update({name: {**files[name], "sha256": 5}}),
+            # What they lead to is there, and has this hash.
+            lambda: files.update({f"../{checkpoint}/{name}": files[name]}),
+            lambda: manifest.update(folder=f"../{checkpoint}"),
+        )
+    )
+    change()
+    return json.dumps({**manifest, "sha256": _hash_json(manifest)}).encode()
 
 
 def rivals(world):

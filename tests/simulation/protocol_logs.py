@@ -141,16 +141,11 @@ class Logs:
             return
         try:
             self.recovered(durable)
-            threads = [
-                sim.Thread(target=self.push_all, args=(durable, thread, closures), name=f"pushes{thread}")
-                for thread in range(_THREADS)
-            ]
-            for thread in threads:
-                thread.start()
-            self.snapshot(durable)
-            for thread in threads:
-                thread.join()
-            self.look(durable.store)
+            self.run_job(durable, closures)
+            # A chief that was started again begins a new job: a log has the changes of both.
+            if self.has_log and self.world.choose(3) == 2:
+                self.begin_job(durable, False)
+                self.run_job(durable, closures)
         except _FAILURES as error:
             self.check_full(error)
         if is_last:
@@ -160,6 +155,19 @@ class Logs:
         else:
             durable.close()
 
+    def run_job(self, durable, closures):
+        """Apply closures in two threads, and look at what is there then."""
+        threads = [
+            sim.Thread(target=self.push_all, args=(durable, thread, closures), name=f"pushes{thread}")
+            for thread in range(_THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        self.snapshot(durable)
+        for thread in threads:
+            thread.join()
+        self.look(durable.store)
+
     def check_full(self, error):
         """A server fails because its disk is full, or another one's call for files fails, and says so."""
         faulty = self.world.faults["disk"] or self.disk.room < 1 << 24
@@ -168,6 +176,8 @@ class Logs:
         # A snapshot is written at the request of one who is told what the disk has said.
         said |= isinstance(error, OSError) and (self.world.faults["disk"] > 0 or not self.has_log)
         self.world.check(said, lambda: f"A full disk has an error of its own. Found: {error!r}")
+        left = [path for path in self.disk.listing() if path.endswith(".partial")]
+        self.world.check(self.world.faults["disk"] or not left, lambda: f"A full disk keeps {left}.")
 
     def recovered(self, durable):
         """Check what a server has found, and begin a new job where nothing is left."""
@@ -276,7 +286,15 @@ class Logs:
         return Push(job.number(closure), watermark, (update,), ((COUNTS, one_hot),), assigns)
 
     def repeat(self, job, store):
-        """Push once more what was acknowledged: a message may outlive the server that had answered it."""
+        """Send once more what was acknowledged: a message may outlive the server that had answered it."""
+        written = [entry for entry in job.writes if entry[1] and entry[2]]
+        if written and self.world.choose(2):
+            value, request, _ = self.world.pick(written)
+            self.world.check(
+                not store.write(REGISTER, np.float32(value), request=request),
+                lambda: f"A write that is late is not carried out again: {value:g}.",
+            )
+            return
         done = [c for c in job.closures if c.ended is not None and not c.is_lost]
         if done:
             closure = self.world.pick(done)
@@ -389,21 +407,40 @@ class Logs:
             self.world.sleep(self.world.uniform(0.05, 1.0))
             self.disk.write_back()
 
-    def damage_file(self):
-        """Flip a bit of a file, cut it, or lose it, while no server runs."""
+    def damage_files(self):
+        """Damage files while no server runs."""
         folder = self.disk.root.names.get("ps-0")
-        names = sorted(name for name in folder.names if name != "lock") if folder else []
+        if folder is None:
+            return
+        self.damage_file(folder)
+        if not any(name == "log" or name.startswith(("image", "acknowledged")) for name in folder.names):
+            # No server can know that there was a job.
+            self.job = None
+
+    def damage_file(self, folder):
+        """Flip a bit of a file, cut it, or lose it, or lose several."""
+        names = sorted(name for name in folder.names if name != "lock")
         if not names:
+            return
+        self.damaged += 1
+        if self.world.choose(6) >= self.partly:
+            # As where a folder was restored in part.
+            for name in names:
+                if name == "acknowledged" or name.startswith("image"):
+                    del folder.names[name]
+            self.damaged += 1
+            self.world.note("fault", "host", "host", "lost all but the log")
+            self.world.faults["damage"] += 1
             return
         # The note is small, and nothing is as important.
         name = self.world.pick([*names, *("acknowledged",) * (2 if "acknowledged" in names else 0)])
         file = folder.names[name]
-        self.damaged += 1
         fate = self.world.choose(5)
         if fate < 3 and len(file.data):
             # Where headers are, where the first records and arrays are, or anywhere.
-            begin, length = ((0, 256), (_records.FIRST, 1024), (0, len(file.data)))[fate]
-            at = min(begin + self.world.choose(length), len(file.data) - 1)
+            size = len(file.data)
+            begin, length = ((0, 256), (_records.FIRST % size, 1024), (0, size))[fate]
+            at = begin + self.world.choose(min(length, size - begin))
             file.data[at] ^= 1 << self.world.choose(8)
         elif fate == 3:
             del file.data[self.world.choose(len(file.data) + 1) :]
@@ -412,25 +449,35 @@ class Logs:
         self.world.note("fault", "host", "host", f"damaged {name}")
         self.world.faults["damage"] += 1
 
-    def run(self, may_damage):
-        """Run servers one after another."""
+    def run(self, may_damage, servers=1, power=1, partly=5):
+        """Run servers one after another.
+
+        Args:
+            servers: how many there are at least, before the last one.
+            power: in how many of three cases the machine loses its power behind one of them.
+            partly: in how many of six cases a part of the files is damaged, and not all but the log lost.
+        """
+        self.partly = partly
         world, machine = self.world, self.machine
+        # Files that no other fault has touched are damaged, too.
+        is_quiet = may_damage and world.choose(2, SETTING) == 1
         with FileDoors(world, Machine(world, "checker", machine.disks)):
             world.process("system", self.write_back)
-            for _ in range(1 + world.choose(4, SETTING)):
+            for _ in range(servers + world.choose(4, SETTING)):
                 world.faults_left = 1 + world.choose(2, SETTING)
-                self.draw_faults(may_damage)
-                risk, losses = world.pick((0.0, 0.005, 0.03), SETTING), machine.power_losses
-                process = machine.process("ps0", lambda: self.serve(1 + world.choose(4)))
+                self.draw_faults(is_quiet)
+                risk = 0.0 if is_quiet else world.pick((0.0, 0.005, 0.03), SETTING)
+                losses = machine.power_losses
+                process = machine.process("ps0", lambda: self.serve(world.choose(5)))
                 process.risk = risk
                 world.check(process.wait(1000.0), lambda: f"A server must end.\n{world.stacks()}")
                 if process.error is not None:
                     raise process.error
-                if world.choose(3) == 1:
+                if 1 <= world.choose(3) <= power - (is_quiet and power == 1):
                     machine.lose_power()
                 self.lost_power |= machine.power_losses > losses
                 if may_damage and world.choose(2):
-                    self.damage_file()
+                    self.damage_files()
                 self.disk.room = float("inf")
             world.faults_left, machine.risk, machine.power, machine.errors = 0, 0.0, 0.0, 0.0
             process = machine.process("ps0", lambda: self.serve(1, is_last=True))
@@ -438,9 +485,11 @@ class Logs:
             if process.error is not None:
                 raise process.error
 
-    def draw_faults(self, may_damage):
-        """Draw what may happen to the next server."""
+    def draw_faults(self, is_quiet):
+        """Draw what may happen to the next server; nothing, where it is quiet."""
         world, machine = self.world, self.machine
+        if is_quiet:
+            return
         machine.risk = world.pick((0.0, 0.01), SETTING)
         machine.power = world.pick((0.0, 0.0, 0.02), SETTING)
         machine.errors = world.pick((0.0, 0.0, 0.02), SETTING)
@@ -448,19 +497,19 @@ class Logs:
             self.disk.room = world.choose(3 << 20 if self.has_log else 1 << 18)
 
 
-def _run(world, has_log, may_damage=False):
+def _run(world, has_log, **faults):
     world.settle()
-    Logs(world, has_log).run(may_damage)
+    Logs(world, has_log).run(**faults)
 
 
 def logs(world):
     """A server with a log is killed, loses its power, or has a full disk."""
-    _run(world, True)
+    _run(world, True, may_damage=False)
 
 
 def snapshots(world):
     """The same without a log: the newest snapshot is found."""
-    _run(world, False)
+    _run(world, False, may_damage=False)
 
 
 def damaged_logs(world):
@@ -468,4 +517,9 @@ def damaged_logs(world):
     _run(world, True, may_damage=True)
 
 
-PROTOCOLS = {"logs": logs, "snapshots": snapshots, "damaged_logs": damaged_logs}
+def reboots(world):
+    """The same on a machine that is started again and again: files of several boots lie in one folder."""
+    _run(world, True, may_damage=True, servers=3, power=2, partly=3)
+
+
+PROTOCOLS = {"logs": logs, "snapshots": snapshots, "damaged_logs": damaged_logs, "reboots": reboots}

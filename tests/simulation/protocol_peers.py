@@ -17,7 +17,7 @@ from tests.simulation._sockets import Network, SocketDoors
 from tests.simulation._world import SETTING
 from unisono._errors import ClusterError
 from unisono.cluster._introduction import introduce
-from unisono.cluster.liveness._health import LIVE, HealthServer
+from unisono.cluster.liveness._health import LIVE, READY, HealthServer
 from unisono.cluster.liveness._peer_monitor import PeerMonitor
 from unisono.cluster.liveness._status import WorkerStatus
 from unisono.cluster.liveness._status_server import Peers, StatusServer
@@ -152,6 +152,9 @@ class _Worker:
     shape: int = 8
     ends_early: bool = False
     is_stopped: bool = False
+    #: Whether it has met its cluster, and how many checkpoints it has numbered.
+    is_ready: bool = False
+    saves: int = 0
 
     def start(self):
         self.process = self.host.process(f"worker{self.number}", self._run)
@@ -185,6 +188,7 @@ class _Worker:
         watchdog = PeerWatchdog(monitor, status.in_flight, _HEARTBEAT, self.exit)
         status.sees_ends = job.uses_gloo
         job.met.add(self.number)
+        health.is_ready = self.is_ready = True
         try:
             self._train(monitor)
         except ClusterError as error:
@@ -217,6 +221,32 @@ class _Worker:
                     raise
                 raise explained from error
             self.steps += 1
+            if self.steps % job.saves_every == 0:
+                self._save(monitor)
+
+    def _save(self, monitor):
+        """Take part in a checkpoint: the first worker numbers it and writes a file for which others wait."""
+        job, world = self.job, self.job.world
+        index, self.saves = self.saves, self.saves + 1
+        # As where each has looked into a directory of its own.
+        number = monitor.agree_on_number("ckpt", 100 * self.number + index, is_first=self.number == 0)
+        path = f"ckpt-{index}"
+        if self.number == 0:
+            world.sleep(world.uniform(0.0, 0.3))
+            job.numbers[index] = number
+            # A disk may fail: then the first worker goes on without the file.
+            job.failed.add(path) if world.choose(4) == 3 else job.files.add(path)
+            if path in job.files:
+                monitor.status.note_file(path)
+            return
+        monitor.wait_for_file(path)
+        is_there = path in job.files or path in job.failed
+        is_disturbed = job.harm is not None or world._stall or monitor.is_aborted
+        world.check(is_there or is_disturbed, lambda: f"Worker {self.number} does not wait for {path}.")
+        world.check(
+            number == job.numbers.get(index) or is_disturbed,
+            lambda: f"Worker {self.number} numbers {path} {number}, the first one {job.numbers.get(index)}.",
+        )
 
 
 class _Job:
@@ -227,6 +257,10 @@ class _Job:
         self.uses_gloo = world.choose(3, SETTING) < 2
         self.steps = 3 + world.choose(8, SETTING)
         self.arrays = world.pick((1, 3, 150), SETTING)
+        #: After how many steps there is a checkpoint; the files that the first worker has written, or could
+        #: not write, and its numbers.
+        self.saves_every = world.pick((100, 2, 1), SETTING)
+        self.files, self.failed, self.numbers = set(), set(), {}
         count = 2 + world.choose(3, SETTING)
         self.workers = [_Worker(self, i, network.host(f"node{i}")) for i in range(count)]
         self.names = tuple(f"worker {i} at node{i}:2222" for i in range(count))
@@ -267,20 +301,34 @@ def _be_stranger(world, network, address, data):
 def _probe(job, worker):
     """Be the kubelet: a process that runs answers, whatever its main thread waits for."""
     world, network = job.world, job.network
-    began = world.now
+    began, was_ready = world.now, worker.is_ready
+    request, statuses = world.pick(
+        (
+            (f"GET {LIVE} HTTP/1.1", {200}),
+            (f"GET {READY} HTTP/1.1", {200 if was_ready else 503}),
+            ("GET /etc/passwd HTTP/1.1", {404}),
+            (f"POST {LIVE} HTTP/1.1", {405}),
+            ("nonsense", {400}),
+            # Without an end, and too long: it is not answered.
+            ("GET " + "a" * 9000, {0}),
+        )
+    )
+    answer = b""
     try:
         with network.create_connection((worker.host.ip, _PROBED), 5.0) as sock:
-            sock.sendall(f"GET {LIVE} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            sock.sendall(f"{request}\r\nHost: a\r\n".encode() + (b"" if 0 in statuses else b"\r\n"))
             sock.settimeout(5.0)
-            answer = b""
             while data := sock.recv(1000):
                 answer += data
     except OSError as error:
-        answer = repr(error)
+        answer = answer if 0 in statuses else repr(error).encode()
+    if READY in request and worker.is_ready:
+        statuses = statuses | {200}
+    status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0
     is_disturbed = world.faults or world._stall or worker.process.is_dead or worker.end is not None
     world.check(
-        is_disturbed or (isinstance(answer, bytes) and answer.startswith(b"HTTP/1.1 200 OK")),
-        lambda: f"A process that runs must answer probes, at {began:.1f} s: {answer}",
+        is_disturbed or status in statuses,
+        lambda: f"A process answers {request[:30]} with {statuses}, at {began:.1f} s: {answer}",
     )
 
 
@@ -309,7 +357,12 @@ def _disturb(world, job):
         world.wall_offset += world.pick((3600.0, -3600.0, 1e6))
     elif kind == "stranger":
         abort = _protocol.frame({"kind": "abort", "reason": "a stranger says so", "secret": "guess"})
-        noise = (b"GET / HTTP/1.1\r\n\r\n", b"", b"UNIM\x00\x04\x00\x00\x00\x02{}", b"UNIM\x00\x09")
+        noise = (
+            b"GET / HTTP/1.1\r\n\r\n", b"", b"UNIM\x00\x04\x00\x00\x00\x02{}",
+            b"UNIM\x00\x09\x00\x00\x00\x00", b"UNIM\x00\x04\x00\xff\x00\x00",
+            _protocol.frame({"kind": "state", "secret": 5}),
+            _protocol.frame({"kind": "end", "missing": "a stranger says so", "secret": ""}),
+        )  # fmt: skip
         data = world.pick(noise) if world.choose(2) else abort
         port = next(
             (s._local[1] for s in network.sockets_of(worker.process) if s._queue is not None), _PROBED

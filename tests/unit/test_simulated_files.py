@@ -28,6 +28,7 @@ from unisono.parameter_server.state import _records
 PROTOCOLS = (
     "disk", "nfs", "object_store", "damage", "rivals", "rivals_in_store", "generations", "preemptions",
     "single_restarts", "leases", "links", "logs", "snapshots", "damaged_logs",
+    "reboots",
 )  # fmt: skip
 #: Mistakes that few schedules show, and the defects that the simulation has found in the project itself.
 PLANTED = {

@@ -16,6 +16,7 @@ from tests.simulation._history import History
 from tests.simulation._network import SimulatedNetwork
 from tests.simulation._reached import Reached, measure, missing, table
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
+from tests.simulation._tables import Trial, by_protocol, of_all
 from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
 from tests.simulation.mistakes_old import DEFECTS
 from tests.simulation.protocols import mistakes, protocols
@@ -93,6 +94,24 @@ def test_time_jumps_and_waits_end():
     world.limit = 10_000
     assert world.run(run) == 3600.0
     assert time.monotonic() - began < 5
+
+
+def test_who_is_ready_runs_before_time_goes_on():
+    world = World()
+
+    def run():
+        event = sim.Event()
+        sim.Thread(target=lambda: (event.wait(2.0), seen.append(world.now))).start()
+        # At the same moment, later in order, and cancelled.
+        world.call_later(2.0, lambda: None).cancel()
+        world.sleep(1.0)
+        cancelled = world.call_later(1.0, lambda: None)
+        cancelled.cancel()
+        world.sleep(100.0)
+
+    seen = []
+    world.run(run)
+    assert seen == [2.0]
 
 
 def test_a_deadlock_is_found_and_says_who_waits():
@@ -291,6 +310,8 @@ COUNTS = {
     "restarts": 25,
     "closures": 20,
     "closures_and_restarts": 10,
+    "messages": 60,
+    "wrong_requests": 12,
 }
 
 
@@ -323,6 +344,8 @@ PLANTED = {
     "a repeated HELLO drops the variables again": "pushes",
     "a generation is taken twice": "chiefs",
     "a closure is answered before its updates are acknowledged": "closures",
+    "a header is not compared with its checksum": "messages",
+    "a push may be behind its own watermark": "wrong_requests",
 }
 
 
@@ -336,6 +359,25 @@ def test_planted_mistakes_are_found(name):
         shrunk = shrink(protocol, failures[0].seed, most_runs=40)
         assert shrunk.error is not None
     assert "time" in report(name, shrunk)
+
+
+def test_mistakes_are_shown_as_tables():
+    trials = [
+        Trial("late", ("b", "a"), 150, "Violation"),
+        Trial("soon", ("b",), 3, "Deadlock"),
+        Trial("never", ("a",), 600, None),
+    ]
+    rows = by_protocol(trials).splitlines()[2:]
+    assert rows == [
+        "| `a` | 1 | 0 | 0 | 0 |  |",
+        "| `b` | 2 | 2 | 1 | 1 | 150: late |",
+        "| all | 3 | 2 | 1 | 1 | |",
+    ]
+    assert of_all(trials).splitlines()[2:] == [
+        "| never | `a` | not within 600 |",
+        "| late | `b` | 150 |",
+        "| soon | `b` | 3 |",
+    ]
 
 
 def test_every_mistake_can_be_planted():
@@ -419,9 +461,9 @@ def test_a_schedule_that_fails_without_a_mistake_does_not_show_it(monkeypatch):
     mistake = types.SimpleNamespace(name="no text", protocols=("fails",), planted=planted)
     monkeypatch.setitem(protocols(), "fails", fails)
     monkeypatch.setattr("tests.simulation.protocols.mistakes", lambda: [mistake])
-    assert search._try_mistake((0, 0, 40)) == ("no text", "fails", 6, "Violation")
+    assert search._try_mistake((0, 0, 40)) == Trial("no text", ("fails",), 6, "Violation")
     # Found by no other one.
-    assert search._try_mistake((0, 6, 40)) == ("no text", "", 60, None)
+    assert search._try_mistake((0, 6, 40)) == Trial("no text", ("fails",), 60, None)
 
 
 def test_old_defects_are_put_back_by_mistakes():
