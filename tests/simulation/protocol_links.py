@@ -8,7 +8,9 @@ the loopback's messages. A stub: the processes of tasks, and a server's machine.
 - a server runs processes of one generation and of one client at a time;
 - a client that has ended leaves no processes behind, and a server ends those of a silent client: also what
   tasks have started and left behind;
-- a server that is back is taken again, and what it has ended meanwhile is not waited for.
+- a server that is back is taken again, and what it has ended meanwhile is not waited for;
+- a connection that is lost and found again ends no task;
+- when a launch has ended, its servers are free at once.
 
 Tests: tests/unit/test_simulated_files.py.
 """
@@ -41,6 +43,8 @@ _STEP, _EVERY, _TICK = 0.4, 3, 0.25
 _GRACE, _STALL = 6.0, 30.0
 #: Seconds for a launch in all, and for each fault: a lost server is waited for, and a lease ends.
 _BOUND = 120.0
+#: Lines after which a client must know a task that prints them.
+_KNOWN_AFTER = 15
 #: Seconds in which a server that can be reached is found again.
 _FOUND_WITHIN = 15.0
 _KILLED, _STOPPED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
@@ -59,6 +63,8 @@ class _ServerProcess:
         self.server, self.log, self.world = server, log, server.world
         self.ended_at, self.key = None, ""
         self.wants_end = False
+        #: How many lines it has printed.
+        self.lines = 0
         self._job, self._waiters = None, []
         self.process = server.cluster.machine.process(f"task.{next(server.cluster.numbers)}", self._run)
         self.pid = self.process.pid
@@ -73,6 +79,8 @@ class _ServerProcess:
 
     def _end(self):
         self.ended_at = self.world.wall
+        if self.process.is_killed and self.lines >= _KNOWN_AFTER:
+            self.server.cluster.killed.append(self.process.name)
 
     def assign(self, job):
         self._job = job
@@ -140,7 +148,7 @@ class _Server:
 
     def _serve(self):
         rpc_server = None
-        agent = Agent(self.name, _Machine(self), lambda *args: rpc_server.reply(*args))
+        agent = self.agent = Agent(self.name, _Machine(self), lambda *args: rpc_server.reply(*args))
         rpc_server = self.cluster.network.rpc_server(self.name, agent.handle)
         rpc_server.start()
         while True:
@@ -217,6 +225,8 @@ class _Cluster:
         self.hit = False
         #: What each process has printed, by its server's log.
         self.printed = {}
+        #: The tasks that were killed after their client knew them.
+        self.killed = []
         #: When the client was stopped, as the servers have it, too; and since when its launch has ended.
         self.pauses, self.ended_at = [], 0.0
         self.screen = _Screen()
@@ -271,6 +281,7 @@ class _Cluster:
                 return self._succeed(process, job)
 
     def _print(self, process, job, text):
+        process.lines += 1
         self.printed.setdefault(job["log"], []).append(text)
         with open(job["log"], "a", encoding="utf-8") as file:
             file.write(text + "\n")
@@ -409,7 +420,21 @@ def links(world):
             )
         if client.error is not None:
             raise client.error
+        if not world._stall:
+            _check_servers(world, cluster, elastic)
         _check_end(world, cluster, client, workers)
+
+
+def _check_servers(world, cluster, elastic):
+    """Compare what has become of servers and tasks with what has happened to them."""
+    is_found_again = set(world.faults) <= {"cut", "wall"} and not elastic
+    world.check(
+        not is_found_again or not cluster.killed,
+        lambda: f"A connection that is found again ends no task. Killed: {cluster.killed}",
+    )
+    if not world.faults:
+        clients = [server.agent.status()["client"] for server in cluster.servers.values()]
+        world.check(not any(clients), lambda: f"Servers are free at the end of a launch, not for {clients}.")
 
 
 def _check_end(world, cluster, client, workers):
