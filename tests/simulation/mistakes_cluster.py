@@ -131,10 +131,10 @@ MISTAKES = (
     # That a worker asks on which was told to end is harmless: while it asks, a collective counts as in
     # flight, so that the watchdog ends it, after 5 s at most. So the mistake is another one.
     _of_peers(
-        "a process that answers counts as finished",
-        "_peer_monitor:PeerMonitor.wait_for_shutdown",
-        'if not (isinstance(s, dict) and s["finished"])]',
-        "if not isinstance(s, dict)]",
+        "steps are compared with those of the worker after the next",
+        "_peer_monitor:PeerMonitor._compare_with_next",
+        "(self._peers.own + 1)",
+        "(self._peers.own + 2)",
     ),
     _of_peers(
         "a file counts as written before it is",

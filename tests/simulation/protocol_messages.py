@@ -13,6 +13,7 @@ The contents of arrays have no checksum: TCP has one.
 Tests: tests/unit/test_simulation.py.
 """
 
+import dataclasses
 import functools
 
 import ml_dtypes
@@ -133,24 +134,21 @@ def _foreign():
     )
 
 
-def _unsendable(world, number):
-    """Return a message that has no place on the wire."""
+@functools.cache
+def _unsendable():
+    """Return messages that have no place on the wire."""
     deep = []
     for _ in range(40):
         deep = [deep]
-    return world.pick(
-        (
-            Frame(Op.STATUS, number, 0, {"a": float("nan")}),
-            Frame(Op.STATUS, number, 0, {"a": deep}),
-            Frame(Op.STATUS, number, 0, {"a": {1}}),
-            Frame(Op.STATUS, number, 0, {1: "a"}),
-            Frame(Op.STATUS, number, 0, {"a": [0] * (1 << 17)}),
-            Frame(Op.STATUS, -1),
-            Frame(Op.STATUS, number, 1 << 32),
-            Frame(Op.STATUS, number, 0, {}, [np.array(["text"])]),
-            Frame(Op.STATUS, number, 0, {}, [np.ones(2, ">f4")]),
-            Frame(Op.STATUS, number, 0, {}, [np.ones((1,) * (_frames.MAX_RANK + 1))]),
-        )
+    frame = Frame(Op.STATUS, 1 << 62)
+    metas = ({"a": float("nan")}, {"a": deep}, {"a": {1}}, {1: "a"}, {"a": "," * (1 << 17)})
+    rank = (1,) * (_frames.MAX_RANK + 1)
+    arrays = (np.array(["text"]), np.ones(2, ">f4"), np.ones(rank))
+    return (
+        *(dataclasses.replace(frame, meta=meta) for meta in metas),
+        *(dataclasses.replace(frame, arrays=[array]) for array in arrays),
+        dataclasses.replace(frame, request=-1),
+        dataclasses.replace(frame, generation=1 << 32),
     )
 
 
@@ -191,7 +189,7 @@ class _Messages:
         for _ in range(_REQUESTS):
             number = numbers.next()
             if world.choose(4) == 3:
-                self.refuse(client, _unsendable(world, number))
+                self.refuse(client, world.pick(_unsendable()))
                 continue
             arrays = [np.ones(world.pick(_SHAPES), world.pick(_DTYPES)) for _ in range(world.choose(3))]
             if arrays and world.choose(3) == 2:

@@ -150,9 +150,12 @@ class _Worker:
     code: int | None = None
     steps: int = 0
     shape: int = 8
+    #: After how many steps the shapes of its batches have changed.
+    shaped_at: int | None = None
     ends_early: bool = False
     is_stopped: bool = False
-    #: Whether it has met its cluster, and how many checkpoints it has numbered.
+    #: Whether it answers probes, whether it has met its cluster, and how many checkpoints it has numbered.
+    is_probed: bool = False
     is_ready: bool = False
     saves: int = 0
 
@@ -178,6 +181,7 @@ class _Worker:
         status = self.status = WorkerStatus(sees_ends=False)
         server = StatusServer(self.host.ip, status, "secret")
         health = HealthServer(_PROBED)
+        self.is_probed = True
         address = f"{self.host.ip}:{server.port}"
         listening = tuple(address if i == self.number else "" for i in range(len(job.workers)))
         peers = Peers(self.number, listening, job.names, "secret", _HEARTBEAT)
@@ -399,6 +403,7 @@ def _disturb(world, job):
         worker.ends_early = True
     else:
         worker.shape += 1
+        worker.shaped_at = worker.steps
     if (kind in _HARMFUL and not worker.process.is_dead) or kind in ("kill", "lose"):
         job.harm = kind, world.now, hit
         job.is_at_end = any(each.steps >= job.steps - 1 for each in job.workers)
@@ -414,7 +419,9 @@ def _bound(job):
     if kind in ("kill", "lose", "long cut", "long one way", "isolate"):
         return _STEP + max(_LOST_WITHIN, at_end) + _ABORT_WITHIN
     if kind == "long pause":
-        return _STEP + _COLLECTIVE + at_end + _ABORT_WITHIN
+        # At a checkpoint its number and its file are waited for, too.
+        saving = 2 * _COLLECTIVE if job.saves_every <= job.steps else 0.0
+        return _STEP + saving + _COLLECTIVE + at_end + _ABORT_WITHIN
     return job.steps * _STEP + _COLLECTIVE + at_end
 
 
@@ -460,6 +467,11 @@ def _check_ends(world, job):
             lambda worker=worker: f"{kind} of {hit} must be named by worker {worker.number}: {worker.end}",
         )
     if kind == "other shapes":
+        other = job.workers[hit[0]]
+        world.check(
+            other.end != "done" or other.steps <= other.shaped_at + 1,
+            lambda: f"Worker {other.number} takes other steps than the others until the end: {ends}",
+        )
         well = [end for end in ends.values() if end == "done"]
         world.check(
             not well or len(well) == len(ends), lambda: f"All take the same steps, or none ends well: {ends}"
@@ -486,6 +498,8 @@ def peers(world):
         for worker in job.workers:
             worker.start()
             world.sleep(world.uniform(0.0, 1.0))
+            if worker.is_probed and world.choose(4) == 3:
+                kubelet.process("probe", lambda worker=worker: _probe(job, worker))
         quiet_since = world.now
         while not job.is_over:
             left = world.faults_left

@@ -14,7 +14,7 @@ from tests.simulation import __main__ as search
 from tests.simulation import _primitives as sim
 from tests.simulation._history import History
 from tests.simulation._network import SimulatedNetwork
-from tests.simulation._reached import Reached, measure, missing, table
+from tests.simulation._reached import LEFT_OUT, SOURCE, Reached, measure, missing, table
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
 from tests.simulation._tables import Trial, by_protocol, of_all
 from tests.simulation._world import FAULT, Deadlock, Overdue, Violation, World
@@ -403,7 +403,10 @@ def test_branches_are_counted_by_package():
         "launcher/_a": Reached(10, 5, 4, 3, missing=((7, -3),)),
         "launcher/engines/_b": Reached(90, 0, 20, 0),
         "rpc/_c": Reached(10, 10, 0, 0),
+        "rpc/_ports": Reached(9, 0, 9, 0),
     }
+    for module in LEFT_OUT:
+        assert (SOURCE / f"{module}.py").is_file()
     rows = table(found).splitlines()
     assert "| `launcher` | 50% of 10 | 75% of 4 |" in rows
     assert rows[-1] == "| all | 75% of 20 | 75% of 4 |"
