@@ -261,7 +261,10 @@ class TaskGroup:
 
     def check_progress(self, progress: tuple[TaskProgress, ...], timeout: float, now: float) -> Stall | None:
         """Count a task that stalls the others as failed, after it wrote its stack traces into its log."""
-        over = self._ending or self._failures or self._is_training_over()
+        if self._is_training_over():
+            # The others may save or export for long, without a step; a stopped process does neither.
+            progress = tuple(dataclasses.replace(each, changed_at=None) for each in progress)
+        over = self._ending or self._failures
         stall = None if over else find_stall(progress, timeout, now)
         if stall is None or not (stall.stopped or self._can_report_progress(stall.task)):
             return None
@@ -291,11 +294,7 @@ class TaskGroup:
         return True
 
     def _is_training_over(self) -> bool:
-        """Return whether a worker has succeeded.
-
-        Workers that compute together finish together. The remaining ones save, export or shut down, which
-        takes an unknown time without any step.
-        """
+        """Return whether a worker has succeeded: those that compute together finish together."""
         jobs = {task.type for task in self.plan.tasks}
         ended = {task.type for task, code in self._codes.items() if code == 0}
         return "ps" not in jobs and bool(ended & {"chief", "worker"})

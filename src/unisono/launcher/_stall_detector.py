@@ -81,9 +81,9 @@ class ProgressMonitor:
             seen = self._progress[task]
             mark = _mark(self._files[task])
             if mark is None and task in self._marks:
-                # The file was removed: until it exists again, a missing change does not mean a stall.
+                # The file was removed. A task that trains writes it again as soon as it can.
                 del self._marks[task]
-                seen = dataclasses.replace(seen, changed_at=None)
+                seen = dataclasses.replace(seen, changed_at=now)
             elif mark is not None and mark != self._marks.get(task):
                 self._marks[task] = mark
                 seen = dataclasses.replace(seen, step=read_step(self._files[task]), changed_at=now)

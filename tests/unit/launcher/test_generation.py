@@ -190,6 +190,11 @@ def test_who_makes_no_steps_after_another_has_ended_well_is_at_its_end_too(launc
     launch.tasks.observe((), False)
     assert launch.tasks.check_progress((TaskProgress(W1, 5, 1.0),), 10.0, 20.0) is None
     assert launch.failures() == {}
+    # Who is stopped does neither, and would be waited for without an end.
+    assert launch.tasks.check_progress((TaskProgress(W1, 5, 1.0, stopped_at=11.0),), 10.0, 20.0) is None
+    stall = launch.tasks.check_progress((TaskProgress(W1, 5, 1.0, stopped_at=11.0),), 10.0, 22.0)
+    assert (stall.task, launch.processes[W1].code) == (W1, 137)
+    assert launch.failures() == {W1: stall.detail}
 
 
 def test_a_task_starts_again_alone_when_its_process_has_ended(launch):

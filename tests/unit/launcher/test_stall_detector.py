@@ -76,6 +76,20 @@ def test_a_change_is_noticed_when_it_is_seen(tmp_path):
     assert monitor.poll({}, 5.0) == ()
 
 
+def test_a_task_that_does_not_write_its_file_again_stalls(tmp_path):
+    path = tmp_path / "p"
+    monitor, pids = ProgressMonitor({W0: path}), {W0: os.getpid()}
+    path.write_text("3 99\n")
+    monitor.poll(pids, 1.0)
+    path.unlink()
+    # From then on it has the same time as after a step.
+    assert monitor.poll(pids, 9.0) == (TaskProgress(W0, 3, 9.0),)
+    assert find_stall(monitor.poll(pids, 18.0), 10.0, 18.0) is None
+    assert find_stall(monitor.poll(pids, 20.0), 10.0, 20.0).task == W0
+    path.write_text("4 99\n")
+    assert find_stall(monitor.poll(pids, 21.0), 10.0, 21.0) is None
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_process_that_is_not_stopped():
     assert not is_stopped(os.getpid())
