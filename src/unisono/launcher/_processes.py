@@ -30,8 +30,9 @@ _HERE = Path(__file__).parent
 _PORTS = range(10_000, 32_000)
 #: The most bytes that are kept of a task: its last ones.
 _KEPT = 64 << 10
-#: As in `_task`, which is a program of its own: what stands before the record of an exception.
-_RECORD = b"\0"
+#: As in `_task`, which is a program of its own: what stands around the record of an exception, and how that
+#: begins. A program may print zeros, too.
+_RECORD, _BEGINS = b"\0", b'{"at": '
 
 
 def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
@@ -152,12 +153,13 @@ class KeptOutput:
     @property
     def error(self) -> ErrorRecord | None:
         """The task's record of its exception, where it could not write it; None without one."""
-        _, mark, record = self._bytes.partition(_RECORD)
-        return error_record(record) if mark else None
+        records = (part for part in self._bytes.split(_RECORD)[1:] if part.startswith(_BEGINS))
+        return next(filter(None, map(error_record, records)), None)
 
     def last_lines(self, count: int = 25) -> str:
         """Return the last lines that the log did not take."""
-        text = self._bytes.partition(_RECORD)[0].decode(errors="replace")
+        parts = self._bytes.split(_RECORD)
+        text = b"".join(p for p in parts if not p.startswith(_BEGINS)).decode(errors="replace")
         return "\n".join(text.splitlines()[-count:])
 
 

@@ -441,9 +441,9 @@ def _write(path: str | None, at: float, record: dict[str, Any]) -> None:
         aside.replace(path)
     except OSError:
         short = {"at": at, "code": record["code"], "summary": record["summary"][:1000]}
-        # Less than a message, also as JSON. The mark is as in `_processes`.
+        # Less than a message, also as JSON. The marks are as in `_processes`.
         short["traceback"] = record["traceback"][-_MOST_KEPT // 4 :]
-        _keep(b"\0" + json.dumps(short).encode())
+        _keep(b"\0" + json.dumps(short).encode() + b"\0")
 
 
 def _pickle(error: Exception) -> str | None:

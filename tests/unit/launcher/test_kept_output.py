@@ -28,12 +28,20 @@ def test_the_last_of_what_a_task_wrote_is_kept(kept):
     assert kept.last_lines(2) == "line 2998 of some more text\nline 2999 of some more text"
     assert kept.error is None
     record = {"at": 1.0, "code": 1, "summary": "failed: OSError", "traceback": "Traceback"}
-    os.write(kept.descriptor, b"\0" + json.dumps(record).encode())
+    os.write(kept.descriptor, b"\0" + json.dumps(record).encode() + b"\0")
     kept.given()
     kept.read()
     kept.close()
     assert kept.error == record
     assert kept.last_lines(1) == "line 2999 of some more text"
+
+
+def test_a_program_may_print_zeros(kept):
+    record = {"at": 1.0, "code": 1, "summary": "failed: OSError", "traceback": "Traceback"}
+    os.write(kept.descriptor, b"\xff\xfeab\0c\n\0" + json.dumps(record).encode() + b"\0at its end\n")
+    kept.read()
+    assert kept.error == record
+    assert kept.last_lines().splitlines()[-1] == "at its end"
 
 
 def test_nobody_waits_for_the_other_end(kept):
