@@ -68,3 +68,7 @@ def _rewritten(where, old, new):
         yield
     finally:
         changed.__code__ = before
+        for value in list(vars(module).values()):
+            # What it has returned with the mistake is forgotten.
+            if getattr(value, "__wrapped__", None) is changed and hasattr(value, "cache_clear"):
+                value.cache_clear()

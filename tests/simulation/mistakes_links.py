@@ -68,6 +68,24 @@ MISTAKES = (
         "if False:",
     ),
     _mistake(
+        "a process starts before its program is brought",
+        f"{_LINK}:ServerLink.start_process",
+        "if not self.is_live:",
+        "if self._info is None:",
+    ),
+    _mistake(
+        "a sweep whose connection is lost is not repeated",
+        f"{_LINK}:ServerLink.sweep",
+        "self._closing.wait(_PROBE_PAUSE)",
+        "return 0",
+    ),
+    _mistake(
+        "a result that is lost with its server is a success",
+        f"{_LINK}:ServerLink._fetch_result",
+        "if error.kind == InvalidArgumentError.__name__:",
+        "if True:",
+    ),
+    _mistake(
         "what a job has left behind stays",
         "unisono.standalone._remote_machines:RemoteMachines.sweep",
         "link.sweep()",

@@ -214,7 +214,7 @@ class _Cluster:
         self.network = SimulatedNetwork(
             world,
             late=world.pick((0.0, 0.02), SETTING),
-            cut=world.pick((0.0, 0.02), SETTING),
+            cut=world.pick((0.0, 0.02, 0.1), SETTING),
             latest=4.0,
             is_lossy=lambda address: False,
         )

@@ -325,7 +325,10 @@ def _probe(job, worker):
             while data := sock.recv(1000):
                 answer += data
     except OSError as error:
-        answer = answer if 0 in statuses else repr(error).encode()
+        # Rejected, and not kept until its time is over.
+        is_closed = 0 in statuses and not isinstance(error, TimeoutError)
+        answer = answer if is_closed else repr(error).encode()
+        statuses = statuses if is_closed else statuses - {0}
     if READY in request and worker.is_ready:
         statuses = statuses | {200}
     status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0

@@ -105,6 +105,8 @@ class ServerLink:
         self._beginnings = 0
         #: The server's process and its number of this job's beginning for which everything was brought.
         self._taken: tuple[str, int] | None = None
+        #: False while what the job needs is brought.
+        self._is_prepared = False
         #: True from the loss of the server's processes until none of them runs there.
         self._has_lost = False
         #: Why the server could not be taken again, as far as the log says it.
@@ -125,8 +127,8 @@ class ServerLink:
 
     @property
     def is_live(self) -> bool:
-        """True if the server answers and works for this client."""
-        return self._info is not None
+        """True if the server answers, works for this client, and has all that the job needs."""
+        return self._info is not None and self._is_prepared
 
     @property
     def reached_at(self) -> str:
@@ -171,14 +173,14 @@ class ServerLink:
                 f"no field {error}. Install the same version, and run `unisono serve` there again."
             ) from None
         if taken != self._taken:
-            self._info = info
+            self._info, self._is_prepared = info, False
             self._beginnings += 1
             try:
                 self._prepare(self)
             except BaseException:
                 self._info = None
                 raise
-            self._taken = taken
+            self._taken, self._is_prepared = taken, True
         elif self._has_lost:
             # It was away for less than the lease: the processes that count as lost would run beside new ones.
             self.request(Op.SWEEP, timeout=_SWEEP_SECONDS)
@@ -215,7 +217,7 @@ class ServerLink:
 
     def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
         """Start a process; return why that was not possible, empty where it was."""
-        if self._info is None:
+        if not self.is_live:
             return self._lost_text()
         self._processes[process.key] = process
         fields = {"key": process.key, "task": str(process.task), **job}
@@ -241,12 +243,15 @@ class ServerLink:
 
     def sweep(self) -> int:
         """Kill what the processes have left behind; return how many processes that were."""
-        if self._info is None:
-            return 0
-        try:
-            return int(self.request(Op.SWEEP, timeout=_SWEEP_SECONDS).meta["killed"])
-        except (PeerLostError, RequestRefusedError):
-            return 0
+        while self.is_live and not self._closing.is_set():
+            try:
+                return int(self.request(Op.SWEEP, timeout=_SWEEP_SECONDS).meta["killed"])
+            except PeerLostError:
+                # Its thread finds the server again, or lets it count as lost, and sweeps it when it is back.
+                self._closing.wait(_PROBE_PAUSE)
+            except RequestRefusedError:
+                break
+        return 0
 
     def close(self) -> None:
         """End the job on the server, and the connection."""

@@ -2,6 +2,7 @@
 
 import platform
 import signal
+import threading
 import time
 from unittest.mock import Mock
 
@@ -22,6 +23,7 @@ from unisono.standalone._remote_process import LocalCopies, RemoteProcess
 
 ME = ClientId(b"1")
 SHAPE = {"tasks": 1, "devices": None, "ps": False}
+JOB = {"generation": 0, "shape": SHAPE, "description": {}}
 
 
 class Process:
@@ -275,10 +277,13 @@ class Linked:
         self.agent._reply = self.rpc_server.reply
         self.rpc_server.start()
 
-    def process(self):
+    def new_process(self):
         copies = LocalCopies(*(self.root / name for name in ("log", "error", "progress", "result")))
-        process = RemoteProcess("k", Task("worker", 0), self.link, copies, lambda: None)
-        assert process.assign({"generation": 0, "shape": SHAPE, "description": {}})
+        return RemoteProcess("k", Task("worker", 0), self.link, copies, lambda: None)
+
+    def process(self):
+        process = self.new_process()
+        assert process.assign(JOB)
         return process
 
     def until(self, condition):
@@ -354,6 +359,49 @@ def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_proces
     assert process.loss == "lost its server a:1: it has received nothing from this client for too long"
     linked.until(lambda: linked.link.is_live)
     assert len(linked.prepared) == 2
+
+
+def test_nothing_starts_on_a_server_before_the_program_is_brought(linked):
+    first = linked.process()
+    starts = []
+
+    def prepare(link):
+        linked.prepared.append(link)
+        starts.append((link.is_live, linked.new_process().assign(JOB)))
+
+    linked.link._prepare = prepare
+    linked.rpc_server.close()
+    linked.serve()
+    linked.until(lambda: first.poll() is not None and linked.link.is_live)
+    assert starts == [(False, False)]
+    assert linked.new_process().assign(JOB)
+
+
+def test_a_sweep_whose_connection_is_lost_is_repeated(linked, monkeypatch):
+    monkeypatch.setattr("unisono.standalone._link._FIND_SECONDS", 600.0)
+    linked.process()
+    handle = linked.agent.handle
+    asked = []
+
+    def handle_or_lose(client, frame):
+        asked.append(frame.op)
+        if asked.count(Op.SWEEP) == 1 and frame.op is Op.SWEEP:
+            threading.Thread(target=lose).start()
+            return None
+        return handle(client, frame)
+
+    def lose():
+        linked.rpc_server.close()
+        linked.connect_again()
+
+    linked.agent.handle = handle_or_lose
+    swept = []
+    thread = threading.Thread(target=lambda: swept.append(linked.link.sweep()))
+    thread.start()
+    linked.until(lambda: swept)
+    thread.join()
+    assert asked.count(Op.SWEEP) == 2
+    assert linked.machine.sweeps == 1
 
 
 def test_a_result_that_is_lost_with_its_server_is_no_success(linked):
