@@ -355,6 +355,8 @@ class FileDoors:
         raw = _RawFile(self, node, os.fspath(path), disk, kind)
         if kind[0] == "a":
             raw.seek(0, io.SEEK_END)
+        if buffering == 0:
+            return raw
         if "+" in kind:
             binary = io.BufferedRandom(raw)
         else:

@@ -1,6 +1,7 @@
 """Which branches of the project's packages the schedules reach, by coverage.py.
 
-A branch is a pair of lines of which one may follow the other, such as the two ways out of an `if`.
+A branch is a pair of lines of which one may follow the other, such as the two ways out of an `if`. What by
+nature is no protocol is not counted: `_no_protocol` says what, and why.
 
 Tests: tests/unit/test_simulation.py.
 """
@@ -12,6 +13,8 @@ import multiprocessing
 import tempfile
 import time
 from pathlib import Path
+
+from tests.simulation._no_protocol import lines_left_out
 
 SOURCE = Path(__file__).parents[2] / "src" / "unisono"
 #: The packages that have protocols: a row has the modules of one folder, not those below it.
@@ -114,7 +117,7 @@ def measure(names, first, most, seconds, jobs):
         own = [str(SOURCE / package / "*.py") for package in PACKAGES]
         collected.json_report(outfile=f"{folder}/report.json", include=own, ignore_errors=True)
         files = json.loads(Path(folder, "report.json").read_text())["files"]
-    return {_module(path): _reached(each) for path, each in files.items()}, failed
+    return {_module(path): _reached(_module(path), each) for path, each in files.items()}, failed
 
 
 #: `branch` and greenlets; the project's own settings are for its tests.
@@ -125,16 +128,19 @@ def _module(path):
     return str(Path(path).resolve().relative_to(SOURCE)).removesuffix(".py")
 
 
-def _reached(each):
-    numbers = each["summary"]
-    missing = tuple((begin, end) for begin, end in each["missing_branches"])
-    return Reached(
-        numbers["num_statements"],
-        numbers["covered_lines"],
-        numbers["num_branches"],
-        numbers["covered_branches"],
-        missing,
-    )
+def _reached(module, each):
+    out = lines_left_out(module, (SOURCE / f"{module}.py").read_text())
+
+    def lines(name):
+        return sum(line not in out for line in each[name])
+
+    def branches(name):
+        return [(begin, end) for begin, end in each[name] if begin not in out]
+
+    run, missing = lines("executed_lines"), branches("missing_branches")
+    taken = len(branches("executed_branches"))
+    statements = run + lines("missing_lines")
+    return Reached(statements, run, taken + len(missing), taken, tuple(missing))
 
 
 def _run(task):

@@ -50,7 +50,7 @@ _BOUND = 120.0
 _STOP_SLACK = 15.0
 
 
-class _Collectives:
+class Collectives:
     """The messages of one generation: each waits for all processes, and fails where one has ended."""
 
     def __init__(self, world, size):
@@ -240,7 +240,7 @@ class LaunchOfWorld:
         key = self.launches, plan.generation
         self.fenced_at[key] = self.world.now
         self.checks.begin(key, plan, self.capacity)
-        self.collectives[key] = _Collectives(self.world, sum(t.type == "worker" for t in plan.tasks))
+        self.collectives[key] = Collectives(self.world, sum(t.type == "worker" for t in plan.tasks))
 
     def asked(self, task):
         """Note that a task gets SIGTERM."""

@@ -315,6 +315,9 @@ class TaskGroup:
 
         Where the tasks may save, those that serve a chief get it when the chief has ended.
         """
+        for process in self._processes.values():
+            # What has ended by now was not asked to, also where that was not seen yet.
+            process.poll()
         self._ending, self._until = ending, time.time()
         self._history.write("ending", detail=ending.reason.value)
         may_save = ending.reason not in (decide.FailureReason.DONE, decide.FailureReason.FAILED)

@@ -217,11 +217,23 @@ class Process:
         if hasattr(os, "waitid"):
             # WNOWAIT leaves a zombie, so that until `poll` its id cannot be reused: `send` and `kill` stay
             # safe.
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # `poll` was faster
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         else:  # macOS, before Python 3.13
             self._popen.wait()
-        self.ended_at = time.time()
+        self._note_end()
         self._wake()
+
+    def _note_end(self) -> None:
+        if self.ended_at is None:
+            self.ended_at = time.time()
+
+    def _has_ended(self) -> bool:
+        """Return whether the process has ended: the thread that waits for it may be late to say so."""
+        may_ask = self.ended_at is None and hasattr(os, "waitid")
+        if may_ask and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+            self._note_end()
+        return self.ended_at is not None
 
     def assign(self, job: Mapping[str, Any]) -> bool:
         """Send the process its job; return False where it is dead."""
@@ -237,7 +249,7 @@ class Process:
     def poll(self) -> int | None:
         """Return the exit code as a shell sees it, None while the process runs; then kill its children."""
         self.kept.read()
-        if self._code is None and self.ended_at is not None:
+        if self._code is None and self._has_ended():
             # Before `wait` reaps it: afterwards the group's id could belong to another process.
             self._signal_group(signal.SIGKILL)
             self._code = shell_code(self._popen.wait())

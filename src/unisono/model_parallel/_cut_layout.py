@@ -387,7 +387,7 @@ def cut_layout(
         raise UnsupportedError(
             "With 'fully_sharded', gradients are compressed where each replica belongs to one process. "
             f"Received: devices_per_replica={mesh.devices_per_replica}, state_layout='fully_sharded' and "
-            f"cross_device_ops={ops!r}. Write `state_layout=\"sharded\"`, or leave `cross_device_ops` out."
+            f'cross_device_ops={ops!r}. Write `state_layout="sharded"`, or leave `cross_device_ops` out.'
         )
     if layout_map is None or layout_map == "auto":
         cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)

@@ -104,6 +104,22 @@ def test_a_machine_that_was_lost_before_its_process_failed_for_that_reason(launc
     assert decide.root_cause(failures).detail == "its machine was lost"
 
 
+def test_who_has_ended_before_the_others_are_asked_to_has_failed(launch, monkeypatch):
+    """Its end is seen only then: the error of its peer was there first."""
+    launch.raises(W1, "failed: RuntimeError: Gloo: Connection closed by peer")
+    failures = [t.failure for t in launch.tasks.observe((), False).tasks if t.failure is not None]
+    first, polled = launch.processes[W0], []
+
+    def poll():
+        polled.append(time.time())
+        first.code, first.ended_at = 139, polled[0]
+        return first.code
+
+    monkeypatch.setattr(first, "poll", poll)
+    launch.tasks.terminate(decide.Ending(decide.FailureReason.FAILED, 0.0, 3.0, failures[0]))
+    assert launch.failures()[W0] == "was killed by SIGSEGV (exit code 139)"
+
+
 def test_what_we_killed_did_not_fail(launch):
     launch.raises(W0, "failed: ValueError")
     launch.end()

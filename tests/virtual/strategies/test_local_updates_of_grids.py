@@ -1,5 +1,6 @@
 """`LocalUpdates` with replicas of several devices: the numbers of replicas of one device, in parts."""
 
+import math
 import signal
 
 import keras
@@ -12,7 +13,10 @@ from unisono.callbacks import BackupAndRestore
 from unisono.checkpoint import Checkpoint
 from unisono.local_updates._local_phase import TRAINABLE
 from unisono.local_updates._local_training import LocalState
+from unisono.model_parallel._program_messages import messages_of
 from unisono.step._keras_internals import stored_value
+from unisono.training.trainer._lowered_step import lowered_step
+from unisono.training.trainer._protocol import plain_function_of
 
 pytestmark = pytest.mark.numbers
 
@@ -89,6 +93,40 @@ def test_numbers_are_those_of_replicas_of_one_device(options):
     assert next(shape for name, shape in parts.items() if "up_kernel_momentum" in name) == (1, 6, 8)
     if options.get("has_outer", True):
         assert (6, 8) in [shape for name, shape in parts.items() if name.startswith("outer_")]
+
+
+def test_an_exchange_sends_parts():
+    """Replicas sum parts, and no weight is put together for that."""
+    strategy = local(2, 2)
+    model = compiled(strategy, wide=64)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    slot = next(v for v in model.optimizer.variables if "up_kernel_momentum" in v.path)
+    # From its beginning.
+    assert part_of(slot) == (1, 6, 32)
+    messages = messages_of(lowered_step(model, *data(8)).compile().as_text(), 2)
+    assert {m.kind for m in messages} == {"all-reduce"}
+    whole = 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
+    assert max(m.nbytes for m in messages if not m.is_inside) < 0.6 * whole
+
+
+def test_what_is_kept_beside_an_exchange_lies_in_parts():
+    model, seen = compiled(local(2, 2, every=4, overlap=2)), set()
+
+    def see(batch, logs=None):
+        for sent in plain_function_of(model.train_function)._beside._running:
+            seen.add((sent.rows[0].addressable_shards[0].data.shape, tuple(x.shape for x in sent.sums)))
+
+    x, y = data(40)
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=see)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[look])
+    ((row, sums),) = seen
+    assert row == (1, 6, 8)
+    kept = [v for v in model.variables if v.dtype == "float32"]
+    own = sum(math.prod(v.shape) // (2 if any(stored_value(v).sharding.spec) else 1) for v in kept)
+    # On each of a replica's devices the packed floats; metrics are more.
+    assert sums[0] == sums[len(sums) // 2]
+    assert own <= sums[0][0] < own + 10
 
 
 @pytest.mark.exhaustive
