@@ -72,12 +72,16 @@ def _noted(events, modes):
         return found
 
     log, handler = logging.getLogger("unisono"), Handler()
+    level = log.level
     log.addHandler(handler)
+    # What is said of batches of other sizes than the usual one.
+    log.setLevel(logging.INFO)
     try:
         with mock.patch.object(BatchPolicy, "mode", mode):
             yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def run(plan, strategy=None):

@@ -142,7 +142,7 @@ def test_state_in_parts_of_replicas_of_several_devices_is_what_they_hold(state_l
 def test_the_command_explain_prints_the_table_of_a_file(tmp_path):
     file = tmp_path / "model.py"
     centered = 'keras.layers.Lambda(lambda t: t - keras.ops.mean(t, axis=0), name="centered"),'
-    for lines, shown in [("", "2 layers"), (centered, "centered: sub")]:
+    for lines, shown in [("", "2 layers"), (centered, "centered: a difference")]:
         file.write_text(MODEL.replace("keras.Input((64,)),", "keras.Input((64,)), " + lines))
         table = _model_plan._explain(_model_plan.ModelFile(str(file)), 2)
         assert table.splitlines()[0].split() == ["part", "on", "2", "replicas", "because"]

@@ -148,6 +148,8 @@ def test_a_group_of_a_pipeline_is_one_transfer_for_each_input(kind, monkeypatch,
             sent.append(part.nbytes)
             return part
 
+        if not shape:  # a number that Keras sets, as of a metric
+            return original(shape, sharding, read)
         transfers.append((shape, []))
         return original(shape, sharding, reading)
 

@@ -58,7 +58,7 @@ def test_unequal_rows():
         yield np.zeros((4, 64), "f4"), np.zeros(3, "i4")
 
     model.fit(*small(), verbose=0)
-    with pytest.raises(ValueError, match=r"shape \(3,\) at batch\[1\]"):
+    with pytest.raises(ValueError, match=r"at batch\[0\], and \(3,\) at batch\[1\]"):
         model.fit(batches(), verbose=0, shuffle=False)
 
 

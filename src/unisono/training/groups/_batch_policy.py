@@ -119,8 +119,8 @@ class BatchPolicy:
         return self.mode(batch, rows), rows
 
     def is_unequal(self, batch: PyTree) -> bool:
-        """Return whether arrays of a batch, or of an earlier one, have unequal lengths, as of a graph."""
-        lengths = {np.shape(x)[:1] for x in jax.tree.leaves(batch)}
+        """Return whether the inputs of a batch, or of an earlier one, have unequal lengths, as of a graph."""
+        lengths = {np.shape(x)[:1] for x in jax.tree.leaves(batch[0] if isinstance(batch, tuple) else batch)}
         if len(lengths) > 1 and () not in lengths:
             self._is_unequal = True
             if self._replicas > 1:

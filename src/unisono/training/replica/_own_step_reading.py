@@ -33,11 +33,11 @@ from unisono.training.replica._step_reading import (
     calls_apart,
     cause_of,
     shapes_of,
-    unreadable,
     with_rows,
 )
 from unisono.training.rows._row_analysis import traced_states
 from unisono.training.rows._row_states import Constant, Reduced, RowState, RowWise
+from unisono.training.rows._row_words import unreadable
 
 Variables = tuple[list[keras.Variable], ...]
 
@@ -147,7 +147,8 @@ def read_own_step(
         def trace(n: int) -> object:
             return jax.eval_shape(step, with_rows(arrays, n), step.parts(n), *step.kept)
 
-        return unreadable(error, trace, rows, every)
+        reason, apart = unreadable(error, trace, rows, every)
+        return StepReading("" if apart else reason, apart=apart, unfillable=reason)
     reading = step.reading(program, states, predicts, rows)
     if every == replicas and not reading.mixes:
         from unisono.training.rows._other_sizes import runs_with

@@ -179,7 +179,11 @@ def read_step(
     try:
         trace, states = traced_states(step, arrays, step.kept, own, every, step.seeds, training)
     except Exception as error:  # a user's layer may do anything with another number of rows
-        return unreadable(error, lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept), own, rows)
+        from unisono.training.rows._row_words import unreadable
+
+        tried = lambda n: jax.eval_shape(step, *with_rows(arrays, n), *step.kept)  # noqa: E731
+        reason, apart = unreadable(error, tried, own, rows)
+        return StepReading("" if apart else reason, apart=apart, unfillable=reason)
     if rows == replicas:
         from unisono.training.rows._other_sizes import runs_with
 
@@ -187,31 +191,6 @@ def read_step(
             reason = "one row is computed in another way than several"
             return StepReading(mixes=reason, unfillable=reason)
     return dataclasses.replace(_summary(step, states), has_groups=has_groups(trace))
-
-
-def unreadable(error: Exception, trace: Callable[[int], object], own: int, rows: int) -> StepReading:
-    """Return what is known of a step that could not be traced for two numbers of rows.
-
-    Args:
-        trace: traces the step for a number of rows.
-        own: rows of one replica.
-        rows: of all replicas.
-    """
-    from unisono.training.rows._row_words import own_text
-
-    reason = f"it could not be read ({type(error).__name__}: {own_text(error)})"
-    if _succeeds(trace, rows) or not _succeeds(trace, own):
-        return StepReading(mixes=reason, unfillable=reason)
-    # One device could not run it: what the replicas compute apart is all that there is.
-    return StepReading(apart=(f"a step that takes {own} rows and not {rows}",), unfillable=reason)
-
-
-def _succeeds(trace: Callable[[int], object], rows: int) -> bool:
-    try:
-        trace(rows)
-    except Exception:  # whatever a user's layer raises
-        return False
-    return True
 
 
 def shapes_of(tree: PyTree) -> PyTree:
@@ -227,45 +206,6 @@ def shapes_of(tree: PyTree) -> PyTree:
 def with_rows(tree: PyTree, rows: int) -> PyTree:
     """Return the shapes of arrays with another number of rows; scalars keep theirs."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]) if x.ndim else (), x.dtype), tree)
-
-
-def unread_step(model: keras.Model, training: bool, why: str) -> StepReading:
-    """Return what is known of a step that is not read, in which each replica computes its own rows.
-
-    Args:
-        training: whether the model's layers train.
-        why: a batch cannot be filled up.
-    """
-    layers = [x for x in all_layers(model) if training and is_per_replica(x) and x.trainable]
-    return StepReading(apart=tuple(x.name for x in layers if not is_synchronized(x)), unfillable=why)
-
-
-def read_per_replica(
-    model: keras.Model, training: bool, batch: PyTree, replicas: int, why: str
-) -> StepReading:
-    """Return what is known of a step in TensorFlow's form, in which each replica computes its own rows.
-
-    What it computes is not read: only whether the model's forward pass relates rows, and what it writes.
-
-    Args:
-        training: whether the model's layers train.
-        batch: as that of `read_step`.
-        replicas: at least 2.
-        why: a batch cannot be filled up.
-    """
-    known = unread_step(model, training, why)
-    forward = read_step(model, training, batch, replicas)
-    if not forward.findings:
-        # Such a model may have no `call`, or another one than its step uses.
-        return known
-    others = [f"each replica computes its own rows, although {forward.mixes}"] if forward.mixes else []
-    rules = {
-        v.path: (forward.rules.get(id(v)), merge_rule(kind_of(v))) for v in model.non_trainable_variables
-    }
-    paths = [path for path, (read, declared) in rules.items() if read not in (None, Merge.KEEP, declared)]
-    if paths:
-        others.append(f"copies of {paths[0]!r} become one as they are declared, not as the layer writes them")
-    return dataclasses.replace(known, draws=forward.draws, others=tuple(others))
 
 
 def calls_apart(model: keras.Model, found: dict[int, keras.Layer]) -> AbstractContextManager[None]:

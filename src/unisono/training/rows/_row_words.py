@@ -6,6 +6,7 @@ Tests: tests/unit/training/test_row_words.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 #: By JAX' names.
 _WORDS = {
@@ -66,3 +67,28 @@ def own_text(error: Exception) -> str:
     """
     lines = (x.strip().removeprefix("\x1b[1m").removesuffix("\x1b[0m") for x in str(error).splitlines())
     return next((x for x in lines if x and not x.startswith("Exception encountered when calling")), "")
+
+
+def unreadable(
+    error: Exception, trace: Callable[[int], object], own: int, rows: int
+) -> tuple[str, tuple[str, ...]]:
+    """Return why a step could not be read for two numbers of rows, and what each replica computes apart.
+
+    Args:
+        trace: traces the step for a number of rows.
+        own: rows of one replica.
+        rows: of all replicas.
+    """
+    reason = f"it could not be read ({type(error).__name__}: {own_text(error)})"
+    if _succeeds(trace, rows) or not _succeeds(trace, own):
+        return reason, ()
+    # One device could not run it: what the replicas compute apart is all that there is.
+    return reason, (f"a step that takes {own} rows and not {rows}",)
+
+
+def _succeeds(trace: Callable[[int], object], rows: int) -> bool:
+    try:
+        trace(rows)
+    except Exception:  # whatever a user's layer raises
+        return False
+    return True

@@ -37,7 +37,8 @@ from unisono.training.groups._batch_source import BatchSource
 from unisono.training.groups._lookahead import StepLookahead
 from unisono.training.groups._step_loop import GroupTrace, StepLoop
 from unisono.training.replica._replicated_reading import read_replicated
-from unisono.training.replica._step_reading import StepReading, read_per_replica, unread_step
+from unisono.training.replica._step_reading import StepReading
+from unisono.training.replica._unread_steps import read_per_replica, unread_step
 from unisono.training.stateful._form import as_tensorflow
 from unisono.training.stateful._grouped_program import RepeatedEntry
 from unisono.training.stateful._stateful_step import StatefulStep
