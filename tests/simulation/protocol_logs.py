@@ -75,7 +75,7 @@ class _Closure:
     bulk: bool
     begun: int
     ended: int | None = None
-    #: Whether it was lost with a state that could be lost.
+    #: Whether it was lost with a state that could be lost, and maybe is there again.
     is_lost: bool = False
 
 
@@ -86,6 +86,10 @@ class _Job:
         self.generation, self.closures, self.moment = generation, [], 0
         #: Values written to the register, each as [value, number of its request, is acknowledged].
         self.writes = [[0.0, 0, True]]
+        #: Those that a server without a log had lost.
+        self.lost_values = []
+        #: Whether an older snapshot was taken, and no newer one written: the unreadable one may return.
+        self.may_return = False
 
     @property
     def first(self):
@@ -196,6 +200,8 @@ class Logs:
             self.begin_job(durable, False)
         else:
             self.look(store, after_start=True)
+            is_rewritten = durable.snapshot_number not in (None, durable.recovery.changes)
+            self.job.may_return |= bool(durable.recovery.damaged) and not is_rewritten
         self.lost_power, self.damaged, self.is_looked_at = False, 0, True
 
     def least_moment(self):
@@ -203,9 +209,9 @@ class Logs:
         if self.has_log:
             return self.job.moment
         # What cannot be read counts as damaged, and the one before is taken.
-        is_damaged = self.damaged or self.world.faults["disk"] > self.faults
+        unread = bool(self.damaged) + self.world.faults["disk"] - self.faults
         known = list(self.snapshots.values())
-        return max(known[:-1] if is_damaged else known, default=0)
+        return max(known[: len(known) - unread] if unread < len(known) else [], default=0)
 
     def check_damage(self, store):
         """The error says how many updates are lost, and every request fails."""
@@ -356,7 +362,7 @@ class Logs:
         for closure in job.closures:
             is_there = counts[closure.cell]
             must = closure.ended is not None and closure.ended <= least and not closure.is_lost
-            may = not closure.is_lost
+            may = not closure.is_lost or job.may_return
             world.check(
                 float(must) <= is_there <= float(may),
                 lambda closure=closure: f"Each closure counts once. {closure} counts {counts[closure.cell]}.",
@@ -392,9 +398,13 @@ class Logs:
         job, found = self.job, float(store.read(REGISTER))
         values = [value for value, _, _ in job.writes]
         if not self.has_log:
+            values += job.lost_values * job.may_return
             self.world.check(found in values, lambda: f"The register is one of {values}, not {found}.")
             if after_start:
+                job.lost_values += [value for value, _, _ in job.writes if value > found]
                 job.writes = [entry for entry in job.writes if entry[0] <= found]
+                if found not in [value for value, _, _ in job.writes]:
+                    job.writes.append([found, 0, True])
             return
         may = values[-1:] if job.writes[-1][2] else values[-2:]
         self.world.check(found in may, lambda: f"The register is one of {may}, not {found}.")

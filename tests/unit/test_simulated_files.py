@@ -21,8 +21,9 @@ from tests.simulation.mistakes_single import MISTAKES as OF_SINGLE_TASKS
 from tests.simulation.protocol_logs import Logs
 from tests.simulation.protocols import protocols
 
-from unisono._system._files import make_folder, replace_file
+from unisono._system._files import flush, make_folder, replace_file
 from unisono._system._object_store import place_of
+from unisono.parameter_server.server._durable import DurableStore
 from unisono.parameter_server.state import _records
 
 PROTOCOLS = (
@@ -183,6 +184,29 @@ def test_a_full_disk_refuses_pages():
             _records.map_file(place / "b", 1)
 
     on_disk(body)
+
+
+def test_a_snapshot_that_was_found_is_kept_at_a_power_loss():
+    """Its name may not be on the disk yet: who wrote it may have been killed behind the rename."""
+    place = place_of(f"{ROOT}/disk/ps-0")
+
+    def body(disk, machine):
+        durable = DurableStore(place, 0, None)
+        durable.store.raise_generation(1)
+        number = durable.snapshot()
+        (written,) = place.glob("snapshot-*")
+        written.rename(place / "other")
+        flush(place)
+        (place / "other").rename(written)
+        durable.close()
+        again = DurableStore(place, 0, None)
+        assert again.snapshot() == number
+        lose_all(disk)
+        assert written.exists()
+        again.close()
+
+    with simulated():
+        on_disk(body)
 
 
 class StoppedLogs(Logs):

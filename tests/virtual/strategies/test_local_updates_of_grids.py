@@ -64,9 +64,9 @@ def values(model):
     return [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)]
 
 
-def assert_close(found, wanted):
+def assert_close(found, wanted, **close):
     for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours, theirs, **CLOSE)
+        np.testing.assert_allclose(ours, theirs, **(CLOSE | close))
 
 
 def part_of(variable):

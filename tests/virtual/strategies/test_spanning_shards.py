@@ -248,5 +248,5 @@ def test_spanning_compression_of_small_gradients_is_exact(wanted):
 
 
 def test_spanning_compression_of_gathered_weights():
-    with pytest.raises(unisono.UnsupportedError, match=r"compressed. Received: .* and cross_device_ops"):
+    with pytest.raises(unisono.UnsupportedError, match=r"one process. Received: .* and cross_device_ops"):
         strategy("fully_sharded", cross_device_ops=unisono.CompressedAllReduce())

@@ -19,6 +19,7 @@ is taken.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import logging
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from unisono._errors import CheckpointError, ClusterError, UnisonoError
-from unisono._system._files import make_folder
+from unisono._system._files import flush, make_folder
 from unisono._system._json import MALFORMED, UNREADABLE
 from unisono.parameter_server.server._programs import digest_of
 from unisono.parameter_server.server._store import VariableStore, new_lineage
@@ -319,7 +320,11 @@ class DurableStore:
                 path.name,
                 container.number,
             )
-            self.snapshot_number = container.number
+            # A server that was killed behind its rename has not flushed its name; where that fails, the next
+            # snapshot is written again.
+            with contextlib.suppress(OSError):
+                flush(self._directory)
+                self.snapshot_number = container.number
             return Recovery("snapshot", container.number)
         return None
 
