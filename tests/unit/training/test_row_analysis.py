@@ -32,6 +32,8 @@ def in_pairs(p):
     return ops.reshape(p, (-1, 2, 5)) - ops.mean(ops.reshape(p, (-1, 2, 5)), axis=1, keepdims=True)
 
 
+TABLE = jnp.asarray(np.random.default_rng(9).uniform(0.5, 1.5, (9, 5)), "float32")
+
 #: For functions of `y` and `p`, of shape (rows, 5).
 FUNCTIONS = {
     "squares": (APART, lambda y, p: ops.mean(ops.square(y - p), axis=-1)),
@@ -110,6 +112,21 @@ FUNCTIONS = {
     "product over rows and as many columns": (MIXED, lambda y, p: jnp.tensordot(repeated(y), repeated(p), 2)),
     "histogram of rows and as many columns": (MIXED, lambda y, p: counted(repeated(y), repeated(p))),
     "outer difference": (MIXED, lambda y, p: ops.mean(ops.abs(p[:, None] - p[None]))),
+    "as many rows of a table": (MIXED, lambda y, p: p + TABLE[: len(p)]),
+    "as many rows from a place on": (
+        MIXED, lambda y, p: p + jax.lax.dynamic_slice(TABLE, (jnp.int32(1), 0), p.shape)
+    ),
+    "a table in as many parts": (MIXED, lambda y, p: p[:, 0] + ops.reshape(TABLE[:8], (len(p), -1))[:, 0]),
+    "the first part of a table": (MIXED, lambda y, p: p + ops.split(TABLE, [len(p)])[0]),
+    "as many of the largest": (MIXED, lambda y, p: p + ops.top_k(TABLE[:, 0], len(p))[0][:, None]),
+    "a table for each four rows": (MIXED, lambda y, p: p + ops.tile(TABLE[:4], (len(p) // 4, 1))),
+    "a row for each row": (APART, lambda y, p: p + ops.tile(TABLE[:1], (len(p), 1))),
+    "a table for each row": (
+        APART, lambda y, p: ops.reshape(ops.reshape(p, (-1,)) + ops.tile(TABLE[:5, 0], len(p)), (-1, 5))
+    ),
+    "written into as many rows": (MIXED, lambda y, p: p + jnp.zeros_like(p).at[:4].set(TABLE[:4])),
+    "power of the rows": (MIXED, lambda y, p: p * TABLE[0, 0] ** len(p)),
+    "product of a constant": (MIXED, lambda y, p: p * ops.prod(ops.broadcast_to(TABLE[0, 0], (len(p),)))),
     "transformed": (MIXED, lambda y, p: jnp.abs(jnp.fft.fft(p, axis=0))),
 }  # fmt: skip
 
@@ -194,6 +211,9 @@ def test_scalars_are_the_same_for_all_rows():
         (lambda x: jnp.log(jnp.max(x)), Mixed()),
         # Bits of integers are no order.
         (lambda x: jax.lax.reduce_or(x[:, 0].astype("int32"), (0,)), Mixed()),
+        (lambda x: jnp.max(x).astype("int32") & 3, Mixed()),
+        (lambda x: jnp.max(x).astype("int32").astype("int8"), Mixed()),
+        (lambda x: jnp.sum(x > 0).astype(bool), Mixed()),
     ],
 )
 def test_largest_values(fn, expected):

@@ -22,6 +22,7 @@ from unisono.training.rows._row_states import (
     Step,
     aligned,
     anything,
+    is_fill,
     is_total,
     is_zero,
     with_power,
@@ -48,6 +49,8 @@ def of_extremes(step: Step, operands: list[RowState]) -> RowState:
     rest = [s for s in operands if not isinstance(s, Extreme)]
     if len(extremes) > 1 or any(s != Constant() for s in rest) or not step.is_plain:
         return MIXED
+    if step.eqn.primitive.name in ("and", "or") and step.eqn.outvars[0].aval.dtype != jnp.bool_:
+        return MIXED  # bits of integers are no order
     (state,) = extremes
     name, first = step.eqn.primitive.name, isinstance(operands[0], Extreme)
     if name == "convert_element_type":
@@ -69,6 +72,8 @@ def of_extremes(step: Step, operands: list[RowState]) -> RowState:
 def _keeps_order(step: Step) -> bool:
     """Return whether a conversion never decreases: not to truth values, and to types without a sign."""
     before, after = (v.aval.dtype for v in (step.eqn.invars[0], step.eqn.outvars[0]))
+    if jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(after, jnp.integer):
+        return bool(jnp.promote_types(before, after) == after)
     small = (jnp.bool_, jnp.unsignedinteger)
     return before == after or not any(jnp.issubdtype(after, kind) for kind in small)
 
@@ -104,7 +109,9 @@ def cut(step: Step, operands: list[Operand]) -> RowState:
         e.invars[0].aval.shape[i] == e.outvars[0].aval.shape[i] for e in (step.eqn, step.other) for i in rows
     )
     rest = all(s == Constant() for s in operands[1:])
-    return state if whole and rest else MIXED
+    # As many entries of a table as there are rows are others for each row.
+    is_same = step.counting_out() <= rows or is_fill(state)
+    return state if whole and rest and is_same else MIXED
 
 
 def gather(step: Step, operands: list[Operand]) -> RowState:
@@ -164,9 +171,8 @@ def scatter(step: Step, operands: list[Operand]) -> RowState:
     if indices != Constant() or step.counting(1) or rows & gone:
         return MIXED
     places = {i: numbers.update_window_dims[kept.index(i)] for i in rows}
-    if any(step.shape(2)[p] != step.shape()[i] for i, p in places.items()) or step.counting(2) - {
-        *places.values()
-    }:
+    fits = all(step.shape(2)[p] == step.shape()[i] for i, p in places.items())
+    if not fits or step.counting(2) != {*places.values()}:
         return MIXED
     if isinstance(update, RowWise):
         back = {p: i for i, p in places.items()}
@@ -233,5 +239,8 @@ def update(step: Step, operands: list[Operand]) -> RowState:
     """Apply to a part overwritten by another that is whole along the axes that count rows."""
     target, update, *places = operands
     apart = {s.axis for s in (target, update) if isinstance(s, RowWise)}
-    whole = all(step.shape(0)[i] == step.shape(1)[i] for i in step.counting() | step.counting(1) | apart)
+    rows = step.counting() | apart
+    whole = step.counting(1) <= rows and all(
+        e.invars[0].aval.shape[i] == e.invars[1].aval.shape[i] for e in (step.eqn, step.other) for i in rows
+    )
     return aligned([target, update]) if whole and all(s == Constant() for s in places) else MIXED

@@ -23,6 +23,7 @@ from unisono.training.rows._row_states import (
     RowWise,
     Step,
     aligned,
+    is_fill,
     is_total,
     is_zero,
     with_power,
@@ -37,6 +38,8 @@ def elementwise(step: Step, operands: list[Operand]) -> RowState:
         # A power of the number of rows changes no sign.
         operands = [Constant() if isinstance(s, Constant) else s for s in operands]
     if step.shape() != step.out_shape() and step.eqn.primitive.name == "bitcast_convert_type":
+        return MIXED
+    if step.eqn.primitive.name == "integer_pow" and not step.same("y"):
         return MIXED
     if any(isinstance(s, Reduced) or s.power for s in operands if not isinstance(s, Mixed)):
         return MIXED
@@ -97,9 +100,10 @@ def _product(step: Step, operands: list[Operand]) -> RowState:
 
 def _conversion(step: Step, operands: list[Operand]) -> RowState:
     (state,) = operands
-    is_float = jnp.issubdtype(step.eqn.outvars[0].aval.dtype, jnp.inexact)
+    after = step.eqn.outvars[0].aval.dtype
+    is_float = jnp.issubdtype(after, jnp.inexact)
     if state == Reduced(0) and not jnp.issubdtype(step.eqn.invars[0].aval.dtype, jnp.inexact):
-        return state  # counts stay whole numbers
+        return state if after != jnp.bool_ else MIXED  # counts stay whole numbers
     return state if is_float or (isinstance(state, (Constant, RowWise)) and not state.power) else MIXED
 
 
@@ -121,7 +125,11 @@ def _reduction(step: Step, operands: list[Operand]) -> RowState:
     rows = axes & step.counting()
     match state:
         case Constant():
-            return Constant(state.power + len(rows)) if adds else (MIXED if state.power else state)
+            if adds:
+                return Constant(state.power + len(rows))
+            # A product has as many factors as there are rows.
+            counts = bool(rows) and step.eqn.primitive.name in ("reduce_prod", "reduce_xor")
+            return MIXED if state.power or counts else state
         case Reduced():
             return state if adds and not rows else MIXED
     if rows - {state.axis} or (state.power and not adds):
@@ -153,6 +161,8 @@ def _broadcast(step: Step, operands: list[Operand]) -> RowState:
 def _reshape(step: Step, operands: list[Operand]) -> RowState:
     """Rows stay together where what lies before their axis keeps its size, and no entry is of several."""
     state = operands[0]
+    if isinstance(state, Constant) and not is_fill(state) and not step.is_plain:
+        state = _reshaped_constant(step, state)
     if not isinstance(state, RowWise):
         return state if isinstance(state, Constant) or step.is_plain else MIXED
     shapes = [(e.invars[0].aval.shape, e.outvars[0].aval.shape) for e in (step.eqn, step.other)]
@@ -162,6 +172,17 @@ def _reshape(step: Step, operands: list[Operand]) -> RowState:
         if all(before) and sizes[1] * step.ratio == shapes[1][1][axis] and step.has_each_row(*sizes):
             return RowWise(axis, state.power)
     return MIXED
+
+
+def _reshaped_constant(step: Step, state: Constant) -> Operand:
+    """Return a constant as what it is behind a reshape: entries of the rows' own axis may differ there."""
+    if len(step.counting()) != 1 or len(step.counting_out()) != 1:
+        return MIXED
+    (before,), (place,) = step.counting(), step.counting_out()
+    size, shape = step.shape()[before], step.out_shape()
+    if size == shape[place] and np.prod(step.shape()[:before]) == np.prod(shape[:place]):
+        return state
+    return RowWise(before, state.power) if step.rows and size % step.rows == 0 else MIXED
 
 
 def _transpose(step: Step, operands: list[Operand]) -> RowState:
@@ -195,6 +216,9 @@ def _along(parameter: str) -> Rule:
         adds = step.eqn.primitive.name == "cumsum" and isinstance(operands[0], Reduced)
         if not step.same(parameter) or any(isinstance(s, Reduced) for s in operands):
             return operands[0] if adds and step.is_plain else MIXED
+        count = len(step.eqn.outvars)
+        if count != len(step.other.outvars) or any(axis in step.counting_out(i) for i in range(count)):
+            return MIXED  # as many of something as there are rows
         if axis in set().union(*(step.counting(i) for i in range(len(operands)))):
             return MIXED
         moves = step.eqn.primitive.name in ("concatenate", "split", "cumsum")
@@ -269,7 +293,12 @@ def _stack(step: Step, operands: list[Operand]) -> RowState:
 def _tile(step: Step, operands: list[Operand]) -> RowState:
     state, repeats = operands[0], [e.params["reps"] for e in (step.eqn, step.other)]
     if isinstance(state, Constant):
-        return state
+        axes = [i for i, (a, b) in enumerate(zip(*repeats, strict=True)) if a != b and step.shape()[i] > 1]
+        if not axes or is_fill(state):
+            return state
+        # Of several entries, a row has its own repetition.
+        each = len(axes) == 1 and step.rows and repeats[0][axes[0]] % step.rows == 0
+        return RowWise(axes[0], state.power) if each else MIXED
     alone = isinstance(state, RowWise) and all(r[state.axis] == 1 for r in repeats)
     return state if alone else MIXED
 
