@@ -212,6 +212,16 @@ def test_what_concerns_a_model_is_said_once_for_it(caplog):
     ]
 
 
+def test_training_and_validation_with_different_causes_are_one_warning(caplog):
+    model = model_of(L.Dense(2))
+    graph = {"edges": np.zeros((6, 2)), "nodes": np.zeros((4, 3))}
+    assert BatchPolicy(model, 2, lambda _: StepReading(mixes="a queue")).mode(None, 12) is Mode.WHOLE
+    assert BatchPolicy(model, 2, lambda _: NORMALIZES).mode(None, 11) is Mode.WHOLE
+    assert BatchPolicy(model, 2, lambda _: APART).mode_of(graph) == (Mode.WHOLE, 0)
+    (record,) = caplog.records
+    assert "cannot be computed apart: a queue" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("reading", "text"),
     [

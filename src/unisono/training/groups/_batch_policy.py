@@ -32,6 +32,10 @@ _LOG = logging.getLogger("unisono")
 #: new ones.
 _SAID: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
+#: The subject of every cause for which all rows are computed together: training and validation may have
+#: different ones, and a model gets one warning.
+_SPEED = "speed"
+
 #: With fewer rows on a replica, a last batch is not split where a layer normalizes over them.
 _FEW_ROWS = 3
 
@@ -126,7 +130,7 @@ class BatchPolicy:
             if self._replicas > 1:
                 from unisono.training.groups._batch_texts import of_unequal
 
-                self.warn("unequal", of_unequal(self._model.name, batch))
+                self.warn(_SPEED, of_unequal(self._model.name, batch))
         return self._is_unequal
 
     def mode(self, batch: PyTree, rows: int) -> Mode:
@@ -170,7 +174,7 @@ class BatchPolicy:
         is_usual = rows == self.usual_rows
         self._say(
             logging.WARNING if is_usual else logging.INFO,
-            "together" if is_usual else "together at another size",
+            _SPEED if is_usual else "together at another size",
             f"The rows of a batch of {self._model.name!r} cannot be computed apart: {reading.mixes}. So "
             f"{how}: the numbers are those of one device. `unisono.per_replica(layer)` lets a layer see the "
             "rows of one replica alone; `strategy.explain(model)` shows each part of a model.",
@@ -195,7 +199,7 @@ class BatchPolicy:
         reason = one_batch_size(self._model)
         if reason:
             self.warn(
-                "size",
+                _SPEED,
                 f"A batch cannot be split over {self._replicas} replicas, because {reason}: every replica "
                 "computes all rows, which is exact but no faster than one device.",
             )
@@ -207,7 +211,7 @@ class BatchPolicy:
         what = f"A batch of {rows} rows does not divide over {self._replicas} replicas"
         if reading.unfillable:
             self.warn(
-                "rows",
+                _SPEED,
                 f"{what}, and {reading.unfillable}: every replica computes all rows, which is exact but no "
                 f"faster than one device. Use a batch size of {size}.",
             )
