@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import keras
 
 from unisono._context import creator_of, current, note_creator
-from unisono._errors import MixedStrategyError, ScopeError
+from unisono._errors import MixedStrategyError
+from unisono._features import load
 from unisono.step._layout import Phases
 
 if TYPE_CHECKING:
@@ -106,12 +107,7 @@ def check_variables(model: keras.Model, strategy: Strategy) -> None:
         if creator is strategy:
             continue
         if creator is None:
-            raise ScopeError(
-                "A model must be created in the scope of the strategy that trains it. Received: variable "
-                f"{variable.path!r} of {model.name!r}, which was created outside of the scope of "
-                f"{strategy!r}. Write\n    with strategy.scope():\n"
-                "        model = ...\n        model.compile(...)"
-            )
+            raise load("variable outside of the scope")(variable, model, strategy)
         raise MixedStrategyError(
             "A model must be compiled in the scope of the strategy that holds its variables. Received: "
             f"variable {variable.path!r} of {creator!r}, compiled in the scope of {strategy!r}. "

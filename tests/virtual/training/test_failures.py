@@ -29,6 +29,15 @@ def test_too_late():
         model.compile("adam", "mse")
 
 
+def test_variables_that_are_added_to_a_model_belong_in_the_scope_too():
+    strategy = mirrored(2)
+    model = compiled(strategy)
+    model.layers[0].enable_lora(2)
+    written = r"lora_kernel_a.* created outside .* in which others.*\n +layer\.enable_lora\(4\)\n +model"
+    with strategy.scope(), pytest.raises(unisono.ScopeError, match=f"(?s){written}"):
+        model.compile("adam", crossentropy())
+
+
 def test_fit_in_a_scope_with_a_model_of_none():
     model = mlp()
     model.compile("adam", crossentropy())

@@ -1,0 +1,37 @@
+"""The error for a variable of a model that was created outside of its strategy's scope.
+
+Tests: tests/virtual/training/test_failures.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import keras
+
+from unisono._context import creator_of
+from unisono._errors import ScopeError
+
+if TYPE_CHECKING:
+    from unisono.strategies._base import Strategy
+
+
+def created_outside(variable: keras.Variable, model: keras.Model, strategy: Strategy) -> ScopeError:
+    """Return the error for a model's variable that was created outside of the scope.
+
+    Where the strategy holds other variables of the model, this one was added to it later.
+    """
+    received = (
+        "A model must be created in the scope of the strategy that trains it. Received: variable "
+        f"{variable.path!r} of {model.name!r}, which was created outside of the scope of {strategy!r}"
+    )
+    if not any(creator_of(v) is strategy for v in model.variables):
+        return ScopeError(
+            f"{received}. Write\n    with strategy.scope():\n        model = ...\n        model.compile(...)"
+        )
+    added = "layer.enable_lora(4)" if "lora" in variable.name else "model = ...  # or what adds to it"
+    return ScopeError(
+        f"{received}, in which others of its variables were. Variables that a model gets later, as by "
+        "`layer.enable_lora(4)` or with another layer, are created in the scope, too. Write\n"
+        f"    with strategy.scope():\n        {added}\n        model.compile(...)"
+    )
