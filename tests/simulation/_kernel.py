@@ -87,6 +87,8 @@ class Kernel:
         self.ports = {}
         #: Called with the sender, the process and the number of each signal.
         self.on_signal = lambda sender, target, number: None
+        #: Called with a process before something is written to its standard input.
+        self.on_input = lambda target: None
 
     # --- processes -------------------------------------------------------------------------------------
 
@@ -385,7 +387,7 @@ class _Child:
     def __init__(self, kernel, entry, write):
         self._kernel, self._entry = kernel, entry
         self.pid, self.returncode = entry.pid, None
-        self.stdin = _Input(kernel, write)
+        self.stdin = _Input(kernel, write, entry)
 
     def poll(self):
         if self.returncode is None and not self._entry.is_alive:
@@ -400,8 +402,9 @@ class _Child:
 class _Input:
     """The launcher's end of a process' standard input, with a buffer."""
 
-    def __init__(self, kernel, number):
-        self._kernel, self._number, self._data, self.closed = kernel, number, b"", False
+    def __init__(self, kernel, number, entry):
+        self._kernel, self._number, self._entry = kernel, number, entry
+        self._data, self.closed = b"", False
 
     def __enter__(self):
         return self
@@ -421,6 +424,7 @@ class _Input:
         self.closed = True
         try:
             if self._data:
+                self._kernel.on_input(self._entry)
                 self._kernel.write(self._number, self._data)
         finally:
             self._kernel.close(self._number)

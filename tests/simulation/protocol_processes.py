@@ -97,6 +97,8 @@ class _Job(TaskPrograms):
         self.stopped_at = None
         self.ports = set()
         self.begun = 0
+        #: Processes that are given a task, or were.
+        self.assigned = set()
         self.is_over, self.killed_spares = False, []
 
     # --- the launcher ----------------------------------------------------------------------------------
@@ -137,8 +139,15 @@ class _Job(TaskPrograms):
 
     def signalled(self, sender, target, number):
         """Note that a launcher ends one of its spares."""
-        if sender is self.launcher and target.job is None and target.argv[2:] == ["warm"]:
+        if sender is self.launcher and target not in self.assigned and target.argv[2:] == ["warm"]:
             self.killed_spares.append(target)
+
+    def about_to_assign(self, target):
+        """Let a spare end right before it gets its task: its launcher has seen that it runs."""
+        # It may be killed before it has read that.
+        self.assigned.add(target)
+        if target.argv[2:] == ["warm"] and self.world.fault(0.1, "kill spare"):
+            self.kernel._die(target, signal.SIGKILL)
 
     def _begin(self, plan):
         self.fail_unless(
@@ -371,7 +380,7 @@ def processes(world):
     machine = Machine(world, "host-a", {"disk": Disk(world), "tmp": Disk(world)}, own=("disk", "tmp"))
     kernel = Kernel(world, machine, {})
     job = _Job(world, kernel, options, 6 + world.choose(20, SETTING))
-    kernel.on_signal = job.signalled
+    kernel.on_signal, kernel.on_input = job.signalled, job.about_to_assign
     with doors(world, machine, kernel, job):
         world.faults_left = world.choose(4, SETTING)
         watcher = _Watcher(world, job)
