@@ -116,6 +116,30 @@ def cuts_and_reasons(
     return cuts, choice.reasons(cuts)
 
 
+def loop_messages(
+    program: jex.ClosedJaxpr, weights: Mapping[int, GivenWeight], axes: Mapping[int, int], size: int
+) -> dict[int, int]:
+    """Return by number how many messages a step sends for weights that a loop uses again and again.
+
+    Args:
+        program: as in `choose_cuts`.
+        weights: as in `choose_cuts`.
+        axes: by number of a weight, the axis that is cut.
+        size: how many devices a replica has.
+    """
+    flow = AxisFlow(size, RULES)
+    flow.read(program, {n: w.is_trained for n, w in weights.items()})
+    choice, messages = _Choice(flow, weights, size, 0, 0), traffic(flow)
+    counts = {}
+    for number, axis in axes.items():
+        weight = flow.inputs[number]
+        _, in_loops = choice.cost_alone(weight, axis) or (0, 0)
+        # A weight outside of the loop may have an axis of the same class.
+        of_class = messages.get(flow.root(weight.axes[axis]), [])
+        counts[number] = max(in_loops, sum(m.again for m in of_class)) if in_loops else 0
+    return counts
+
+
 class _Choice:
     """The choice for one program."""
 
@@ -255,8 +279,7 @@ class _Choice:
             costs = [
                 (cost + again * self._message, axis, cost, again)
                 for axis in range(len(array.shape))
-                if array.shape[axis] % self._size == 0
-                and (found := self._cost_alone(array, axis)) is not None
+                if array.shape[axis] % self._size == 0 and (found := self.cost_alone(array, axis)) is not None
                 for cost, again in [found]
             ]
             if costs and min(costs)[0] < saved:
@@ -264,7 +287,7 @@ class _Choice:
                 classes.append(CutClass({number: axis}, array.nbytes, saved, cost, again))
         return classes
 
-    def _cost_alone(self, weight: FlowArray, axis: int) -> tuple[int, int] | None:
+    def cost_alone(self, weight: FlowArray, axis: int) -> tuple[int, int] | None:
         """Return the bytes that are sent where a weight alone is cut, and the messages of them in loops.
 
         None stands for a weight that would be gathered.

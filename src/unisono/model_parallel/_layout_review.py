@@ -13,12 +13,12 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import keras
 
-from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, choose_cuts
+from unisono.model_parallel._automatic_cut import CutClass, GivenWeight, choose_cuts, loop_messages
 from unisono.model_parallel._program_messages import gathered_parameters, messages_of
 from unisono.model_parallel._replica_grid import MODEL_AXIS
 from unisono.step._keras_internals import stored_dtype
@@ -47,6 +47,19 @@ def bytes_of(variable: keras.Variable) -> int:
     """Return the bytes of a whole variable."""
     size: int = math.prod(variable.shape) * jax.numpy.dtype(stored_dtype(variable)).itemsize
     return size
+
+
+class _OtherAxis(NamedTuple):
+    """A weight that should be cut along another axis.
+
+    Args:
+        axis: the better one; None to leave the weight whole.
+        in_loops: messages that a step sends for it as it is cut, because a loop uses it again and again.
+    """
+
+    variable: keras.Variable
+    axis: int | None
+    in_loops: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +99,7 @@ class LayoutReview:
         if sent <= _allowed(self.planned or 0):
             return
         try:
-            cuts = self._fresh_choice()
+            cuts, in_loops = self._fresh_choice()
         except Exception:  # a user's code may do anything; the layout then stands as it is
             return
         planned = sum(cut.sent for cut in cuts)
@@ -94,9 +107,9 @@ class LayoutReview:
             return
         better = {n: axis for cut in cuts for n, axis in cut.axes.items()}
         differing = [
-            (self.variables[n], axis)
-            for n, axis in better.items()
-            if axis_of(self.variables[n]) not in (None, axis)
+            _OtherAxis(variable, better.get(n), in_loops.get(n, 0))
+            for n, variable in enumerate(self.variables)
+            if axis_of(variable) not in (None, better.get(n)) and (n in better or in_loops.get(n))
         ]
         gathers = sum(m.times for m in messages if m.kind != "all-reduce") // steps
         if differing:
@@ -112,23 +125,25 @@ class LayoutReview:
                 axis_of(gathered),
             )
 
-    def _fresh_choice(self) -> list[CutClass]:
-        """Return the axes that follow from the program, whatever was chosen."""
+    def _fresh_choice(self) -> tuple[list[CutClass], dict[int, int]]:
+        """Return the axes that follow from the program, and messages in loops for those that were chosen."""
         given = {
             n: GivenWeight(bool(v.trainable) and not self.has_gradients, is_slot(v))
             for n, v in enumerate(self.variables)
         }
-        return choose_cuts(self.traced(), given, self.size)
+        program = self.traced()
+        chosen = {n: axis for n, v in enumerate(self.variables) if (axis := axis_of(v)) is not None}
+        return choose_cuts(program, given, self.size), loop_messages(program, given, chosen, self.size)
 
-    def _name_axis(
-        self, differing: Sequence[tuple[keras.Variable, int]], sent: int, planned: int, gathers: int
-    ) -> None:
-        variable, axis = max(differing, key=lambda pair: bytes_of(pair[0]))
-        written = tuple(MODEL_AXIS if i == axis else None for i in range(len(variable.shape)))
+    def _name_axis(self, differing: Sequence[_OtherAxis], sent: int, planned: int, gathers: int) -> None:
+        # Each step of a loop sends messages of its own.
+        worst = max(differing, key=lambda one: (one.in_loops, bytes_of(one.variable)))
+        variable = worst.variable
+        written = tuple(MODEL_AXIS if i == worst.axis else None for i in range(len(variable.shape)))
         _LOG.warning(
             "A training step sends %.1f MB between the devices of a replica, in %d gathers or exchanges "
             "besides all-reduces; with axes that follow from the program it would send about %.1f MB. "
-            "Received: the weight %r of shape %s, cut along its axis %d%s. "
+            "Received: the weight %r of shape %s, cut along its axis %d%s%s. "
             "Write %s for it in `layout_map`%s.",
             sent / 1e6,
             gathers,
@@ -136,6 +151,7 @@ class LayoutReview:
             variable.path,
             tuple(variable.shape),
             axis_of(variable),
+            ", which a loop uses in each of its steps" if worst.in_loops else "",
             f", and {len(differing) - 1} more" if len(differing) > 1 else "",
             written,
             ", or leave the map out" if self.of_map else "",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import keras
 import pytest
 
-from unisono.model_parallel._automatic_cut import GivenWeight, choose_cuts, cuts_and_reasons
+from unisono.model_parallel._automatic_cut import GivenWeight, choose_cuts, cuts_and_reasons, loop_messages
 from unisono.model_parallel._axis_flow import AxisFlow
 from unisono.model_parallel._axis_rules import RULES
 
@@ -386,3 +386,23 @@ def test_axes_pass_where_each_index_is_by_itself(function, kept):
     of_results = {flow.root(a) for x in results for a in x.axes}
     found = [i if flow.root(a) in of_results else None for i, a in enumerate(flow.inputs[0].axes[:2])]
     assert found == kept
+
+
+def test_messages_of_weights_that_a_loop_uses_again_are_counted():
+    """A weight behind the loop is none of these, though it is cut along the axis that the loop hands on."""
+
+    def recurrent(w, x):
+        def step(h, row):
+            h = jnp.tanh(row @ w["input"] + h @ w["state"])
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros((ROWS, 16)), x)[1] @ w["output"]
+
+    weights = {name: shape(16, 16) for name in ("input", "output", "state")}
+    program = jax.make_jaxpr(recurrent)(weights, shape(STEPS, ROWS, 16))
+    given = {n: GivenWeight(True) for n in range(3)}
+    along_input, along_output = (loop_messages(program, given, dict.fromkeys(range(3), a), 2) for a in (0, 1))
+    assert along_input[1] == along_output[1] == 0
+    assert along_input[2] >= along_input[0] >= STEPS
+    assert along_output[2] >= STEPS
+    assert loop_messages(program, given, {}, 2) == {}

@@ -84,6 +84,23 @@ def test_attention_that_is_not_cut_by_heads_is_named(caplog):
     assert "query/kernel" in warning or "key/kernel" in warning
 
 
+@pytest.mark.exhaustive
+def test_a_weight_of_a_loop_is_named_before_those_around_it(caplog):
+    """Each step of a recurrent layer sends messages; products of all steps together send one."""
+
+    def lstm():
+        x = keras.Input((STEPS, WIDTH))
+        h = L.LSTM(WIDTH, return_sequences=True)(x)
+        return keras.Model(x, L.Dense(WIDTH, name="down")(L.Dense(4 * WIDTH, "relu", name="up")(h)))
+
+    wrong = {".*(recurrent_|lstm_cell/)kernel": ("model", None)}
+    wrong |= {".*up/kernel": ("model", None), ".*down/kernel": (None, "model")}
+    (warning,) = said(caplog, wrong, lstm)
+    assert "recurrent_kernel' of shape (32, 128), cut along its axis 0, which a loop uses" in warning
+    assert "and 3 more" in warning
+    assert "Write (None, None) for it" in warning
+
+
 @pytest.mark.parametrize(
     ("layout_map", "make"),
     [
