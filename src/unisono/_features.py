@@ -17,6 +17,7 @@ FEATURES = {
     "fully sharded layout": "unisono.sharding._fully_sharded_layout:FullyShardedLayout",
     "replicas of several devices": "unisono.model_parallel._replica_grid:ReplicaGrid",
     "layout of a replica's devices": "unisono.model_parallel._cut_layout:cut_layout",
+    "replicas of an evaluator": "unisono.model_parallel._layout_rules:of_evaluator",
     "state in parts of several devices": "unisono.model_parallel._sharded_grid:sharded_cut_layout",
     "layout of replicas across processes": "unisono.model_parallel._spanning_layout:SpanningLayout",
     "parts of parts across processes": "unisono.model_parallel._spanning_shards:divided_over_replicas",

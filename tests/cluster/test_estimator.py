@@ -1,5 +1,8 @@
 """An Estimator in a launch of two workers and an evaluator: exact, with unequal data, and after a kill."""
 
+import ast
+import re
+
 import numpy as np
 import pytest
 
@@ -115,3 +118,60 @@ def test_workers_train_alike_and_go_on_after_a_kill(tmp_path):
         assert "stopped diverged" in logs[worker]
     assert load_checkpoint(f"{tmp_path}/resumed").get_tensor("global_step") == 40
     assert "global_step=40" in logs["evaluator:0"] or "ended" in logs["evaluator:0"]
+
+
+SPANNING = (
+    COMMON
+    + """
+import unisono
+from unisono.checkpoint import load_checkpoint
+from unisono.estimator import EvalSpec, TrainSpec, train_and_evaluate
+
+def wide(features, labels, mode):
+    up, down = keras.layers.Dense(512, "tanh", name="up"), keras.layers.Dense(1, name="down")
+    outputs = keras.Sequential([up, down])(features)
+    loss = keras.losses.MeanSquaredError()(labels, outputs)
+    train_op = minimize(keras.optimizers.Adam(0.01), loss)
+    return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+def rows():
+    return Dataset.from_generator(lambda: iter(batches(0))).repeat()
+
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+rules = {".*up/kernel": (None, "model"), ".*up/bias": ("model",), ".*down/kernel": ("model", None)}
+strategy = unisono.MultiWorkerMirroredStrategy(
+    devices_per_replica=2, layout_map=rules, state_layout="fully_sharded"
+)
+print("replicas", strategy.num_replicas_in_sync, "of", strategy.mesh.devices_per_replica)
+for name, given in (("alone", {}), ("same", {"eval_distribute": strategy})):
+    config = RunConfig(
+        tf_random_seed=1, save_summary_steps=0, save_checkpoints_steps=5, train_distribute=strategy, **given
+    )
+    once = EvalSpec(rows, steps=9, start_delay_secs=0, throttle_secs=0)
+    found, _ = train_and_evaluate(Estimator(wide, name, config), TrainSpec(rows, max_steps=15), once)
+    print("found", name, found and (int(found["global_step"]), float(found["loss"])))
+"""
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_an_evaluator_beside_a_replica_of_two_workers(tmp_path):
+    """It has one device, and evaluates the checkpoints of a model that each worker has half of."""
+    with launched(tmp_path, SPANNING, "-n", "2", "--evaluator", "--max-restarts", "0", forks=True) as run:
+        assert run.end() == 0, run.err
+        logs = {task: run.log(task) for task in ("worker:0", "worker:1", "evaluator:0")}
+    for worker in ("worker:0", "worker:1"):
+        assert "replicas 1 of 2" in logs[worker]
+        assert "found same None" in logs[worker]
+    assert "replicas 1 of 1" in logs["evaluator:0"]
+    found = dict(re.findall(r"^found (\w+) (.*)$", logs["evaluator:0"], re.MULTILINE))
+    one_names: dict = {}
+    exec(SPANNING.partition("os.chdir")[0], one_names)
+    one = Estimator(one_names["wide"], config=RunConfig(tf_random_seed=1, save_summary_steps=0))
+    one.train(one_names["rows"], max_steps=15)
+    loss = one.evaluate(one_names["rows"], steps=9)["loss"]
+    for name in ("alone", "same"):
+        step, seen = ast.literal_eval(found[name])
+        assert step == 15
+        np.testing.assert_allclose(seen, loss, rtol=1e-4)

@@ -5,12 +5,14 @@ Tests: tests/unit/model_parallel/test_layout_rules.py.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import keras
 
+from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono.model_parallel._replica_grid import MODEL_AXIS
 
@@ -111,6 +113,27 @@ def rule_of(layout_map: object, size: int) -> LayoutRule:
         f'variable, or "auto". Received: layout_map={layout_map!r}. Leave it out to follow the model\'s '
         'program, or write `{".*dense.*kernel": (None, "model")}`, for example.'
     )
+
+
+def of_evaluator(devices: int, size: int, layout_map: object) -> tuple[int, object]:
+    """Return how many devices a replica of an evaluator has, and how they share variables.
+
+    An evaluator runs the program of the workers, and is alone: it may have fewer devices than a replica of
+    theirs.
+
+    Args:
+        devices: how many it has.
+        size: how many a replica of the workers has.
+        layout_map: of the workers.
+
+    >>> of_evaluator(1, 2, {".*kernel": (None, "model")})
+    (1, None)
+    """
+    fitted = size if whole_number(size, 1) is None else math.gcd(devices, size)
+    if fitted == size or layout_map is None or layout_map == "auto":
+        return fitted, None if fitted == 1 else layout_map
+    # A map of Keras has a mesh of as many devices as a replica of the workers.
+    return fitted, None if fitted == 1 else rule_of(layout_map, size)
 
 
 def _axes_of_mesh(mesh: Any, size: int) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import unisono
-from unisono.model_parallel._layout_rules import check_axes, rule_of
+from unisono.model_parallel._layout_rules import check_axes, of_evaluator, rule_of
 
 
 def variable(path, *shape):
@@ -50,3 +50,17 @@ def test_axes_are_checked():
     check_axes((None, "model"), variable("a", 3, 4), 2)
     with pytest.raises(unisono.InvalidArgumentError, match="whose axis 0 has 3 elements"):
         check_axes(("model", None), variable("a", 3, 4), 2)
+
+
+def test_an_evaluator_has_as_many_devices_a_replica_as_divide():
+    layout_map = {"a": (None, "model")}
+    assert of_evaluator(4, 2, layout_map) == (2, layout_map)
+    assert of_evaluator(4, 8, "auto") == (4, "auto")
+    assert of_evaluator(6, 4, None) == (2, None)
+    # As replicas of one device are made.
+    assert of_evaluator(1, 2, layout_map) == of_evaluator(3, 2, "auto") == (1, None)
+    # What is wrong is said where replicas are made.
+    assert of_evaluator(1, "two", layout_map) == ("two", layout_map)
+    size, rule = of_evaluator(2, 4, layout_map)
+    assert size == 2
+    assert rule_of(rule, 2)(variable("a", 4, 8)) == (None, "model")

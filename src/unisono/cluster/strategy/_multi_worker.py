@@ -106,7 +106,11 @@ class MultiWorkerMirroredStrategy(ReplicatedStrategy):
             with_spare = isinstance(sync, Synchronization) and sync.overlap > 0
             interface = self._options.interface or ""
             group = _distributed.join(self._resolver, timeouts, limit, interface, with_spare)
-        super().__init__(mesh_of(devices_of_all(), devices_per_replica), group)
+        devices = devices_of_all()
+        if self._resolver and self._resolver.task_type == "evaluator" and devices_per_replica != 1:
+            fitted = load("replicas of an evaluator")
+            devices_per_replica, layout_map = fitted(len(devices), devices_per_replica, layout_map)
+        super().__init__(mesh_of(devices, devices_per_replica), group)
         self._ops = own_ops(self._mesh.platform)
         #: What the workers compare and share in `fit`; None where there is one.
         self._fit: MultiWorkerFit | None = None
