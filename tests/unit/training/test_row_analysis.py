@@ -1,6 +1,7 @@
 """What a function does with rows: each claim of the reading against what the function computes."""
 
 import inspect
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -248,6 +249,14 @@ def test_derivatives_of_a_function_s_own(fn, is_apart):
     expected = RowWise(0) if is_apart else Mixed()
     assert row_states(fn, (data(4)[0],), (), 4, 8, differentiates=True) == [expected]
     assert row_states(fn, (data(4)[0],), (), 4, 8) == [RowWise(0)]
+
+
+def test_a_derivative_is_read_without_a_word_of_jax():
+    """DeprecationWarnings of JAX' modules are errors nowhere else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given = (data(4)[0],), (), 4, 8
+        assert row_states(jax.nn.relu, *given, differentiates=True) == [RowWise(0)]
 
 
 def test_derivatives_with_weights():

@@ -248,7 +248,8 @@ class _OwnStep:
         for op, state in zip(self._ops, reduced, strict=True):
             if state not in REDUCIBLE[op]:
                 return _together(
-                    f"what the replicas would reduce is no {op.name.lower()} ({cause_of(state)})"
+                    f"what its step gives the optimizer or a metric is no {op.name.lower()} over the rows "
+                    f"({cause_of(state)})"
                 )
         for name, state, aval in zip(self._logs, logs, trace.out_avals, strict=False):
             if predicts and aval.shape[:1] != (rows,):

@@ -15,6 +15,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from unisono.training._jaxprs import called_by
 from unisono.training.rows._row_states import (
     Constant,
     Equation,
@@ -64,7 +65,18 @@ def is_linear(
 def _derivative(eqn: Equation) -> jex.ClosedJaxpr:
     """Return a trace from operands, and gradients of the results, to gradients of the operands."""
     variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex.Var)))
-    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(jex.Jaxpr((), variables, eqn.outvars, [eqn]), ()))
+    called: Any = called_by(eqn)
+    # Without the names of a program JAX warns.
+    names = called.jaxpr.debug_info.with_unknown_names()
+    alone = called.jaxpr.replace(
+        constvars=[],
+        invars=variables,
+        outvars=eqn.outvars,
+        eqns=[eqn],
+        effects=eqn.effects,
+        debug_info=names,
+    )
+    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
     varied = [i for i, v in enumerate(variables) if _has_gradient(v)]
 
     def backward(operands: list[jax.Array], gradients: list[jax.Array]) -> list[jax.Array]:

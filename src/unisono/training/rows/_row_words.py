@@ -18,6 +18,7 @@ _WORDS = {
     "sub": "a difference",
     "mul": "a product",
     "div": "a quotient",
+    "integer_pow": "a power",
     "max": "the larger of two values",
     "min": "the smaller of two values",
     "reduce_sum": "a sum",
