@@ -1,4 +1,6 @@
-"""The use of rows by convolutions, windows and functions of matrices: rules of `_row_analysis`. Pure.
+"""The use of rows by operations that few models have: rules of `_row_analysis`. Pure.
+
+Convolutions, windows, functions of matrices; arrays that are stacked, repeated, reversed or padded.
 
 Tests: tests/unit/training/test_row_analysis.py.
 """
@@ -16,6 +18,7 @@ from unisono.training.rows._row_states import (
     Step,
     aligned,
     anything,
+    is_fill,
     with_power,
 )
 
@@ -86,9 +89,60 @@ def _matrices(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
     return [result if few != many else MIXED for few, many in zip(*shapes, strict=True)]
 
 
+def _unstack(step: Step, operands: list[Operand]) -> RowState:
+    state, axis = operands[0], step.params["axis"]
+    if not step.same("axis") or axis in step.counting() or not isinstance(state, (Constant, RowWise)):
+        return state if isinstance(state, Reduced) and step.is_plain else MIXED
+    return RowWise(state.axis - (axis < state.axis), state.power) if isinstance(state, RowWise) else state
+
+
+def _stack(step: Step, operands: list[Operand]) -> RowState:
+    result, axis = elementwise(step, operands), step.params["axis"]
+    if not step.same("axis") or len(step.eqn.invars) != len(step.other.invars):
+        return MIXED
+    return RowWise(result.axis + (axis <= result.axis)) if isinstance(result, RowWise) else result
+
+
+def _tile(step: Step, operands: list[Operand]) -> RowState:
+    state, repeats = operands[0], [e.params["reps"] for e in (step.eqn, step.other)]
+    if isinstance(state, Constant):
+        axes = [i for i, (a, b) in enumerate(zip(*repeats, strict=True)) if a != b and step.shape()[i] > 1]
+        if not axes or is_fill(state):
+            return state
+        # Of several entries, a row has its own repetition.
+        each = len(axes) == 1 and step.rows and repeats[0][axes[0]] % step.rows == 0
+        return RowWise(axes[0], state.power) if each else MIXED
+    alone = isinstance(state, RowWise) and all(r[state.axis] == 1 for r in repeats)
+    return state if alone else MIXED
+
+
+def _reverse(step: Step, operands: list[Operand]) -> RowState:
+    turned = set(step.params["dimensions"])
+    own = {operands[0].axis} if isinstance(operands[0], RowWise) else set()
+    return MIXED if turned & (step.counting() | own) or not step.same("dimensions") else operands[0]
+
+
+def _several(step: Step, operands: list[Operand]) -> list[RowState]:
+    """Each operand passes."""
+    return list(operands)
+
+
+def _pad(step: Step, operands: list[Operand]) -> RowState:
+    config = step.params["padding_config"]
+    rows = step.counting()
+    fits = step.same("padding_config") and all(tuple(config[i]) == (0, 0, 0) for i in rows)
+    return aligned(operands) if fits else MIXED
+
+
 #: By the names of operations.
 ARRAY_RULES: dict[str, Rule] = {
     "conv_general_dilated": _convolution,
+    "rev": _reverse,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
+    "pad": _pad,
+    "optimization_barrier": _several,
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _window),
     "select_and_scatter_add": _window_gradient,
     **dict.fromkeys(("fft", "lu", "qr", "svd", "eigh", "cholesky", "triangular_solve"), _matrices),

@@ -404,7 +404,7 @@ class _TraceReader:
 
 
 def _rule_of_arrays(name: str) -> Rule | None:
-    """Return the rule of a convolution and the like, which are loaded for the models that have one."""
+    """Return the rule of an operation that few models have; such rules are loaded with the first of these."""
     from unisono.training.rows._array_rules import ARRAY_RULES
 
     return ARRAY_RULES.get(name)

@@ -109,7 +109,7 @@ def cut(step: Step, operands: list[Operand]) -> RowState:
         e.invars[0].aval.shape[i] == e.outvars[0].aval.shape[i] for e in (step.eqn, step.other) for i in rows
     )
     rest = all(s == Constant() for s in operands[1:])
-    # As many entries of a table as there are rows are others for each row.
+    # The first entries of a table, one for each row of the batch, differ from row to row.
     is_same = step.counting_out() <= rows or is_fill(state)
     return state if whole and rest and is_same else MIXED
 

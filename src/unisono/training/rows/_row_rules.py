@@ -127,7 +127,7 @@ def _reduction(step: Step, operands: list[Operand]) -> RowState:
         case Constant():
             if adds:
                 return Constant(state.power + len(rows))
-            # A product has as many factors as there are rows.
+            # A product has one factor for each row.
             counts = bool(rows) and step.eqn.primitive.name in ("reduce_prod", "reduce_xor")
             return MIXED if state.power or counts else state
         case Reduced():
@@ -201,13 +201,6 @@ def _squeeze(step: Step, operands: list[Operand]) -> RowState:
     return RowWise(state.axis - sum(d < state.axis for d in dimensions), state.power)
 
 
-def _unstack(step: Step, operands: list[Operand]) -> RowState:
-    state, axis = operands[0], step.params["axis"]
-    if not step.same("axis") or axis in step.counting() or not isinstance(state, (Constant, RowWise)):
-        return state if isinstance(state, Reduced) and step.is_plain else MIXED
-    return RowWise(state.axis - (axis < state.axis), state.power) if isinstance(state, RowWise) else state
-
-
 def _along(parameter: str) -> Rule:
     """An operation along one axis, of one or more operands of one shape."""
 
@@ -218,7 +211,7 @@ def _along(parameter: str) -> Rule:
             return operands[0] if adds and step.is_plain else MIXED
         count = len(step.eqn.outvars)
         if count != len(step.other.outvars) or any(axis in step.counting_out(i) for i in range(count)):
-            return MIXED  # as many of something as there are rows
+            return MIXED  # its length follows from the number of rows
         if axis in set().union(*(step.counting(i) for i in range(len(operands)))):
             return MIXED
         moves = step.eqn.primitive.name in ("concatenate", "split", "cumsum")
@@ -226,13 +219,6 @@ def _along(parameter: str) -> Rule:
         return MIXED if isinstance(result, RowWise) and result.axis == axis else result
 
     return rule
-
-
-def _pad(step: Step, operands: list[Operand]) -> RowState:
-    config = step.params["padding_config"]
-    rows = step.counting()
-    fits = step.same("padding_config") and all(tuple(config[i]) == (0, 0, 0) for i in rows)
-    return aligned(operands) if fits else MIXED
 
 
 def _dot(step: Step, operands: list[Operand]) -> RowState:
@@ -281,37 +267,6 @@ def _dot_result(
     if places[0] is None:
         before += len(step.shape(0)) - len(contracted[0]) - len(batched[0])
     return RowWise(before + number, power)
-
-
-def _stack(step: Step, operands: list[Operand]) -> RowState:
-    result, axis = elementwise(step, operands), step.params["axis"]
-    if not step.same("axis") or len(step.eqn.invars) != len(step.other.invars):
-        return MIXED
-    return RowWise(result.axis + (axis <= result.axis)) if isinstance(result, RowWise) else result
-
-
-def _tile(step: Step, operands: list[Operand]) -> RowState:
-    state, repeats = operands[0], [e.params["reps"] for e in (step.eqn, step.other)]
-    if isinstance(state, Constant):
-        axes = [i for i, (a, b) in enumerate(zip(*repeats, strict=True)) if a != b and step.shape()[i] > 1]
-        if not axes or is_fill(state):
-            return state
-        # Of several entries, a row has its own repetition.
-        each = len(axes) == 1 and step.rows and repeats[0][axes[0]] % step.rows == 0
-        return RowWise(axes[0], state.power) if each else MIXED
-    alone = isinstance(state, RowWise) and all(r[state.axis] == 1 for r in repeats)
-    return state if alone else MIXED
-
-
-def _reverse(step: Step, operands: list[Operand]) -> RowState:
-    turned = set(step.params["dimensions"])
-    own = {operands[0].axis} if isinstance(operands[0], RowWise) else set()
-    return MIXED if turned & (step.counting() | own) or not step.same("dimensions") else operands[0]
-
-
-def _several(step: Step, operands: list[Operand]) -> list[RowState]:
-    """Each operand passes."""
-    return list(operands)
 
 
 def _cudnn(step: Step, operands: list[Operand]) -> RowState | list[RowState]:
@@ -402,17 +357,11 @@ RULES: dict[str, Rule] = {
     "sort": _along("dimension"),
     "split": _along("axis"),
     "top_k": _along("axis"),
-    "rev": _reverse,
-    "stack": _stack,
-    "unstack": _unstack,
-    "tile": _tile,
     "dynamic_update_slice": update,
     **dict.fromkeys((f"scatter{sign}{n}" for n in ("add", "mul", "max", "min") for sign in "_-"), scatter),
     "scatter": scatter,
     "concatenate": _along("dimension"),
-    "pad": _pad,
     "dot_general": _dot,
     "gather": gather,
-    "optimization_barrier": _several,
     "iota": _made,
 }

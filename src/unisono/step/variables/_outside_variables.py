@@ -5,18 +5,13 @@ Tests: tests/virtual/training/test_failures.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import keras
 
 from unisono._context import creator_of
 from unisono._errors import ScopeError
 
-if TYPE_CHECKING:
-    from unisono.strategies._base import Strategy
 
-
-def created_outside(variable: keras.Variable, model: keras.Model, strategy: Strategy) -> ScopeError:
+def created_outside(variable: keras.Variable, model: keras.Model, strategy: object) -> ScopeError:
     """Return the error for a model's variable that was created outside of the scope.
 
     Where the strategy holds other variables of the model, this one was added to it later.
