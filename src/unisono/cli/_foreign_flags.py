@@ -5,6 +5,7 @@ Tests: tests/unit/launcher/test_command_line.py.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import typer
@@ -51,7 +52,7 @@ def foreign_flag(error: Exception, args: list[str]) -> InvalidArgumentError | No
         args: that were given behind `launch`.
     """
     named = getattr(error, "option_name", "")
-    for flag, value in zip(args, [*args[1:], ""], strict=True):
+    for flag, value in itertools.pairwise([*args, ""]):
         name, _, own = flag.partition("=")
         plain = name.replace("_", "-").lower()
         is_wrong = name == named or (not named and plain == "-np")

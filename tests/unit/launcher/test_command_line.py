@@ -24,6 +24,11 @@ def test_flags_behind_the_script_are_the_scripts(words, is_warned):
     assert ("flags after the script belong to the script" in result.stderr) == is_warned
 
 
+def test_without_a_word_there_is_help():
+    result = CliRunner().invoke(app, ["launch"])
+    assert "unisono launch -n 2 train.py --epochs 3" in result.output
+
+
 def test_a_notebook_is_no_script():
     result = CliRunner().invoke(app, ["launch", "-n", "2", "train.ipynb"])
     assert "Write `unisono.launch(train, workers=2)` in the notebook" in str(result.exception)
