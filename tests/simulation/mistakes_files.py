@@ -193,6 +193,13 @@ MISTAKES = (
         "object_store",
     ),
     Mistake(
+        "files of a commit and of the one that replaces it are read as one",
+        f"{_COMMITS}:read_commit",
+        "if not _is_replaced(path, manifest):\n            return content",
+        "if True:\n            return content",
+        "disk",
+    ),
+    Mistake(
         "a commit is not taken back",
         f"{_UPLOADS}:_withdraw_if_replaced",
         "if not set(names) <= target.find().keys():",

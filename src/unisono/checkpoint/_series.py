@@ -117,8 +117,8 @@ def read_snapshot(path: Place) -> Snapshot:
     Raises:
         CheckpointError: it is not as it was written.
     """
-    with _commits.reached(path), _commits.opened(path) as folder:
-        return _load(folder)
+    with _commits.reached(path):
+        return _commits.read_commit(path, _load)
 
 
 def _load(folder: Path) -> Snapshot:

@@ -35,9 +35,13 @@ def made(directory, *numbers):
     return [_commits.write_commit(directory, f"ckpt-{n}", write(b"%d" % n)) for n in numbers]
 
 
+def check_commit(path):
+    _commits.read_commit(path, is_dir)
+
+
 def test_a_commit_holds_what_was_written_and_nothing_is_left_beside_it(tmp_path):
     (path,) = made(tmp_path, 1)
-    _commits.check_commit(path)
+    check_commit(path)
     assert (path / "inner" / "a.bin").read_bytes() == b"1" * 1000
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]
 
@@ -82,11 +86,44 @@ def test_damage_is_noticed_and_named_and_the_one_before_serves(tmp_path, caplog,
     harm, message = DAMAGE[damage]
     harm(second / "inner" / "a.bin")
     with pytest.raises(CheckpointError, match=rf"inner/a.bin {message}"):
-        _commits.check_commit(second)
+        check_commit(second)
     with caplog.at_level(logging.WARNING, logger="unisono"):
         assert _commits.newest_good(tmp_path, "ckpt", is_dir) == (first, True)
     assert "inner/a.bin" in caplog.text
     assert "ckpt-1, the newest checkpoint that is as it was written" in caplog.text
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path):
+    """Two files of one commit must be of one moment, whatever another process writes over it meanwhile."""
+    path = _commits.write_commit(tmp_path, "best", write(b"1"))
+    seen = []
+
+    def replace(text):
+        _commits.write_commit(tmp_path, "best", write(text), replaces=True)
+
+    def read(folder):
+        first = (folder / "inner" / "a.bin").read_bytes()[:1]
+        seen.append(first)
+        if first < b"3":
+            replace(b"%d" % (int(first) + 1))
+        if first == b"2":
+            # Its file is gone, or is another's: no damage.
+            raise CheckpointError("ends early")
+        return first, (folder / "inner" / "a.bin").read_bytes()[:1]
+
+    assert _commits.read_commit(path, read) == (b"3", b"3")
+    assert seen == [b"1", b"2", b"3"]
+
+
+def test_what_is_replaced_all_the_time_is_an_error(tmp_path):
+    path = _commits.write_commit(tmp_path, "best", write(b"0"))
+    texts = iter(range(1, 100))
+
+    def read(folder):
+        _commits.write_commit(tmp_path, "best", write(b"%d" % next(texts)), replaces=True)
+
+    with pytest.raises(CheckpointError, match="replaced 10 times meanwhile"):
+        _commits.read_commit(path, read)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -96,7 +133,7 @@ def test_a_damaged_manifest_is_noticed(tmp_path, damage):
     with pytest.raises(
         CheckpointError, match=r"MANIFEST.json (is missing|cannot be read|has other contents)"
     ):
-        _commits.check_commit(path)
+        check_commit(path)
 
 
 def as_pipe(file):
@@ -121,7 +158,7 @@ def test_what_is_not_a_file_is_damage(tmp_path, harm, name):
     first, second = made(tmp_path, 1, 2)
     harm(second / name)
     with pytest.raises(CheckpointError, match=rf"{name} (is not a file|cannot be read)"):
-        _commits.check_commit(second)
+        check_commit(second)
     assert _commits.newest_good(tmp_path, "ckpt", is_dir) == (first, True)
 
 
@@ -130,7 +167,7 @@ def test_a_manifest_of_another_kind_is_damage(tmp_path, text):
     (path,) = made(tmp_path, 1)
     (path / MANIFEST).write_text(text)
     with pytest.raises(CheckpointError, match=r"MANIFEST.json (cannot be read|has other contents)"):
-        _commits.check_commit(path)
+        check_commit(path)
 
 
 def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
@@ -145,7 +182,7 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path):
             if _same_meaning(bytes(data), good):
                 continue
             with pytest.raises(CheckpointError):
-                _commits.check_commit(path)
+                check_commit(path)
 
 
 def _same_meaning(data, good):
@@ -197,12 +234,12 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch, tuned):
     (path,) = made(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="Install a newer unisono"):
-        _commits.check_commit(path)
+        check_commit(path)
 
 
 def test_an_absent_commit_and_a_name_twice(tmp_path):
     with pytest.raises(CheckpointError, match="there is no directory"):
-        _commits.check_commit(tmp_path / "ckpt-1")
+        check_commit(tmp_path / "ckpt-1")
     made(tmp_path, 1)
     with pytest.raises(CheckpointError, match="which exists"):
         made(tmp_path, 1)
@@ -277,7 +314,7 @@ def test_a_kill_while_saving_leaves_the_old_or_the_new_whole(killed, moment):
     path, _ = _commits.newest_good(folder, "ckpt", is_dir)
     number = int(path.name.removeprefix("ckpt-"))
     assert number == (2 if moment == "after the rename" else 1)
-    _commits.check_commit(path)
+    check_commit(path)
     assert len(_commits.sweep(folder)) == (0 if moment == "after the rename" else 1)
     assert not [p for p in folder.iterdir() if p.name.startswith(".")]
     made(folder, 3)
@@ -307,7 +344,7 @@ def test_a_kill_while_replacing_leaves_the_old_one(tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert not path.exists()
     assert len(_commits.sweep(tmp_path)) == 1
-    _commits.check_commit(path)
+    check_commit(path)
     assert (path / "inner" / "a.bin").read_bytes() == b"1" * 1000
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]
 
@@ -421,13 +458,13 @@ def test_a_directory_of_commits_is_no_commit(tmp_path):
         _commits.write_commit(tmp_path, f"ck-{number}", lambda folder: (folder / "data").write_text("x"))
     text = r"must be named. Received: .*, a directory of 2. Write .*latest_checkpoint\(.*/ck-2'"
     with pytest.raises(CheckpointError, match=text):
-        _commits.check_commit(tmp_path)
+        check_commit(tmp_path)
 
 
 def test_a_file_of_keras_is_no_commit(tmp_path):
     (tmp_path / "model.keras").write_text("")
     with pytest.raises(CheckpointError, match=r"a file of Keras. Write `keras.models.load_model\('/"):
-        _commits.check_commit(tmp_path / "model.keras")
+        check_commit(tmp_path / "model.keras")
 
 
 def test_a_place_without_permission_is_an_error(tmp_path, monkeypatch):

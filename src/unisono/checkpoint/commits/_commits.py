@@ -30,7 +30,13 @@ from unisono._system._files import flush, flush_tree, make_folder, swap_folder
 from unisono._system._object_store import ObjectStat, Place, StorePath
 from unisono._system._task_reports import process_events
 from unisono.checkpoint.commits import _uploads
-from unisono.checkpoint.commits._manifests import MANIFEST, check_files, make_manifest, read_manifest
+from unisono.checkpoint.commits._manifests import (
+    MANIFEST,
+    Manifest,
+    check_files,
+    make_manifest,
+    read_manifest,
+)
 
 _LOG = logging.getLogger("unisono")
 #: How often a directory is listed that changes while it is read.
@@ -157,29 +163,41 @@ def _translated(error: OSError, target: Place) -> CheckpointError:
     )
 
 
-def check_commit(path: Path) -> Path:
-    """Read every file of a commit and compare it with the manifest; return the folder in which they lie.
+def read_commit(path: Place, read: Callable[[Path], Content]) -> Content:
+    """Check a commit, and read it; once more where another one has taken its name meanwhile.
+
+    Args:
+        read: gets the folder with what was written into it: of an object store a copy.
 
     Raises:
         CheckpointError: something is missing, cut or changed; it names the first such file.
-    """
-    # A copy of a commit of an object store has a folder for them.
-    return check_files(path, read_manifest(path), path)
-
-
-@contextlib.contextmanager
-def opened(path: Place) -> Iterator[Path]:
-    """Check a commit, and yield the folder with what was written into it: of an object store a copy.
-
-    Raises:
-        CheckpointError: as `check_commit`.
         OSError: the object store does not answer.
     """
-    if isinstance(path, Path):
-        yield check_commit(path)
-        return
-    with _uploads.downloaded(path) as folder:
-        yield folder
+    if not isinstance(path, Path):
+        with _uploads.downloaded(path) as folder:
+            return read(folder)
+    for _ in range(_MOST_LOOKS):
+        manifest = read_manifest(path)
+        try:
+            content = read(check_files(path, manifest, path))
+        except CheckpointError:
+            if not _is_replaced(path, manifest):
+                raise
+            continue
+        # Otherwise some of its files may be those of the other one.
+        if not _is_replaced(path, manifest):
+            return content
+    raise CheckpointError(
+        f"A checkpoint must stay as it is while it is read. Received: {path}, which was replaced "
+        f"{_MOST_LOOKS} times meanwhile. Save with new names, or less often."
+    )
+
+
+def _is_replaced(path: Path, manifest: Manifest) -> bool:
+    try:
+        return read_manifest(path) != manifest
+    except CheckpointError:  # it was deleted
+        return False
 
 
 @contextlib.contextmanager
@@ -300,8 +318,7 @@ def _first_good(
     first: CheckpointError | None = None
     for _, path in reversed(every):
         try:
-            with opened(path) as folder:
-                content = read(folder)
+            content = read_commit(path, read)
         except CheckpointError as error:
             first = first or error
             _LOG.warning("%s Falling back to the one before.", error)
