@@ -207,6 +207,13 @@ MISTAKES = (
         "rivals_in_store",
     ),
     Mistake(
+        "a process that was replaced sweeps what its successor uploads",
+        f"{_UPLOADS}:_sweep",
+        "_require_claim(directory)",
+        "pass",
+        "rivals_in_store",
+    ),
+    Mistake(
         "remains in the store are not swept",
         f"{_UPLOADS}:_sweep",
         "_delete(directory / commit, left[commit])",

@@ -171,6 +171,17 @@ def test_a_process_that_was_replaced_commits_and_deletes_nothing(run, monkeypatc
     assert objects(run) == before
 
 
+def test_a_process_that_was_replaced_sweeps_nothing(run):
+    """It has claimed the directory, and not swept it yet, when its successor claims it and uploads."""
+    _commits.check_place(place_of(run), writes=True)
+    put(f"{run}/.writer", b"process 4711 of another")
+    put(f"{run}/ckpt-1/{_DATA}")
+    before = objects(run)
+    with pytest.raises(CheckpointError, match="process 4711 of another has begun to write after this one"):
+        saved(run, 1.0)
+    assert objects(run) == before
+
+
 def test_of_two_that_write_one_name_the_first_stays(run, monkeypatch):
     """The other one has looked for the name before, and read `.writer` before it was overwritten."""
     directory = place_of(run)

@@ -176,7 +176,11 @@ def _delete(root: StorePath, names: Iterable[str]) -> None:
 
 
 def _sweep(directory: StorePath, name: str) -> None:
-    """Delete, once, what processes that wrote here before have left of this series without a manifest."""
+    """Delete, once, what processes that wrote here before have left of this series without a manifest.
+
+    Raises:
+        CheckpointError: another process has claimed the directory.
+    """
     swept = _CLAIMS[os.getpid(), directory].swept
     series = re.sub(r"\d+$", "", name)
     if series in swept:
@@ -191,7 +195,11 @@ def _sweep(directory: StorePath, name: str) -> None:
             complete.add(match[1])
         elif match:
             left.setdefault(match[1], []).append(match[2])
-    for commit in left.keys() - complete:
+    remains = left.keys() - complete
+    if remains:
+        # What a successor is uploading has no manifest yet, either: it has claimed the directory before.
+        _require_claim(directory)
+    for commit in remains:
         _delete(directory / commit, left[commit])
 
 
@@ -201,8 +209,9 @@ def delete_upload(path: StorePath) -> None:
     Raises:
         CheckpointError: another process has claimed the directory.
     """
-    _require_claim(path.parent)
     names = path.find()
+    # After the list: whatever a successor has written there, it has claimed the directory before.
+    _require_claim(path.parent)
     _delete(path, sorted(names, key=lambda name: name != MANIFEST))
 
 
