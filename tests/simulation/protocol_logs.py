@@ -24,10 +24,10 @@ from tests.simulation import _primitives as sim
 from tests.simulation._disk import Disk
 from tests.simulation._file_doors import ROOT, FileDoors, Machine
 from tests.simulation._world import ACTIVE, SETTING
-from tests.simulation.protocol_servers import lock_file  # its stand-in for `fcntl.flock` is needed
+from tests.simulation.protocol_servers import lock_file, shorten  # its `fcntl.flock` is needed
 from unisono._errors import ClusterError
 from unisono._system._object_store import place_of
-from unisono.parameter_server.server._durable import DurableStore
+from unisono.parameter_server.server._durable import _KEPT, DurableStore
 from unisono.parameter_server.state import _acknowledged, _container, _records
 from unisono.parameter_server.state._create import NewVariable
 from unisono.parameter_server.state._push import COUNTER_BITS, Push, RowWrite
@@ -120,6 +120,8 @@ class Logs:
         self.place = place_of(f"{ROOT}/disk/ps-0")
         self.log_bytes = 1 << 16 if has_log else 0
         self.has_bulk = bool(world.choose(2, SETTING))
+        #: How many changes a log takes; 0 for as many as it has room for.
+        self.most_changes = world.pick((0, 1, 3, 6), SETTING) if has_log else 0
         self.job = None
         self.generation = 0
         #: By number, the moments that snapshots hold at least, the newest last.
@@ -143,6 +145,8 @@ class Logs:
         except _FAILURES as error:
             self.check_full(error)
             return
+        if self.most_changes:
+            shorten(durable._journal._records, self.most_changes)
         try:
             self.recovered(durable)
             self.run_job(durable, closures)
@@ -210,7 +214,7 @@ class Logs:
             return self.job.moment
         # What cannot be read counts as damaged, and the one before is taken.
         unread = bool(self.damaged) + self.world.faults["disk"] - self.faults
-        known = list(self.snapshots.values())
+        known = list(self.snapshots.values())[-_KEPT:]
         return max(known[: len(known) - unread] if unread < len(known) else [], default=0)
 
     def check_damage(self, store):

@@ -330,6 +330,8 @@ def _try_second(world, job):
     first = job.launcher
 
     def second():
+        with contextlib.suppress(OSError):
+            job.paths.root.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(ClusterError), locked(job.paths.root, BestEffort(print, job.paths.root)):
             if first.is_alive and not job.is_over and not world.faults["removed"]:
                 world.fail(Violation("A second launcher has the folder of one that runs."))
