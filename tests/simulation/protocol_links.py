@@ -112,13 +112,15 @@ class _Server:
     def __init__(self, cluster, name):
         self.cluster, self.world, self.name = cluster, cluster.world, name
         self.root = place_of(f"{ROOT}/disk/{name.partition(':')[0]}")
-        self.processes, self.pauses = [], []
+        self.process, self.processes, self.pauses = None, [], []
         #: What tasks have left behind: the generation of the task, and the process.
         self.children = []
 
-    def start(self):
-        #: Since when it runs.
-        self.since = self.world.now
+    def start(self, is_elsewhere=False):
+        if self.process is not None and not self.process.is_dead:
+            return
+        #: Since when it runs, and whether on another machine than before, which has no files of it.
+        self.since, self.is_elsewhere = self.world.now, is_elsewhere
         self.process = self.cluster.machine.process(self.name, self._serve)
         # They are this server's children, and the kernel ends them with it.
         self.process.at_end(self._kill_all)
@@ -147,6 +149,8 @@ class _Server:
         return max([self.since, *ends, *parted])
 
     def _serve(self):
+        if self.is_elsewhere:
+            shutil.rmtree(self.root, ignore_errors=True)
         rpc_server = None
         agent = self.agent = Agent(self.name, _Machine(self), lambda *args: rpc_server.reply(*args))
         rpc_server = self.cluster.network.rpc_server(self.name, agent.handle)
@@ -248,8 +252,9 @@ class _Cluster:
         if older or process.server.old_children(process.generation):
             world.fail(AssertionError(f"{process.server.name} runs two generations."))
         brought = process.server.root / f"job-{job['job']}" / "train.py"
-        if brought.read_text() != "print()":
-            world.fail(AssertionError(f"The program was not brought: {brought.read_text()!r}"))
+        text = brought.read_text() if brought.is_file() else "no file"
+        if text != "print()":
+            world.fail(AssertionError(f"The program was not brought: {text!r}"))
         if world.choose(4) == 3:
             process.server.leave_child(process.generation)
         heart = HeartbeatFile(
@@ -350,7 +355,8 @@ def _disturb(world, cluster, client):
     world.note("fault", "test", server.name, kind)
     if kind == "kill server":
         server.process.kill()
-        world.call_later(world.uniform(0.0, 20.0), server.start)
+        is_elsewhere = world.choose(2) == 1
+        world.call_later(world.uniform(0.0, 20.0), lambda: server.start(is_elsewhere))
     elif kind == "kill task" and running:
         world.pick(running).kill()
     elif kind == "raise" and running:
