@@ -369,6 +369,10 @@ def _disturb(world, cluster, client):
         seconds = world.uniform(0.0, 2 * LEASE_SECONDS)
         cluster.pauses.append((world.now, world.now + seconds))
         client.pause(seconds)
+        if world.choose(2):
+            # As a machine that sleeps: its connections are gone when it goes on.
+            for name in cluster.servers:
+                cluster.network.cut_off(name)
     elif kind == "part":
         cluster.network.part("client", server.name, world.uniform(0.0, 20.0))
     elif kind == "cut off":
