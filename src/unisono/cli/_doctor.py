@@ -151,6 +151,11 @@ def _all_reduce() -> str:
 
 def try_files(directory: Path) -> str:
     """Write, sync, rename and read a file, as checkpoints do."""
+    if not directory.is_dir():
+        raise InvalidArgumentError(
+            f"The directory must exist. Received: --dir {directory}. Write `mkdir -p {directory}`, or "
+            "`--dir` with the directory of your backups."
+        )
     with tempfile.TemporaryDirectory(dir=directory, prefix="unisono-doctor-") as folder:
         path = Path(folder) / "file"
         for text in ("first", "second"):
@@ -211,8 +216,8 @@ def between(workers: int | None, hosts: Sequence[str], model_mb: float) -> list[
     count = len(hosts) if workers is None else workers
     if count < 2 or model_mb <= 0:
         raise InvalidArgumentError(
-            "An exchange needs two processes and a model. Received: "
-            f"{count} of the first, {model_mb:g} MB. Write `-n 2`, `--hosts a,b` or `--model 100`."
+            "Links are measured between at least two processes or hosts, for a model of more than 0 MB. "
+            f"Received: {count} of them, {model_mb:g} MB. Write `-n 2`, `--hosts a,b` or `--model 100`."
         )
     size = int(model_mb * 1e6)
     sizes = [4, min(size, _MOST)]

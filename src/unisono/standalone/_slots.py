@@ -105,9 +105,10 @@ def parse_cluster(text: str) -> dict[str, list[str]]:
     for item in filter(None, (each.strip() for each in text.split(","))):
         job, equals, address = item.partition("=")
         cluster.setdefault(job if equals else "worker", []).append(address if equals else item)
-    if not cluster:
+    if not cluster or any(":" not in address for servers in cluster.values() for address in servers):
         raise InvalidArgumentError(
-            f"`--cluster` must name servers. Received: {text!r}. Write `--cluster host1:2222,host2:2222`."
+            f"`--cluster` must name servers, each with its port. Received: {text!r}. Write `--cluster "
+            "host1:2222,host2:2222`."
         )
     return cluster
 

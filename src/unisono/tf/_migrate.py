@@ -335,7 +335,10 @@ def _examine(path: Path, is_one_of_several: bool) -> ExaminedProgram:
             path, found, uses_tensorflow=bool(aliases), names=frozenset(_names(tree, aliases))
         )
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(f"A program is a text file. Received: {path} ({error}).") from None
+        raise InvalidArgumentError(
+            f"A program is a text file. Received: {path} ({error}). Write the path of a Python "
+            "program, or of a folder of them."
+        ) from None
     except InvalidArgumentError as error:
         # One of Python 2 in a folder.
         if not is_one_of_several:

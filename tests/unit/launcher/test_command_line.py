@@ -1,5 +1,6 @@
 """What the command line says of flags at the wrong place."""
 
+import re
 import sys
 
 import pytest
@@ -7,6 +8,7 @@ from typer.testing import CliRunner
 
 from unisono._errors import InvalidArgumentError, MissingPackageError
 from unisono.cli._app import app
+from unisono.cli._doctor import try_files
 
 
 @pytest.mark.parametrize(
@@ -24,9 +26,37 @@ def test_flags_behind_the_script_are_the_scripts(words, is_warned):
     assert ("flags after the script belong to the script" in result.stderr) == is_warned
 
 
-def test_without_a_word_there_is_help():
-    result = CliRunner().invoke(app, ["launch"])
-    assert "unisono launch -n 2 train.py --epochs 3" in result.output
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [
+        ("launch", "unisono launch -n 2 train.py --epochs 3"),
+        ("explain", "unisono explain model.py"),
+    ],
+)
+def test_without_a_word_there_is_help(command, example):
+    assert example in CliRunner().invoke(app, [command]).output
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["launch", "--cluster", "node1", "train.py"],
+            r"each with its port\. Received: 'node1'\. Write `--cluster host1:2222",
+        ),
+        (["migrate", "absent.py"], r"absent\.py.*Write the path of a Python program"),
+    ],
+)
+def test_bad_words_name_the_next_step(words, text):
+    result = CliRunner().invoke(app, words)
+    assert re.search(text, str(result.exception))
+
+
+def test_a_directory_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(
+        InvalidArgumentError, match=r"must exist\. Received: --dir .*absent\. Write `mkdir -p"
+    ):
+        try_files(tmp_path / "absent")
 
 
 def test_a_notebook_is_no_script():
