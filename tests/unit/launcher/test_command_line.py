@@ -34,7 +34,9 @@ def test_flags_behind_the_script_are_the_scripts(words, is_warned):
     ],
 )
 def test_without_a_word_there_is_help(command, example):
-    assert example in CliRunner().invoke(app, [command]).output
+    result = CliRunner().invoke(app, [command])
+    assert example in result.output
+    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize(
