@@ -193,7 +193,7 @@ MISTAKES = (
         "object_store",
     ),
     Mistake(
-        "files of a commit and of the one that replaces it are read as one",
+        "files of a commit and of its replacement are read as one",
         f"{_COMMITS}:read_commit",
         "if not _is_replaced(path, manifest):\n            return content",
         "if True:\n            return content",

@@ -184,7 +184,7 @@ def read_commit(path: Place, read: Callable[[Path], Content]) -> Content:
             if not _is_replaced(path, manifest):
                 raise
             continue
-        # Otherwise some of its files may be those of the other one.
+        # Otherwise some of its files may be the other one's.
         if not _is_replaced(path, manifest):
             return content
     raise CheckpointError(
