@@ -16,11 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
 from unisono.step._value_handle import DeferredValue
+from unisono.training._jaxprs import called_by
 
 #: How many programs are kept.
 _KEPT = 256
@@ -87,4 +89,48 @@ def _program_of(value: DeferredValue) -> FirstValueProgram | None:
 
 @functools.lru_cache(_KEPT)
 def _compiled(program: FirstValueProgram, sharding: NamedSharding) -> Callable[[Any], jax.Array]:
-    return jax.jit(program.drawn, out_shardings=sharding)
+    return jax.jit(_step_by_step(program.drawn), out_shardings=sharding)
+
+
+def _step_by_step(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """Return a function for `jax.jit` that rounds as the operations do one by one.
+
+    XLA multiplies the constants of two operations first where it sees both: the square root of two, for
+    example, by which `jax.random.normal` multiplies, and a standard deviation. On one device Keras computes
+    first values without `jax.jit`.
+    """
+
+    def run(seed: jax.Array) -> jax.Array:
+        closed = jax.make_jaxpr(function)(seed)
+        known: dict[Any, Any] = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        known |= zip(closed.jaxpr.invars, [seed], strict=True)
+
+        def of(atom: Any) -> Any:
+            if not isinstance(atom, jex.Literal):
+                return known[atom]
+            aval: Any = atom.aval
+            return jnp.asarray(atom.val, aval.dtype)
+
+        for equation in closed.jaxpr.eqns:
+            called, given = called_by(equation), equation.invars
+            if called is None:
+                given = list(dict.fromkeys(v for v in given if isinstance(v, jex.Var)))
+                called = _alone(closed.jaxpr, equation, given)
+            apart = jax.lax.optimization_barrier(list(map(of, given)))
+            known |= zip(equation.outvars, jex.jaxpr_as_fun(called)(*apart), strict=True)
+        value: jax.Array = of(closed.jaxpr.outvars[0])
+        return value
+
+    return run
+
+
+def _alone(jaxpr: jex.Jaxpr, equation: jex.JaxprEqn, given: list[jex.Var]) -> jex.ClosedJaxpr:
+    """Return the program of one operation."""
+    program = jaxpr.replace(
+        constvars=[],
+        invars=given,
+        outvars=list(equation.outvars),
+        eqns=[equation],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return jex.ClosedJaxpr(program, [])

@@ -1,5 +1,7 @@
 """Backbones of KerasHub with random weights: how their weights are cut, and what a layer sends."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -78,4 +80,32 @@ def test_numbers_are_those_of_one_device(name):
         losses = model.fit(x, y, batch_size=ROWS, epochs=2, verbose=0, shuffle=False).history["loss"]
         found.append([*losses, *map(np.asarray, model.trainable_variables)])
     for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+def test_maps_of_kerashub_with_everything_that_changes_an_update(name):
+    """Low-rank updates of frozen words, accumulated and clipped gradients; against plain Keras."""
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices(4))
+    layout_map = getattr(hub.models, f"{name}Backbone").get_layout_map(mesh)
+    options = {"devices_per_replica": 2, "layout_map": layout_map, "state_layout": "fully_sharded"}
+    strategy = unisono.MirroredStrategy(devices(4), **options)
+    found = []
+    for scope in (contextlib.nullcontext(), strategy.scope()):
+        with scope:
+            keras.utils.set_random_seed(0)
+            model = language_model(name, 1)
+            model.get_layer("token_embedding").enable_lora(4)
+            optimizer = keras.optimizers.Adam(
+                1e-3, epsilon=1e-3, gradient_accumulation_steps=2, global_clipnorm=0.5
+            )
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(optimizer, loss)
+        first = [np.asarray(v) for v in model.trainable_variables]
+        x, y = ({k: v[:7] for k, v in data()[0].items()}, data()[1][:7])
+        losses = model.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False).history["loss"]
+        found.append((first, [*losses, *map(np.asarray, model.trainable_variables)]))
+    for ours, theirs in zip(found[1][0], found[0][0], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(found[1][1], found[0][1], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)

@@ -172,6 +172,25 @@ def test_first_values_are_those_of_one_device_and_never_whole():
     assert {s.data.shape for s in kernel.addressable_shards} == {(WIDTH, 32)}
 
 
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        keras.initializers.RandomNormal(stddev=0.02, seed=3),
+        keras.initializers.RandomUniform(-0.3, 0.7, seed=3),
+        keras.initializers.VarianceScaling(2.5, "fan_avg", "untruncated_normal", seed=3),
+        keras.initializers.Orthogonal(seed=3),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_first_values_are_rounded_as_on_one_device(initializer):
+    """In one program, XLA would multiply constants with each other first."""
+    whole = np.asarray(initializer((12, 8)))
+    with grid(1, 2, {"kernel": (None, "model")}).scope():
+        kernel = keras.Variable(initializer, (12, 8), name="kernel")
+    assert cut_axis(kernel) == 1
+    np.testing.assert_array_equal(np.asarray(kernel), whole)
+
+
 def test_first_values_that_differ_in_their_seeds_are_one_program():
     strategy = grid(1, 4, {".*kernel": (None, "model")})
     with count_compiles() as compiled, strategy.scope():
