@@ -21,7 +21,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from unisono._errors import InvalidArgumentError, UnsupportedError
+from unisono._errors import InvalidArgumentError
 from unisono._features import load
 from unisono._mesh import AXIS
 from unisono._values import ReduceOp
@@ -374,21 +374,14 @@ def cut_layout(
     Raises:
         InvalidTypeError: `layout_map` is of another type.
         InvalidArgumentError: it is for another number of devices.
-        UnsupportedError: for what needs replicas of one device.
+        UnsupportedError: for what needs replicas whose devices belong to one process.
     """
     if mesh.devices_per_replica == 1:
         raise InvalidArgumentError(
             "`layout_map` cuts variables over the devices of a replica. Received: a map, and replicas of one "
             "device. Write `devices_per_replica=2`, for example, or leave the map out."
         )
-    plain, group = StateLayout(mesh), group or SingleProcessGroup()
-    compresses = ops._layout(plain, mesh, group) is not plain
-    if compresses and state_layout == "fully_sharded" and mesh.processes_per_replica > 1:
-        raise UnsupportedError(
-            "With 'fully_sharded', gradients are compressed where each replica belongs to one process. "
-            f"Received: devices_per_replica={mesh.devices_per_replica}, state_layout='fully_sharded' and "
-            f'cross_device_ops={ops!r}. Write `state_layout="sharded"`, or leave `cross_device_ops` out.'
-        )
+    group = group or SingleProcessGroup()
     if layout_map is None or layout_map == "auto":
         cuts: CutStateLayout = load("layout by a model's program")(mesh, ops, group)
     else:

@@ -202,7 +202,7 @@ def test_spanning_shards_of_a_transformer(layout):
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["mirrored", *LAYOUTS])
 @pytest.mark.parametrize("kind", grids_compressed.OPS)
 def test_spanning_compression(layout, kind):
     """Nothing of a gradient is lost."""
@@ -211,7 +211,7 @@ def test_spanning_compression(layout, kind):
         grids_compressed.leaves_nothing_out(own)
 
 
-@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+@pytest.mark.parametrize("layout", ["mirrored", *LAYOUTS])
 def test_spanning_compression_learns(tmp_path, layout):
     """Within the tolerance of replicas of one device; errors go to other numbers of replicas and devices."""
     ops = grids_compressed.OPS
@@ -245,8 +245,3 @@ def test_spanning_compression_of_small_gradients_is_exact(wanted):
     ops = unisono.CompressedAllReduce("int8", exact_below=10**9)
     _, found = trained(strategy("mirrored", cross_device_ops=ops))
     assert_close(found, wanted[1])
-
-
-def test_spanning_compression_of_gathered_weights():
-    with pytest.raises(unisono.UnsupportedError, match=r"one process. Received: .* and cross_device_ops"):
-        strategy("fully_sharded", cross_device_ops=unisono.CompressedAllReduce())
