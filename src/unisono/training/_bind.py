@@ -82,6 +82,8 @@ def _replacement(wrap: KerasWrap) -> Replacement:
     if name == "__new__":
         # Not in a base class, which has it for others, too.
         return owner, name, functools.partial(_constructor, wrapper)
+    if name == "__setattr__":
+        return owner, name, functools.partial(_method, wrapper)
     if isinstance(owner, types.ModuleType):
         # Its first argument may have been given by name.
         return owner, name, lambda own: functools.wraps(own)(functools.partial(wrapper, own))

@@ -190,7 +190,7 @@ def _batches_given(name: str, model: keras.Model, data: UserValue, alone: bool) 
         return _dataset_of(data) if all(map(_is_batch, data)) else data
     if isinstance(data, GeneratorType):
         # It may write into its last batch, and batches are read after later ones were taken.
-        return (jax.tree.map(owned, batch) for batch in data)
+        return (_owned(batch) for batch in data)
     check_no_rows(f"`{name}`", data)
     if isinstance(data, (DataSet, tuple, dict, str, bytes)):
         return data
@@ -200,7 +200,14 @@ def _batches_given(name: str, model: keras.Model, data: UserValue, alone: bool) 
         if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
             raise load("mistake")("items", name, data)
         return data
-    return (jax.tree.map(owned, batch) for batch in data) if isinstance(data, Iterator) else _dataset_of(data)
+    return (_owned(batch) for batch in data) if isinstance(data, Iterator) else _dataset_of(data)
+
+
+def _owned(batch: UserValue) -> UserValue:
+    """Return a batch with copies of its NumPy arrays."""
+    if type(batch) is tuple and {*map(type, batch)} == {np.ndarray}:
+        return tuple([owned(x) for x in batch])  # in half the time
+    return jax.tree.map(owned, batch)
 
 
 def _takes_nested_lists(model: keras.Model) -> bool:

@@ -46,7 +46,7 @@ from unisono.training._fit_extension import around_fit, flat_callbacks
 from unisono.training._keras_data import begins_on_host, data_needed, keras_arguments, plain_arguments
 from unisono.training._scope_warnings import check_fit, strategy_used
 from unisono.training._step_form import explaining_form, has_stateful_step, is_stateful, task_of_state
-from unisono.training.trainer._fit_state import LISTS, taken_state, weights_kept
+from unisono.training.trainer._fit_state import LISTS, set_attribute, taken_state, weights_kept
 from unisono.training.trainer._protocol import State, StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
     apart_from_outer_call,
@@ -70,6 +70,7 @@ def wraps() -> list[KerasWrap]:
         *((keras.Model, f"make_{task.function}", _maker(task)) for task in TrainerTask),
         (module_of_loops().JAXEpochIterator, "_get_iterator", _single_batches),
         (module_of_loops(), "_distribute_data", _left_on_host),
+        (keras.Model, "__setattr__", set_attribute),
         (keras.Model, "_get_jax_state", _take_state),
         (keras.Model, "_symbolic_build", _build),
         (keras.Model, "_get_metrics_result_or_logs", _logs_of_epoch),

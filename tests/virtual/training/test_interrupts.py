@@ -59,9 +59,9 @@ _EACH = (
     "CompiledStep.__call__",
     "FitState.place",
     "TrainerFunction.__call__",
-    "TrainerFunction.begin_with",
     "TrainerFunction.prepare",
     "hold_state",
+    "set_attribute",
     "start_steps",
     "taken_state",
     "JAXTrainer._get_jax_state",
@@ -81,6 +81,7 @@ _SPECULATION = (
     "Speculation.continue_from",
     "Speculation.next_steps",
     "Speculation.step",
+    "TrainerFunction.begin_with",
 )
 _RUN = ("CompiledStep.__call__", "Entry.__call__", "Entry._store_all", "store_values")
 

@@ -11,6 +11,7 @@ import pytest
 
 import unisono
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
+from unisono.step._keras_internals import training_state
 
 L = keras.layers
 
@@ -64,6 +65,46 @@ def test_a_step_by_itself_costs_few_calls_of_python(method, most):
     finally:
         sys.setprofile(None)
     assert calls[0] <= most
+
+
+def calls_in_loop(model, steps=20):
+    """Return how many Python functions are called for each step of `fit` that nothing runs ahead of."""
+    (x, y), calls = (a[:32] for a in digits()), [0]
+    looks = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: float(logs["loss"]))
+
+    def count(steps):
+        batches = ((x, y) for _ in range(steps))
+        options = {"verbose": 0, "shuffle": False, "callbacks": [looks]}
+        calls[0] = 0
+        sys.setprofile(lambda frame, event, arg: calls.__setitem__(0, calls[0] + (event == "call")))
+        try:
+            model.fit(batches, steps_per_epoch=steps, **options)
+        finally:
+            sys.setprofile(None)
+        return calls[0]
+
+    count(10)
+    return (count(2 * steps) - count(steps)) / steps
+
+
+def test_a_step_by_itself_in_fit_calls_fewer_functions_than_kerass_own():
+    """Keras looks for layers in all of the state: 225 calls for 16 variables; here it was 160, and is 103."""
+    assert calls_in_loop(compiled()) <= 115
+
+
+def test_attributes_of_a_model_are_tracked_but_for_the_state_of_a_step():
+    model, other, seen = compiled(), keras.Model(), []
+    other.extra = {"layer": L.Dense(2)}
+    assert other.layers == [other.extra["layer"]]
+    other.empty = {}
+    other.empty["layer"] = L.Dense(2)
+    assert len(other.layers) == 2
+    looks = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(type(training_state(model)))
+    )
+    x, y = (a[:32] for a in digits())
+    model.fit(((x, y) for _ in range(3)), steps_per_epoch=3, verbose=0, shuffle=False, callbacks=[looks])
+    assert seen == [dict] * 3
 
 
 def forms():

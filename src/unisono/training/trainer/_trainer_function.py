@@ -89,8 +89,8 @@ class TrainerFunction:
         """Run as many batches as the model executes at once; Keras' convention."""
         if INTERRUPTS.pending:
             INTERRUPTS.deliver()
-        if not self.loop.is_eager:
-            # Of arrays that stay on the devices, a step takes the numbers of its rows.
+        # Of arrays that stay on the devices, a step takes the numbers of its rows.
+        if hasattr(type(iterator), "rows") and not self.loop.is_eager:
             iterator = getattr(iterator, "rows", iterator)
         if self.lookahead is None:
             return self.run(BatchSource(), state, iterator)
@@ -100,7 +100,7 @@ class TrainerFunction:
         """Run the groups of one call; put the newest state back where it fails."""
         began = perf_counter()
         self.carried.done.clear()
-        self.begin_with(state)
+        self._state, self._is_placed = state, False
         try:
             results = self.loop.run(source, iterator)
             logs = source.hand_out(results, self._task is TrainerTask.PREDICT)
