@@ -33,7 +33,6 @@ FEATURES = {
     "check for NaNs": "unisono.step._explain:require_numbers",
     "explanation of an error": "unisono.step._explain:explain",
     "failure of a step": "unisono.step._explain:raise_unless_past",
-    "variable outside of the scope": "unisono.step.variables._outside_variables:created_outside",
     "mistake": "unisono.training._mistakes:mistake",
     "explanation of an error of data": "unisono.training._mistakes:explain_data",
     "note on a last error": "unisono.training._mistakes:note_on",

@@ -103,13 +103,5 @@ def sole_creator(model: keras.Model) -> Strategy | None:
 def check_variables(model: keras.Model, strategy: Strategy) -> None:
     """Check that all variables of the model were created in the scope of `strategy`."""
     for variable in model.variables:
-        creator = creator_of(variable)
-        if creator is strategy:
-            continue
-        if creator is None:
-            raise load("variable outside of the scope")(variable, model, strategy)
-        raise MixedStrategyError(
-            "A model must be compiled in the scope of the strategy that holds its variables. Received: "
-            f"variable {variable.path!r} of {creator!r}, compiled in the scope of {strategy!r}. "
-            "Build the model again in the second scope, or compile it in the first."
-        )
+        if creator_of(variable) is not strategy:
+            raise load("mistake")("variable outside of the scope", variable, model, strategy)

@@ -30,6 +30,7 @@ from unisono._reads import DataSet
 from unisono._tracebacks import add_advice
 from unisono.data._batches import empty, keys_of_dicts
 from unisono.step._keras_internals import is_of_no_batch
+from unisono.step.variables._outside_variables import created_outside
 
 
 def mistake(kind: str, *given: object) -> UnisonoError:
@@ -274,6 +275,7 @@ _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
     "threads": _threads,
     "items": _items,
     "unusable": _unusable,
+    "variable outside of the scope": created_outside,
 }
 
 

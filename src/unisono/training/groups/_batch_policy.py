@@ -106,13 +106,9 @@ class BatchPolicy:
             return
         self._shapes.add(tuple(np.shape(x)[1:] for x in jax.tree.leaves(batch)))
         if len(self._shapes) == _MANY_SHAPES:
-            self.warn(
-                "shapes",
-                f"Batches had {_MANY_SHAPES} shapes of rows, and a program is compiled for each, which "
-                "takes longer than its steps. Where each batch is padded to its own length, write "
-                "`dataset.padded_batch(size, padded_shapes=([128], []))` for one length, or "
-                "`dataset.bucket_by_sequence_length(..., pad_to_bucket_boundary=True)` for a few.",
-            )
+            from unisono.training.groups._batch_texts import many_shapes
+
+            self.warn("shapes", many_shapes(_MANY_SHAPES))
 
     def mode_of(self, batch: PyTree) -> tuple[Mode, int]:
         """Return how a batch reaches the replicas, and its number of rows, or 0 for unequal arrays."""
@@ -166,18 +162,15 @@ class BatchPolicy:
 
     def _together(self, rows: int, reading: StepReading) -> Mode:
         """Return the mode of a batch whose rows must be computed together."""
-        how = "one program computes all rows of a batch, which XLA divides over the devices"
+        from unisono.training.groups._batch_texts import together
+
         joins = self._joins and (self._joins_groups or not reading.has_groups)
-        if not joins:
-            how = "every replica computes all rows of a batch"
         # A batch of another size is mostly a last one, which costs little. One warning is enough.
         is_usual = rows == self.usual_rows
         self._say(
             logging.WARNING if is_usual else logging.INFO,
             _SPEED if is_usual else "together at another size",
-            f"The rows of a batch of {self._model.name!r} cannot be computed apart: {reading.mixes}. So "
-            f"{how}: the numbers are those of one device. `unisono.per_replica(layer)` lets a layer see the "
-            "rows of one replica alone; `strategy.explain(model)` shows each part of a model.",
+            together(self._model.name, reading, joins),
         )
         return Mode.JOINED if joins and rows % self._replicas == 0 else Mode.WHOLE
 
@@ -198,10 +191,10 @@ class BatchPolicy:
     def _has_one_size(self) -> bool:
         reason = one_batch_size(self._model)
         if reason:
+            from unisono.training.groups._batch_texts import whole
+
             self.warn(
-                _SPEED,
-                f"A batch cannot be split over {self._replicas} replicas, because {reason}: every replica "
-                "computes all rows, which is exact but no faster than one device.",
+                _SPEED, whole(f"A batch cannot be split over {self._replicas} replicas, because {reason}")
             )
         return reason is not None
 
@@ -210,11 +203,9 @@ class BatchPolicy:
         size = -(-rows // self._replicas) * self._replicas
         what = f"A batch of {rows} rows does not divide over {self._replicas} replicas"
         if reading.unfillable:
-            self.warn(
-                _SPEED,
-                f"{what}, and {reading.unfillable}: every replica computes all rows, which is exact but no "
-                f"faster than one device. Use a batch size of {size}.",
-            )
+            from unisono.training.groups._batch_texts import whole
+
+            self.warn(_SPEED, f"{whole(f'{what}, and {reading.unfillable}')} Use a batch size of {size}.")
             return False
         self._say(logging.INFO, "filled", f"{what}: it is filled up and split.")
         return True

@@ -29,6 +29,39 @@ def of_unequal(model: str, batch: PyTree) -> str:
     )
 
 
+def many_shapes(count: int) -> str:
+    """Return the warning of batches whose rows had many shapes."""
+    return (
+        f"Batches had {count} shapes of rows, and a program is compiled for each, which takes longer than "
+        "its steps. Where each batch is padded to its own length, write "
+        "`dataset.padded_batch(size, padded_shapes=([128], []))` for one length, or "
+        "`dataset.bucket_by_sequence_length(..., pad_to_bucket_boundary=True)` for a few."
+    )
+
+
+def together(model: str, reading: StepReading, joins: bool) -> str:
+    """Return the warning of rows that are computed together.
+
+    Args:
+        model: its name.
+        reading: says why.
+        joins: whether one program computes them.
+    """
+    how = "one program computes all rows of a batch, which XLA divides over the devices"
+    if not joins:
+        how = "every replica computes all rows of a batch"
+    return (
+        f"The rows of a batch of {model!r} cannot be computed apart: {reading.mixes}. So {how}: the numbers "
+        "are those of one device. `unisono.per_replica(layer)` lets a layer see the rows of one replica "
+        "alone; `strategy.explain(model)` shows each part of a model."
+    )
+
+
+def whole(cause: str) -> str:
+    """Return the warning of a batch that is not divided."""
+    return f"{cause}: every replica computes all rows, which is exact but no faster than one device."
+
+
 def without_rows(batch: PyTree) -> InvalidArgumentError | InvalidTypeError:
     """Return the error for a batch without rows, or with arrays of different numbers of rows."""
     sizes = [(path, np.shape(x)) for path, x in jax.tree_util.tree_leaves_with_path(batch)]
