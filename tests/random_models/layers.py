@@ -6,6 +6,7 @@ An input is a `vector` (6 numbers), a `series` (4 x 6), an `image` (5 x 5 x 2) o
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 import unisono
 
@@ -222,12 +223,70 @@ def whitened(x):
     return ops.transpose(ops.solve_triangular(factor, ops.transpose(centered), lower=True))
 
 
+#: More entries than a batch has rows.
+TABLE = np.random.default_rng(0).normal(size=(48, WIDTH)).astype("float32")
+
+
+def added(values):
+    """Add what a function returns for a number of rows."""
+    return lambda x: x + 0.3 * values(x.shape[0])
+
+
+def segments(x):
+    """The deviation within neighbouring rows, four each."""
+    numbers = jnp.arange(x.shape[0]) // 4
+    sums = jax.ops.segment_sum(x, numbers, x.shape[0] // 4 + 1)
+    return x - 0.2 * sums[numbers]
+
+
 #: Functions of vectors that compute numbers of rows in different ways.
 OF_SIZES = {
     "groups": in_groups,
     "groups apart": of_group_means,
     "few rows": few_rows_centered,
     "capacity": dispatched,
+    "segments": segments,
+    "table": added(lambda rows: jnp.asarray(TABLE)[:rows]),
+    "end of a table": added(lambda rows: jnp.asarray(TABLE)[-rows:]),
+    "every third of a table": added(lambda rows: jnp.tile(jnp.asarray(TABLE), (3, 1))[: 3 * rows : 3]),
+    "table by numbers": added(lambda rows: jnp.asarray(TABLE)[jnp.arange(rows) * 5 % 48]),
+    "slice of a table": added(lambda rows: jax.lax.dynamic_slice_in_dim(jnp.asarray(TABLE), 3, rows)),
+    "largest of a table": added(lambda rows: jax.lax.top_k(jnp.asarray(TABLE[:, 0]), rows)[0][:, None]),
+    "split table": added(lambda rows: jnp.split(jnp.asarray(TABLE), [rows])[0]),
+    "table of another size": added(lambda rows: jax.image.resize(TABLE[:8], (rows, WIDTH), "linear")),
+    "table in the rows' order": added(lambda rows: jnp.resize(jnp.asarray(TABLE[:5]), (rows, WIDTH))),
+    "matrix of rows": lambda x: 0.5 * x + 0.1 * jnp.asarray(TABLE @ TABLE.T)[: len(x), : len(x)] @ x,
+    "triangle": lambda x: jnp.tril(jnp.ones((len(x), len(x)))) @ x / len(x),
+    "shifted": lambda x: jnp.concatenate([jnp.asarray(TABLE[:1]), x])[:-1],
+    "shifted back": lambda x: jnp.concatenate([jnp.asarray(TABLE[:3]), x])[3:],
+    "padded rows": lambda x: jnp.pad(x, ((0, -len(x) % 16), (0, 0)))[: len(x)],
+    "window": lambda x: x * (0.5 + jnp.hanning(x.shape[0] + 2)[1:-1, None]),
+    "distances": added(lambda rows: jnp.linspace(0.0, 1.0, rows)[:, None]),
+    "odd rows": added(lambda rows: (jnp.arange(rows) & 1).astype("float32")[:, None]),
+    "last rows": lambda x: jnp.where((jnp.arange(x.shape[0]) < x.shape[0] // 2)[:, None], x, 0.5 * x),
+    "power": lambda x: x * jnp.float32(0.95) ** x.shape[0],
+    "product": lambda x: x * jnp.prod(jnp.full((x.shape[0],), 0.95)),
+    "loop": lambda x: jax.lax.fori_loop(0, x.shape[0], lambda i, v: 0.95 * v + 0.01, x),
+    "scan": lambda x: jax.lax.scan(lambda v, _: (0.95 * v + 0.01, None), x, length=x.shape[0])[0],
+    "while": lambda x: jax.lax.while_loop(
+        lambda s: s[0] < x.shape[0], lambda s: (s[0] + 1, 0.95 * s[1]), (0, x)
+    )[1],
+    "divisible": lambda x: jnp.where(jnp.int32(x.shape[0]) % 4 == 0, x, 0.5 * x),
+    "integers": lambda x: x * (1 + jnp.sum(jnp.ones(x.shape[0], "int32") * 3 // 2) // 5),
+    "harmonic": lambda x: x * jnp.sum(1.0 / (1.0 + jnp.arange(x.shape[0]))),
+    "logarithm": lambda x: x / jnp.log(1.0 + jnp.float32(x.shape[0])),
+    "length of a table": lambda x: x / jnp.linalg.norm(jnp.asarray(TABLE)[: x.shape[0]]),
+    "mean of a table": lambda x: x - jnp.mean(jnp.asarray(TABLE)[: x.shape[0]], axis=0),
+    "diagonal": lambda x: x + 0.1 * jnp.diagonal(x @ x.T)[:, None],
+    "trace": lambda x: x * jnp.tanh(0.1 * jnp.trace(jnp.eye(x.shape[0]))),
+    "sorted table": added(lambda rows: jnp.sort(jnp.asarray(TABLE)[:rows], axis=0)),
+    "cumulated table": added(lambda rows: jnp.cumsum(jnp.asarray(TABLE)[:rows], axis=0) * 0.1),
+    "written table": added(lambda rows: jnp.asarray(TABLE).at[:rows].set(0.0)[:rows] + 0.1),
+    "rows written to a table": lambda x: jnp.asarray(TABLE).at[: len(x)].add(x)[: len(x)],
+    "first rows written": lambda x: x.at[:2].multiply(0.5),
+    "spectrum of positions": added(lambda rows: jnp.sin(jnp.arange(rows) / rows)[:, None]),
+    "random table": added(lambda rows: jax.random.normal(jax.random.key(4), (48, WIDTH))[:rows]),
+    "bins": lambda x: x + 0.1 * jnp.bincount(jnp.arange(x.shape[0]) % 3, length=3)[0] / 10,
 }
 
 #: Functions of vectors of which the rows matter to each other.
