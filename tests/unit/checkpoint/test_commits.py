@@ -126,6 +126,21 @@ def test_what_is_replaced_all_the_time_is_an_error(tmp_path):
         _commits.read_commit(path, read)
 
 
+def test_what_is_replaced_and_gone_while_it_is_read_is_not_taken(tmp_path):
+    """Another process may be in the middle of the next replacement: what was read may be of two moments."""
+    path = _commits.write_commit(tmp_path, "best", write(b"1"))
+
+    def read(folder):
+        first = (folder / "inner" / "a.bin").read_bytes()
+        _commits.write_commit(tmp_path, "best", write(b"2"), replaces=True)
+        second = (folder / "inner" / "a.bin").read_bytes()
+        path.rename(tmp_path / "aside")
+        return first, second
+
+    with pytest.raises(CheckpointError, match="best"):
+        _commits.read_commit(path, read)
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_manifest_is_noticed(tmp_path, damage):
     (path,) = made(tmp_path, 1)

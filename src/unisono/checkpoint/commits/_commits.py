@@ -196,8 +196,9 @@ def read_commit(path: Place, read: Callable[[Path], Content]) -> Content:
 def _is_replaced(path: Path, manifest: Manifest) -> bool:
     try:
         return read_manifest(path) != manifest
-    except CheckpointError:  # it was deleted
-        return False
+    except CheckpointError:
+        # Deleted, or about to be replaced for the second time: the next look says which.
+        return True
 
 
 @contextlib.contextmanager
