@@ -73,7 +73,6 @@ def weights_of(folder, workers, devices, layout, apart, kills):
         pytest.param(4, 1, "sharded", False, id="two across two each, sharded"),
         pytest.param(4, 1, "fully_sharded", False, id="two across two each, fully sharded"),
         pytest.param(2, 2, "mirrored", True, id="apart"),
-        pytest.param(2, 4, "mirrored", True, id="apart, two replicas each"),
     ],
 )
 def test_killed_within_an_epoch(tmp_path, workers, devices, layout, apart):
