@@ -54,6 +54,16 @@ class Watch:
         return self.most
 
 
+@pytest.fixture
+def frozen():
+    """Collections look at what is made from now on alone: pytest has millions of older objects."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize(
     ("layout", "is_trained"),
     [
