@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 
 from unisono.step._value_handle import DeferredValue
 from unisono.training._jaxprs import called_by
+from unisono.training.rows._row_derivatives import alone
 
 #: How many programs are kept.
 _KEPT = 256
@@ -115,22 +116,10 @@ def _step_by_step(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.A
             called, given = called_by(equation), equation.invars
             if called is None:
                 given = list(dict.fromkeys(v for v in given if isinstance(v, jex.Var)))
-                called = _alone(closed.jaxpr, equation, given)
+                called = alone(closed.jaxpr, equation, given)
             apart = jax.lax.optimization_barrier(list(map(of, given)))
             known |= zip(equation.outvars, jex.jaxpr_as_fun(called)(*apart), strict=True)
         value: jax.Array = of(closed.jaxpr.outvars[0])
         return value
 
     return run
-
-
-def _alone(jaxpr: jex.Jaxpr, equation: jex.JaxprEqn, given: list[jex.Var]) -> jex.ClosedJaxpr:
-    """Return the program of one operation."""
-    program = jaxpr.replace(
-        constvars=[],
-        invars=given,
-        outvars=list(equation.outvars),
-        eqns=[equation],
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
-    return jex.ClosedJaxpr(program, [])

@@ -62,21 +62,29 @@ def is_linear(
     return derivatives is not None and all(map(_is_right, varied, derivatives))
 
 
+def alone(program: Any, eqn: Any, variables: Sequence[Any]) -> jex.ClosedJaxpr:
+    """Return the program of one operation.
+
+    Args:
+        program: any, from which it gets names: without them JAX warns.
+        variables: its arguments, each once.
+    """
+    changed = program.replace(
+        constvars=[],
+        invars=list(variables),
+        outvars=list(eqn.outvars),
+        eqns=[eqn],
+        effects=eqn.effects,
+        debug_info=program.debug_info.with_unknown_names(),
+    )
+    return jex.ClosedJaxpr(changed, ())
+
+
 def _derivative(eqn: Equation) -> jex.ClosedJaxpr:
     """Return a trace from operands, and gradients of the results, to gradients of the operands."""
     variables = list(dict.fromkeys(v for v in eqn.invars if isinstance(v, jex.Var)))
     called: Any = called_by(eqn)
-    # Without the names of a program JAX warns.
-    names = called.jaxpr.debug_info.with_unknown_names()
-    alone = called.jaxpr.replace(
-        constvars=[],
-        invars=variables,
-        outvars=eqn.outvars,
-        eqns=[eqn],
-        effects=eqn.effects,
-        debug_info=names,
-    )
-    run = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
+    run = jex.jaxpr_as_fun(alone(called.jaxpr, eqn, variables))
     varied = [i for i, v in enumerate(variables) if _has_gradient(v)]
 
     def backward(operands: list[jax.Array], gradients: list[jax.Array]) -> list[jax.Array]:
