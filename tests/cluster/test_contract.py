@@ -30,7 +30,8 @@ NAMES = "(never and (size or weights)) or (validation and data) or global or acc
 MORE = "feature and ((never and not (size or weights)) or mean)"
 ALL = f"multi-worker or test_multi_worker_program or test_spread or thin or (feature and ({NAMES}))"
 #: One replica has no other to share its state with: that is seen in a few tests.
-ONE_REPLICA = "not spanning_shards and not compression or training or learns"
+ONE_REPLICA = "not spanning_shards and not local_grid and not compression or learns"
+ONE_REPLICA += " or (training and not inside and not overlap)"
 #: What depends on the number of workers and devices.
 SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compiled"
 
@@ -43,18 +44,25 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
         pytest.param(2, 4, [*GRIDS, "-k", "training"], id="2 x 4"),
         pytest.param(2, 4, [*GRIDS, "-k", "not training"], id="2 x 4, more", marks=pytest.mark.exhaustive),
         pytest.param(2, 4, SHARDED_GRIDS, id="2 x 4, in parts", marks=pytest.mark.exhaustive),
-        pytest.param(2, 4, LOCAL_GRIDS, id="2 x 4, apart", marks=pytest.mark.exhaustive),
+        pytest.param(2, 4, [*LOCAL_GRIDS, "-k", "inside"], id="2 x 4, apart", marks=pytest.mark.exhaustive),
         pytest.param(
             2,
             2,
-            [*LOCAL_GRIDS, "-k", "training and overlap"],
+            [*LOCAL_GRIDS, "-k", "training and inside and overlap"],
             id="2 x 2, apart",
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            4,
+            2,
+            [*LOCAL_GRIDS, "-k", "across and overlap"],
+            id="2 replicas over 2 x 2 each, apart",
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             2,
             1,
-            [*SPANNING, *SPANNING_SHARDS, "-k", f"not thin and ({ONE_REPLICA})"],
+            [*SPANNING, *SPANNING_SHARDS, *LOCAL_GRIDS, "-k", f"not thin and ({ONE_REPLICA})"],
             id="1 replica over 2",
             marks=pytest.mark.exhaustive,
         ),

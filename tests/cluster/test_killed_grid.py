@@ -72,7 +72,7 @@ def weights_of(folder, workers, devices, layout, apart, kills):
         pytest.param(2, 1, "mirrored", False, id="across two"),
         pytest.param(4, 1, "sharded", False, id="two across two each, sharded"),
         pytest.param(4, 1, "fully_sharded", False, id="two across two each, fully sharded"),
-        pytest.param(2, 2, "mirrored", True, id="apart"),
+        pytest.param(4, 1, "mirrored", True, id="two across two each, apart"),
     ],
 )
 def test_killed_within_an_epoch(tmp_path, workers, devices, layout, apart):

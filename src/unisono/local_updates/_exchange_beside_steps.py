@@ -250,8 +250,8 @@ class ExchangeBesideSteps:
 
         def program(_: PyTree, given: tuple[list[jax.Array], jax.Array]) -> tuple[PyTree, PyTree]:
             rows, wish = given
-            sums = engine.all_reduce(ReduceOp.SUM, [x[0] for x in rows])
-            return (sums, jax.lax.pmin(wish[0], AXIS) if processes > 1 else wish[0]), ()
+            sums = self._all_reduced(engine, [x[0] for x in rows])
+            return (sums, jax.lax.pmin(wish.min(), AXIS) if processes > 1 else wish[0]), ()
 
         return CompiledStep(
             program,
@@ -260,6 +260,10 @@ class ExchangeBesideSteps:
             out_specs=(UNSHARDED, ()),
             process_group=self._replicas.process_group,
         )
+
+    def _all_reduced(self, engine: ReplicaEngine, rows: list[jax.Array]) -> list[jax.Array]:
+        """Return the sums over all processes, in a program."""
+        return engine.all_reduce(ReduceOp.SUM, rows)
 
     def _apply_program(self, number: int) -> CompiledStep[State, PyTree, PyTree]:
         """Return what applies sums, and adds what each replica has changed since they were sent."""

@@ -2,8 +2,9 @@
 
 A device packs what it has of a fragment. What the first devices of all replicas have packed is added up by
 itself, and so is what the second ones have: within a process on the devices of its first replica, of several
-processes in one message on the device for exchanges. In a backup sums lie as with replicas of one device,
-so that any number of devices continues from them.
+processes in one message on the device for exchanges. Where a replica has devices of several processes, what
+the first processes of all replicas have is added up by itself, too. In a backup sums lie as with replicas of
+one device, so that any number of devices continues from them.
 
 Tests: tests/virtual/strategies/test_local_updates_of_grids.py.
 """
@@ -11,6 +12,7 @@ Tests: tests/virtual/strategies/test_local_updates_of_grids.py.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from unisono._context import ReplicaEngine
 from unisono._mesh import AXIS
+from unisono._values import ReduceOp
 from unisono.collectives._packing import PackingPlan, pack, plan, unpack
 from unisono.local_updates._exchange_beside_steps import ExchangeBesideSteps, SentFragment, ToSend
 from unisono.local_updates._local_layout import Turn
@@ -111,9 +115,31 @@ class ExchangeOfParts(ExchangeBesideSteps):
         sent, trained = super().sent()
         return [m if _is_on_host(m) else self._whole(m) for m in sent], trained
 
+    @functools.cached_property
+    def _numbers(self) -> list[int]:
+        """The numbers in their replica of this process' devices."""
+        grid = self._grid
+        return [i for i, d in enumerate(grid.devices_of(grid.local_replicas[0])) if d in grid.local_devices]
+
+    @property
+    def _spans(self) -> bool:
+        """True if a replica has devices of several processes, each of which sends its own parts."""
+        return self._grid.processes_per_replica > 1
+
     def _whole(self, message: SentMessage) -> SentMessage:
         parts = self._parts_of(message.number, message.rows)
-        return dataclasses.replace(message, sums=parts.joined([np.asarray(x) for x in message.sums]))
+        sums = self._of_replica(message.sums) if self._spans else [np.asarray(x) for x in message.sums]
+        return dataclasses.replace(message, sums=parts.joined(sums))
+
+    def _of_replica(self, sums: Sequence[jax.Array]) -> list[np.ndarray]:
+        """Return the sums of all devices of a replica, of which this process has some: a collective."""
+        mesh, count = self._mesh, self._grid.processes_per_replica
+        lies, pieces = NamedSharding(mesh.mesh, _PACKED), list[list[np.ndarray]]()
+        with self._replicas.process_group.collective():
+            for x in sums:
+                of_all = jax.make_array_from_single_device_arrays((count * x.size,), lies, [x])
+                pieces.append(np.split(np.asarray(mesh.local(mesh.put(of_all, mesh.replicated))), count))
+        return [piece[process] for process in range(count) for piece in pieces]
 
     def _resumed(self, message: SentMessage) -> tuple[list[Any], list[Any]]:
         """Return sums and rows on the host: how weights lie may be decided by the first batch."""
@@ -143,22 +169,38 @@ class ExchangeOfParts(ExchangeBesideSteps):
 
     def _own_sums(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         grid, sums = self._grid, list[jax.Array]()
-        for number in range(grid.size):
+        for number in self._numbers:
             devices = [grid.devices_of(replica)[number] for replica in grid.local_replicas]
             sums += self._sum_on(devices, parts, self._target(number))
         return sums
 
     def _sums_of_all(self, own: list[jax.Array], proposed: int) -> tuple[list[jax.Array], jax.Array]:
+        if self._spans:
+            given = [self._of_all(x) for x in own], self._mesh.put_own(np.int32(proposed))
+            (sums, agreed), _ = self._sum((), given)
+            return [x.addressable_data(0) for x in sums], self._mesh.local(agreed)
         if self._grid.spans_processes:
             return super()._sums_of_all(own, proposed)
         # Nothing is sent.
         return [x[0] for x in own], jnp.int32(proposed)
 
+    def _of_all(self, row: jax.Array) -> jax.Array:
+        if not self._spans:
+            return super()._of_all(row)
+        mesh = self._mesh
+        shape = (mesh.num_replicas, mesh.devices_per_replica * row.shape[1])
+        lies = NamedSharding(mesh.mesh, PartitionSpec(AXIS, MODEL_AXIS))
+        return jax.make_array_from_single_device_arrays(shape, lies, [row])
+
     def _apply(self, sent: SentFragment, state: State, newest: list[Started[PyTree, State]] | None) -> State:
         if _is_on_host(sent):
             divided = self._parts_of(sent.number, sent.rows).divided(sent.sums)  # type: ignore[arg-type]
             count = len(divided) // self._grid.size
-            sums = [jax.device_put(x, self._target(i // count)) for i, x in enumerate(divided)]
+            sums = [
+                jax.device_put(divided[number * count + i], self._target(number))
+                for number in self._numbers
+                for i in range(count)
+            ]
             mesh, cuts = self._grid.mesh, _cuts(self._carried.turn(sent.number))
             rows = [
                 self._grid.put(x, NamedSharding(mesh, PartitionSpec(AXIS, *cut)))
@@ -168,14 +210,14 @@ class ExchangeOfParts(ExchangeBesideSteps):
         return super()._apply(sent, state, newest)
 
     def _on_replicas(self, sums: list[jax.Array]) -> list[jax.Array]:
-        grid, count = self._grid, len(sums) // self._grid.size
+        grid, count = self._grid, len(sums) // len(self._numbers)
         lies, placed = NamedSharding(grid.mesh, _PACKED), list[jax.Array]()
         for i in range(count):
             of_devices = sums[i::count]
             parts = [
-                jax.device_put(part, device)
+                jax.device_put(part, grid.devices_of(replica)[number])
                 for replica in grid.local_replicas
-                for part, device in zip(of_devices, grid.devices_of(replica), strict=True)
+                for part, number in zip(of_devices, self._numbers, strict=True)
             ]
             shape = (grid.size * of_devices[0].size,)
             placed.append(jax.make_array_from_single_device_arrays(shape, lies, parts))
@@ -189,6 +231,13 @@ class ExchangeOfParts(ExchangeBesideSteps):
 
         flat: list[jax.Array] = on_devices(self._grid, packed, (turn.cuts,), _PACKED)(own)
         return [jax.lax.with_sharding_constraint(x, _PACKED) for x in flat]
+
+    def _all_reduced(self, engine: ReplicaEngine, rows: list[jax.Array]) -> list[jax.Array]:
+        if not self._spans:
+            return super()._all_reduced(engine, rows)
+        sums = functools.partial(engine.all_reduce, ReduceOp.SUM)
+        totals: list[jax.Array] = on_devices(self._mesh, sums, (_PACKED,), _PACKED)(rows)
+        return [jax.lax.with_sharding_constraint(x, _PACKED) for x in totals]
 
     def _unpacked(self, turn: Turn, sums: list[jax.Array], own: ToSend) -> ToSend:
         def unpacked(sums: list[jax.Array], own: ToSend) -> ToSend:

@@ -3,7 +3,8 @@
 What a replica has of a weight lies on its devices as the weight does in the layout below, and so do the slots
 of the inner optimizer, and the outer one's. An exchange reduces parts.
 
-Tests: tests/virtual/strategies/test_local_updates_of_grids.py.
+Tests: tests/virtual/strategies/test_local_updates_of_grids.py; of several processes
+tests/virtual/strategies/test_local_grid_workers.py, which tests/cluster/test_contract.py starts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from unisono.local_updates._local_layout import (
     fitted_rows,
 )
 from unisono.model_parallel._cut_layout import CutLayout, CutStateLayout
+from unisono.model_parallel._replica_grid import ReplicaGrid
 from unisono.model_parallel._spanning_layout import SpannedParts, SpanningLayout
 from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._keras_internals import of_shapes, set_shape, store_value, stored_value
@@ -74,15 +76,26 @@ class CutPairLayout(PairLayout):
     """How a variable lies that replicas of several devices change apart.
 
     Args:
-        cut: the mesh axis along which each of its axes is cut.
+        lies: how the shared value lies, and each row on its replica.
     """
 
-    cut: PartitionSpec
+    lies: CutLayout
+
+    @property
+    def cut(self) -> PartitionSpec:
+        """The mesh axis along which each of its axes is cut."""
+        return self.lies.cut
 
     @property
     def sharding(self) -> Any:
         mesh = self.mesh.mesh
         return NamedSharding(mesh, self.cut), NamedSharding(mesh, _rows_of(self.cut))
+
+    def begun(self, value: Any) -> jax.Array:
+        return self.lies.place(value)
+
+    def hold(self, array: Any) -> Any:
+        return self.lies.hold(array[0])
 
     def enter(self, array: Any, in_replica: bool) -> Any:
         return jax.lax.with_sharding_constraint(super().enter(array, in_replica), self.cut)
@@ -99,8 +112,15 @@ class CutRowsLayout(SpanningLayout):
 
     shape: tuple[int, ...] = dataclasses.field(kw_only=True)
 
-    # A file of Keras has the first replica's row alone.
-    is_gathered_for_file = False
+    @property
+    def is_spanned(self) -> bool:
+        """True if devices of several processes have the parts of a row."""
+        return self.mesh.processes_per_replica > 1 and self.axis is not None
+
+    @property
+    def is_gathered_for_file(self) -> bool:  # type: ignore[override]
+        """True if the first worker has not the whole row of the first replica, which a file has."""
+        return self.is_spanned
 
     @property
     def axis(self) -> int | None:
@@ -122,7 +142,11 @@ class CutRowsLayout(SpanningLayout):
 
     def begun(self, first: VariableValue) -> VariableValue:
         """Return the value of a variable of which each replica begins with the same row."""
-        shared = CutLayout(self.mesh, PartitionSpec(*self.cut[1:])).place(first)
+        cut = PartitionSpec(*self.cut[1:])
+        lies = CutLayout(self.mesh, cut)
+        if self.is_spanned:
+            lies = SpanningLayout(self.mesh, cut, group=self.group)
+        shared = lies.place(first)
         # Each device makes its own part of a row: no message, and no program for each shape.
         own = [jax.device_put(np.asarray(s.data)[None], s.device) for s in shared.addressable_shards]
         rows: VariableValue = self.hold(
@@ -138,8 +162,11 @@ class CutRowsLayout(SpanningLayout):
         return jnp.asarray(value)[None]
 
     def to_file(self, variable: keras.Variable) -> np.ndarray:
-        """Return the row of the first replica, which the first of several workers has."""
+        """Return the row of the first replica, which the first of several workers has, or they gathered."""
         held: Any = stored_value(variable)
+        if self.is_spanned:
+            first: np.ndarray = np.asarray(held)[0]
+            return first
         shards = (held.array if isinstance(held, SpannedParts) else self.place(held)).addressable_shards
         row = np.empty(self.shape[1:], held.dtype)
         for shard in shards:
@@ -182,6 +209,27 @@ class FittedCutLayout(CutLayout):
         return first_row(self.shape, saved)
 
 
+@dataclasses.dataclass(frozen=True)
+class FittedSpanningLayout(SpanningLayout):
+    """The same of a slot whose parts lie on devices of several processes.
+
+    Args:
+        shape: of the slot.
+    """
+
+    shape: tuple[int, ...] = dataclasses.field(kw_only=True)
+
+    def from_file(self, saved: np.ndarray) -> np.ndarray:
+        return first_row(self.shape, saved)
+
+
+def _fitted(lies: CutLayout, shape: Sequence[int]) -> CutLayout:
+    """Return how a slot lies that is cut as its weight, and gets the first of saved rows."""
+    if isinstance(lies, SpanningLayout):
+        return FittedSpanningLayout(lies.mesh, lies.cut, group=lies.group, shape=tuple(shape))
+    return FittedCutLayout(lies.mesh, lies.cut, tuple(shape))
+
+
 class _OverParts(StateLayout):
     """The part of a layout of replicas that train apart which the layout below decides: it cuts weights."""
 
@@ -195,6 +243,14 @@ class _OverParts(StateLayout):
     def is_whole(self) -> bool:
         return self._below.is_whole
 
+    @property
+    def keeps_weights(self) -> bool:
+        return self._below.keeps_weights
+
+    @property
+    def needs_all(self) -> bool:
+        return self._below.needs_all
+
     def of(self, variable: keras.Variable, is_stacked: bool = False) -> VariableLayout:
         weight = weight_of(variable)
         if weight is not None and not is_stacked:
@@ -204,7 +260,7 @@ class _OverParts(StateLayout):
     def _lie_for(self, variable: keras.Variable, weight: keras.Variable) -> None:
         """Let an optimizer's variable lie as its weight, which may have been decided since it was made."""
         if any(cut := _cut_of(weight)):
-            lie_as(variable, FittedCutLayout(self._mesh, cut, tuple(variable.shape)))  # type: ignore[arg-type]
+            lie_as(variable, _fitted(self._below.cut_as(cut), variable.shape))
 
     def first(self, variable: keras.Variable, value: DeferredValue) -> Any:
         return self._below.first(variable, value)
@@ -246,14 +302,19 @@ class LocalCutLayout(_OverParts, LocalLayout):
     ) -> None:
         super().__init__(mesh, group, sync, phases)
         self._below = below
+        if mesh.processes_per_replica > 1:
+            # Of each replica as many as it has processes: each sends what its devices have.
+            self.exchange_mesh = ReplicaGrid(self.exchange_mesh.devices, mesh.processes_per_replica)
 
     def pair(self, variable: keras.Variable, rule: Merge) -> PairLayout:
         cut = _cut_of(variable)
         if self._below.decides_later(variable):
             # As a checkpoint was read, until the first batch: never whole on a device.
-            sharding = getattr(stored_value(variable), "sharding", None)
+            held: Any = stored_value(variable)
+            held = held.array if isinstance(held, SpannedParts) else held
+            sharding = getattr(held, "sharding", None)
             cut = sharding.spec if isinstance(sharding, NamedSharding) else cut
-        return CutPairLayout(self._mesh, rule, cut)
+        return CutPairLayout(self._mesh, rule, self._below.cut_as(cut))
 
     def note_slot(self, variable: keras.Variable) -> None:
         """Give a variable of the inner optimizer a row for each replica, in parts as its weight."""
@@ -293,8 +354,7 @@ class LocalCutLayout(_OverParts, LocalLayout):
         placed |= {i: layouts[i].place(values[i]) for i in range(len(layouts)) if i not in pairs}
         kinds: list[Any] = [layouts[i] for i in new]
         if new:
-            lies = [CutLayout(self._mesh, one.cut) for one in kinds]  # type: ignore[arg-type]
-            shared = [one.place(values[i]) for one, i in zip(lies, new, strict=True)]
+            shared = [one.begun(values[i]) for one, i in zip(kinds, new, strict=True)]
             made = _spread(self._mesh, tuple(one.rule for one in kinds), tuple(one.cut for one in kinds))
             with self._group.dispatch():
                 rows = made(shared)
@@ -340,8 +400,10 @@ class LoneCutLayout(_OverParts, LoneLayout):
     def note_slot(self, variable: keras.Variable) -> None:
         """Let a slot lie as its weight; of rows of several replicas in a file it gets the first."""
         note_weight(variable, new_slot_reference())
-        shape, cut = tuple(variable.shape), _cut_of(weight_of(variable))
-        lie_as(variable, FittedCutLayout(self._mesh, cut, shape))  # type: ignore[arg-type]
+        lie_as(variable, _fitted(self._below.cut_as(_cut_of(weight_of(variable))), variable.shape))
+
+    def gather(self, variables: Iterable[keras.Variable]) -> None:
+        self._below.gather(variables)
 
     def place(self, layouts: Sequence[VariableLayout], values: Sequence[Any]) -> list[Any]:
         return self._below.place(layouts, values)

@@ -119,6 +119,11 @@ class PairLayout(VariableLayout):
         """The shared value on each device, and a row."""
         return self.mesh.replicated, self.mesh.sharded
 
+    def begun(self, value: Any) -> jax.Array:
+        """Return the shared value where a program has it, for what a variable holds."""
+        shared: jax.Array = self.mesh.put(value, self.mesh.replicated)
+        return shared
+
     def hold(self, array: Any) -> Any:
         """Return the shared value."""
         return self.mesh.local(array[0])

@@ -27,6 +27,7 @@ from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import Fragment, Pair, Turn, with_changes
 from unisono.sharding._shards import ShardedVariableLayout
 from unisono.step._keras_internals import store_value, stored_value, trained_variables
+from unisono.step._value_handle import ValueHandle
 from unisono.step.variables._merge_rules import Merge
 
 if TYPE_CHECKING:
@@ -272,4 +273,6 @@ class PhaseEnd:
         values = [*(shared for shared, _ in (*found[0], *found[1])), *found[2]]
         for (p, i), value in zip(places, values, strict=True):
             variable = self._variables[p][i]
-            store_value(variable, jnp.asarray(value, variable.dtype))
+            held, new = stored_value(variable), jnp.asarray(value, variable.dtype)
+            # Of a replica on several processes each keeps its parts.
+            store_value(variable, held.assigned(new) if isinstance(held, ValueHandle) else new)

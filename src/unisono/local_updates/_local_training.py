@@ -246,9 +246,8 @@ class LocalState(FitState):
         self.held = HeldState(tuple(values))
         for (p, i), rows in phase.rows.items():
             held = stored_value(parts[p][i])
-            lies: Any = self._layouts[p][i].sharding
-            shared, own = lies
-            values[p][i] = mesh.put(held, shared), mesh.put(np.asarray(rows), own)
+            layout: Any = self._layouts[p][i]
+            values[p][i] = layout.begun(held), mesh.put(np.asarray(rows), layout.sharding[1])
             returned[p].see(i, held)
 
     def _compared(self) -> tuple[list[str], list[jax.Array]]:

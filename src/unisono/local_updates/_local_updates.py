@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import keras
 
 from unisono._checks import whole_number
-from unisono._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
 from unisono.collectives._process_group import ProcessGroup
 from unisono.local_updates._local_layout import LocalLayout, LoneLayout
@@ -134,7 +134,6 @@ class LocalUpdates(Synchronization):
 
         Raises:
             InvalidArgumentError: where the other arguments ask for another one.
-            UnsupportedError: where a replica has devices of several processes.
         """
         from unisono.local_updates._exchange_of_parts import GridPhases
         from unisono.local_updates._local_cut_layout import LocalCutLayout, LoneCutLayout
@@ -142,12 +141,6 @@ class LocalUpdates(Synchronization):
 
         if not isinstance(layout, CutStateLayout):
             raise self._needs_all_state()
-        if mesh.processes_per_replica > 1:
-            raise UnsupportedError(
-                "With `LocalUpdates` the devices of a replica must belong to one process. Received: "
-                f"{self!r} and devices_per_replica={mesh.devices_per_replica} across processes. Write a "
-                "`devices_per_replica` that divides the devices of each process, or leave `sync` out."
-            )
         phases = GridPhases()
         if mesh.num_replicas == 1:
             return LoneCutLayout(layout, mesh, self, phases)

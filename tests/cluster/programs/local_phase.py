@@ -6,14 +6,19 @@ import sys
 
 import unisono
 
-folder, how, result = sys.argv[1:]
+folder, how, result, size = sys.argv[1:]
 
 
 def outer():
     return keras.optimizers.SGD(0.7, momentum=0.9)
 
 
-strategy = unisono.MultiWorkerMirroredStrategy(sync=unisono.LocalUpdates(5, outer, fragments=2, overlap=2))
+cut = {".*hidden/kernel": (None, "model"), ".*hidden/bias": ("model",), ".*norm/.*": ("model",)}
+strategy = unisono.MultiWorkerMirroredStrategy(
+    sync=unisono.LocalUpdates(5, outer, fragments=2, overlap=2),
+    devices_per_replica=int(size),
+    layout_map=cut if int(size) > 1 else None,
+)
 
 import keras
 import numpy as np
@@ -22,7 +27,8 @@ from unisono.callbacks import BackupAndRestore
 
 keras.utils.set_random_seed(0)
 with strategy.scope():
-    layers = [keras.layers.Dense(13, activation="relu"), keras.layers.BatchNormalization()]
+    layers = [keras.layers.Dense(14, activation="relu", name="hidden")]
+    layers += [keras.layers.BatchNormalization(name="norm")]
     model = keras.Sequential([keras.Input((7,)), *layers, keras.layers.Dense(3)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 
@@ -41,6 +47,7 @@ callbacks = [Preempts()]
 if how != "whole":
     callbacks.append(BackupAndRestore(folder, save_before_preemption=True))
 history = model.fit(x, y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=callbacks).history
+values = [np.asarray(v).tolist() for v in model.variables]
 if strategy.process_group.is_chief:
     with open(result, "w") as file:
-        json.dump([history, [np.asarray(v).tolist() for v in model.variables]], file)
+        json.dump([history, values], file)

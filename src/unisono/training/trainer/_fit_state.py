@@ -403,8 +403,8 @@ class FitState:
         if found is not None:
             rows = zip(values, found, last, strict=True)
             last = [new if placed is None or new is not old else placed for old, new, placed in rows]
-            for i, own in agreed.items():
-                last[i] = own.agreed(np.asarray(found[i]))
+            for i in [i for i in agreed if last[i] is found[i]]:
+                last[i] = agreed[i].agreed(np.asarray(found[i]))
         self._lay_out(state)
         flat = self._layout.place(list(itertools.chain(*self._layouts)), last)
         return in_lists(flat, state)
