@@ -374,7 +374,6 @@ def cut_layout(
     Raises:
         InvalidTypeError: `layout_map` is of another type.
         InvalidArgumentError: it is for another number of devices.
-        UnsupportedError: for what needs replicas whose devices belong to one process.
     """
     if mesh.devices_per_replica == 1:
         raise InvalidArgumentError(
