@@ -14,7 +14,7 @@ from tests.virtual.training._digits import IN_CLUSTER, crossentropy, digits, mir
 from unisono.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, TextLineDataset
 from unisono.step._dispatch import CompiledStep
 from unisono.training.groups import _constant_groups, _group_size, _step_loop
-from unisono.training.groups._multi_step import exchanges_in_loop
+from unisono.training.groups._agreed_size import exchanges_in_loop
 from unisono.training.resident import _arrays
 from unisono.training.trainer import _trainer_step
 

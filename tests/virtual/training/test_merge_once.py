@@ -9,7 +9,7 @@ import pytest
 from tests.virtual.training._digits import digits, mlp
 from tests.virtual.training.test_evaluate_ahead import compiled, five_together, same, started  # noqa: F401
 from unisono.training.groups import _group_size
-from unisono.training.groups._multi_step import exchanges_in_loop
+from unisono.training.groups._agreed_size import exchanges_in_loop
 from unisono.training.trainer import _merge_once
 
 pytestmark = pytest.mark.numbers

@@ -1,4 +1,6 @@
-"""The smallest group size that processes propose, which a step's program returns beside its results.
+"""Groups of several processes: the smallest size that these propose, and exchanges in each step.
+
+A step's program returns the smallest size beside its results.
 
 Tests: tests/cluster/test_contract.py.
 """
@@ -8,7 +10,14 @@ from __future__ import annotations
 import jax
 
 from unisono._types import PyTree
+from unisono.training._jaxprs import Trace, equations, inner_programs
 from unisono.training.groups._multi_step import Program
+
+#: The operations by which replicas exchange values.
+_EXCHANGES = frozenset(
+    {"psum", "psum_invariant", "pmin", "pmax", "ppermute", "all_to_all", "all_gather", "all_gather_invariant"}
+    | {"reduce_scatter"}
+)
 
 
 def with_agreed_size(program: Program, axis_name: str | None) -> Program:
@@ -39,3 +48,10 @@ def smallest_of(proposed: jax.Array, axis_name: str | None) -> jax.Array:
     """
     smallest = proposed.min()
     return smallest if axis_name is None else jax.lax.pmin(smallest, axis_name)
+
+
+def exchanges_in_loop(jaxpr: Trace) -> bool:
+    """Return whether replicas exchange values in the body of a loop, hence at each step."""
+    loops = (e for e in equations(jaxpr) if e.primitive.name in ("while", "scan"))
+    bodies = (program for loop in loops for program in inner_programs(loop))
+    return any(e.primitive.name in _EXCHANGES for body in bodies for e in equations(body))

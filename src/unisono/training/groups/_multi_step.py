@@ -18,13 +18,7 @@ from jax.extend import core
 
 from unisono._backend import wants_own_lowering
 from unisono._types import PyTree, Tree
-from unisono.training._jaxprs import Trace, equations, inner_programs
-
-#: The operations by which replicas exchange values.
-_EXCHANGES = frozenset(
-    {"psum", "psum_invariant", "pmin", "pmax", "ppermute", "all_to_all", "all_gather", "all_gather_invariant"}
-    | {"reduce_scatter"}
-)
+from unisono.training._jaxprs import Trace, equations
 
 
 def may_loop(platform: str) -> bool | None:
@@ -66,13 +60,6 @@ def is_slow_in_loop(jaxpr: Trace, platform: str) -> bool:
     return any(_is_slow(e) for e in equations(jaxpr) if e.primitive.name == "conv_general_dilated")
 
 
-def exchanges_in_loop(jaxpr: Trace) -> bool:
-    """Return whether replicas exchange values in the body of a loop, hence at each step."""
-    loops = (e for e in equations(jaxpr) if e.primitive.name in ("while", "scan"))
-    bodies = (program for loop in loops for program in inner_programs(loop))
-    return any(e.primitive.name in _EXCHANGES for body in bodies for e in equations(body))
-
-
 def _is_slow(convolution: core.JaxprEqn) -> bool:
     """Return whether nothing brings a convolution into the layout of the fast kernels."""
     from unisono._lowering._convolution import is_canonical, is_replaced
@@ -91,12 +78,11 @@ MOST_STEPS, _BYTES = 32, 8 << 20
 Program = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
-def multi_step_program(step: Program, slots: int, is_masked: bool = False) -> Program:
+def multi_step_program(step: Program, slots: int) -> Program:
     """Return the program that repeats a step over the first batches of several.
 
     Args:
         step: from `(state, batch)` to `(logs, state)`; pure.
-        is_masked: whether all slots are computed, and those behind the first `count` change nothing.
 
     Returns:
         A function of `(state, (count, batches))`, whose arrays have a first dimension of `slots`.
@@ -120,13 +106,11 @@ def multi_step_program(step: Program, slots: int, is_masked: bool = False) -> Pr
             return logs, jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), state, new)
 
         def at(i: jax.Array, state: PyTree) -> tuple[PyTree, PyTree]:
-            logs, new = one(state, entry_at(i, batches))
-            if is_masked:
-                new = jax.tree.map(lambda old, x: jnp.where(i < count, x, old), state, new)
-            return logs, new
+            after: tuple[PyTree, PyTree] = one(state, entry_at(i, batches))
+            return after
 
         shapes, _ = jax.eval_shape(lambda state: one(state, entry_at(0, batches)), state)
-        return repeated(slots if is_masked else count, slots, shapes, at, state)
+        return repeated(count, slots, shapes, at, state)
 
     return program
 

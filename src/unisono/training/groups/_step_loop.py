@@ -29,7 +29,6 @@ from unisono.training.groups._batch_policy import BatchPolicy, Mode
 from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult, KnownForm
 from unisono.training.groups._group_size import AdaptiveGroupSize
 from unisono.training.groups._multi_step import (
-    exchanges_in_loop,
     is_slow_in_loop,
     may_loop,
     slots_for,
@@ -263,7 +262,10 @@ class StepLoop:
         if self._kind != "train" and is_ahead:
             # With a message in each step a loop of test steps was not faster between processes (2 cores, MLP,
             # November 2026: 3.4 ms a step of `evaluate` instead of 3.0, 4.1 of `predict` instead of 2.9).
-            self._can_loop &= not (self.group_size.is_agreed and exchanges_in_loop(trace.jaxpr))
+            if self.group_size.is_agreed:
+                from unisono.training.groups._agreed_size import exchanges_in_loop
+
+                self._can_loop &= not exchanges_in_loop(trace.jaxpr)
             self._most_slots = slots_of_size(trace.result_bytes)
         if not self._can_loop or self._most_slots < stager.slots:
             trace.discard()

@@ -22,6 +22,7 @@ from unisono.step._engines import SHARDED, UNSHARDED, SpmdEngine
 from unisono.step._functional import ReplicatedStep, Slot
 from unisono.training.groups._agreed_size import smallest_of
 from unisono.training.groups._batch_placement import BatchStager
+from unisono.training.groups._constant_loop import constant_loop
 from unisono.training.groups._multi_step import multi_step_program
 
 #: How the batches of a group lie on the replicas: each is split along its rows, or has an axis of replicas.
@@ -72,7 +73,8 @@ class GroupedProgram:
                 results = [x[None] for x in last]
             else:
                 number = self.slots if self.is_constant else count
-                results, new = multi_step_program(step, self.slots)(state, (number, batches))
+                in_loop = constant_loop if self.is_constant else multi_step_program
+                results, new = in_loop(step, self.slots)(state, (number, batches))
             return results, [smallest_of(x, axis) for x in proposed], new
 
         if self._is_split:

@@ -107,8 +107,12 @@ class StepPrograms(dict[ProgramKey, StepProgram]):
         if self._merges_once(key) and not is_masked:
             otherwise = multi_step_program(jax.jit(step), slots=key.slots) if key.slots > 1 else step
             whole = self._state.in_step(merge_once(self._step, key.slots, otherwise))
+        elif key.slots > 1 and self._is_constant:
+            from unisono.training.groups._constant_loop import constant_loop
+
+            whole = constant_loop(whole, key.slots, is_masked)
         elif key.slots > 1:
-            whole = multi_step_program(whole, slots=key.slots, is_masked=is_masked)
+            whole = multi_step_program(whole, slots=key.slots)
         if key.slots > 1:
             if self._is_constant and not is_masked:
                 whole = of_constant_count(whole, key.slots)
