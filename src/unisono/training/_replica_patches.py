@@ -254,7 +254,18 @@ def _stateless_apply(
         layout = _layout_of(context)
         apply = functools.partial(original, self)
         found = layout.update(self, optimizer_variables, trainable_variables, aggregate, apply)
-        return apply(optimizer_variables, aggregate(None), trainable_variables) if found is None else found
+        if found is not None:
+            return found
+        return apply(optimizer_variables, _for_update(aggregate(None), context), trainable_variables)
+
+
+def _for_update(grads: list[jax.Array | None], context: Context) -> list[jax.Array | None]:
+    """Return the gradients of all replicas as an update should read them: on GPUs in few kernels."""
+    if context.replica is None or context.replica.strategy.mesh.platform != "gpu":
+        return grads
+    from unisono.training.replica._side_by_side import for_update
+
+    return for_update(grads, context.replica)
 
 
 def _scale_loss(original: Callable[..., jax.Array], self: keras.Optimizer, loss: jax.Array) -> jax.Array:
@@ -287,7 +298,7 @@ def _apply(
         return original(self, grads, trainable_variables)
     if _apply_in_parts(self, grads, variables, context):
         return None
-    grads = aggregate_gradients(grads, variables, context)
+    grads = _for_update(aggregate_gradients(grads, variables, context), context)
     with _aggregated():
         original(self, grads, trainable_variables)
     _prepare(self, context)
