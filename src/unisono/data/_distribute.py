@@ -33,7 +33,7 @@ from unisono.data._iterator import DistributedIterator
 from unisono.data._pipeline._cardinality import INFINITE, UNKNOWN
 from unisono.data._pipeline._structure import TensorSpec
 from unisono.data._sharding import InputContext, InputOptions, InputReplicationMode, split_points
-from unisono.data._workers import elements_of_workers, joined_batches, shard_of_worker
+from unisono.data._workers import elements_of_workers, joined_batches, on_sole_replica, shard_of_worker
 
 
 def split_batch(batch: PyTree, mesh: ReplicaMesh) -> PyTree:
@@ -63,7 +63,7 @@ def _split(array: ArrayLike, rows: int, mesh: ReplicaMesh) -> ArrayLike | PerRep
         return array
     replicas = mesh.num_replicas
     if replicas == 1:
-        return jax.device_put(owned(array), mesh.place_of(0))
+        return on_sole_replica(array, mesh)
     if rows % replicas == 0 and rows:
         # One array of all parts: JAX places it in one call, and a step takes it as it is.
         parts = array.reshape(replicas, rows // replicas, *array.shape[1:])
@@ -84,7 +84,7 @@ def per_replica_elements(iterator: Iterator[PyTree], mesh: ReplicaMesh) -> Itera
         for element in row:
             check_values(element)
         if mesh.num_replicas == 1:
-            yield jax.tree.map(lambda x: jax.device_put(owned(x), mesh.place_of(0)), row[0])
+            yield jax.tree.map(lambda x: on_sole_replica(x, mesh), row[0])
         else:
             yield jax.tree.map(lambda *leaves: _joined(leaves, mesh), *row)
 

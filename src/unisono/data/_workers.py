@@ -20,7 +20,7 @@ import numpy as np
 
 from unisono._errors import InvalidArgumentError, InvalidTypeError
 from unisono._mesh import ReplicaMesh
-from unisono._types import PyTree
+from unisono._types import ArrayLike, PyTree
 from unisono._values import PerReplica
 from unisono.collectives._process_group import ProcessGroup
 from unisono.data._batches import ENDED, as_array, check_values, owned
@@ -59,12 +59,23 @@ def elements_of_workers(
             if not present:
                 return
             if mesh.num_replicas == 1:
-                yield jax.tree.map(lambda x: jax.device_put(owned(x), mesh.place_of(0)), row[0])
+                yield jax.tree.map(lambda x: on_sole_replica(x, mesh), row[0])
                 continue
             if len(present) == here and _equal_shapes(row):
                 yield jax.tree.map(lambda *leaves: _global(leaves, mesh), *row)
                 continue
         yield _ragged(row, structure, group.gather)
+
+
+def on_sole_replica(value: ArrayLike, mesh: ReplicaMesh) -> jax.Array:
+    """Return an array on the devices of the only replica, laid out as a step takes it."""
+    array: jax.Array = (
+        # Each process has a copy of its own.
+        jax.device_put(owned(value), mesh.place_of(0))
+        if mesh.spans_processes
+        else mesh.put(owned(value), mesh.replicated)
+    )
+    return array
 
 
 def _require_same_rows(shapes: bytes, elements: Sequence[PyTree], group: ProcessGroup) -> None:

@@ -89,7 +89,6 @@ class Entry:
         self._plain: list[keras.Variable] | None = None
         if not mesh.spans_processes and all(s.layout.holds_arrays for _, s in self._written):
             self._plain = [s.variable for _, s in self._written]
-        written = [s for s in plan.slots if s.written]
         is_written = [s.written for s in plan.slots]
 
         # Written state is donated, so that XLA updates it in place; what is only read is needed again.
@@ -105,7 +104,7 @@ class Entry:
             self._results.append(description)
             return outputs, new
 
-        shardings = [s.layout.sharding for s in written]
+        shardings = [s.layout.sharding for _, s in self._written]
         self.step = CompiledStep(
             pure, mesh, state_shardings=shardings, process_group=replicas.process_group,
             executables=executables, around=replicas.state_layout.compiling,
@@ -224,11 +223,12 @@ class Entry:
     def place_arrays(self, call: Call) -> list[jax.Array]:
         """Return the arrays of a call on their devices."""
         mesh = self.replicas.mesh
+        # JAX takes longer to place what lies there already, or a number, than to start a small step.
+        there = () if mesh.spans_processes else (float,)
+        places = [mesh.sharded if split else mesh.replicated for split in call.split]
         return [
-            x
-            if split and getattr(x, "sharding", None) == mesh.sharded
-            else mesh.put(x, mesh.sharded if split else mesh.replicated)
-            for x, split in zip(call.arrays, call.split, strict=True)
+            x if type(x) in there or getattr(x, "sharding", None) == place else mesh.put(x, place)
+            for x, place in zip(call.arrays, places, strict=True)
         ]
 
 

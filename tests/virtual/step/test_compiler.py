@@ -137,6 +137,30 @@ def test_a_step_of_one_variable_leaves_those_that_were_assigned_its_array(replic
         np.testing.assert_array_equal(value, np.full(3, expected))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_array_of_a_variable_that_the_step_is_given_and_writes(replicas):
+    """It lies on the devices already, and stays as it is."""
+    strategy = mirrored(replicas)
+    with strategy.scope():
+        variable = keras.Variable(np.ones(3, "f4"))
+    given = []
+    for _ in range(5):
+        given.append(variable.value)
+        strategy.run(lambda x: variable.assign_add(x), args=(given[-1],))
+    np.testing.assert_array_equal([*given, variable.value], [[2.0**i] * 3 for i in range(6)])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_deleted_array_is_an_error(replicas):
+    strategy, given = mirrored(replicas), jnp.ones(4)
+    distributed = next(iter(strategy.distribute_dataset([np.ones(4, "f4")])))
+    for array in (given, distributed if replicas == 1 else distributed.stacked):
+        strategy.run(lambda x: x + 1, args=(array,))
+        array.delete()
+        with pytest.raises(RuntimeError, match="deleted"):
+            strategy.run(lambda x: x + 1, args=(array,))
+
+
 def test_an_array_that_is_assigned_or_given_in_a_trace_stays_an_array():
     """The copy that the variable gets is no part of the trace, after whose end it could not be read."""
     given, variable, made = jnp.ones(3), keras.Variable(np.zeros(3, "f4")), []

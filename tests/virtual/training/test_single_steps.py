@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import unisono
+from tests.support import count_compiles
 from tests.virtual.training._digits import crossentropy, digits, mirrored, mlp
 from unisono.step._keras_internals import training_state
 
@@ -35,26 +36,58 @@ def single_step(model, method):
     return lambda: getattr(model, method)(*arguments)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_step_by_itself_places_nothing_by_device_put(monkeypatch, method, replicas):
-    """Keras would put the batch, twice, and the metrics that it resets: 7 calls for each `train_on_batch`."""
-    step, puts, put = single_step(compiled(replicas), method), [], jax.device_put
+def puts_of(step, monkeypatch):
+    """Return the arguments of each call of `jax.device_put` in a step."""
+    puts, put = [], jax.device_put
     for name, module in [*sys.modules.items()]:
         if name.startswith(("jax", "keras", "unisono")) and vars(module).get("device_put") is put:
             monkeypatch.setattr(
                 module, "device_put", lambda *x, **options: puts.append(x) or put(*x, **options)
             )
     step()
-    assert not puts
+    return puts
 
 
-@pytest.mark.parametrize(
-    ("method", "most"), [("train_on_batch", 350), ("test_on_batch", 330), ("predict_on_batch", 175)]
-)
-def test_a_step_by_itself_costs_few_calls_of_python(method, most):
-    """Of functions of the library; `train_on_batch` had 529 when each array was examined by itself."""
-    step, source, calls = single_step(compiled(), method), str(Path(unisono.__file__).parent), [0]
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_by_itself_places_nothing_by_device_put(monkeypatch, method, replicas):
+    """Keras would put the batch, twice, and the metrics that it resets: 7 calls for each `train_on_batch`."""
+    assert not puts_of(single_step(compiled(replicas), method), monkeypatch)
+
+
+def step_of_run(replicas, form):
+    """Return a function that calls `run` with a step that was compiled, a batch and a number."""
+    strategy, (x, y) = mirrored(replicas), (a[:32] for a in digits())
+    with strategy.scope():
+        model, optimizer = mlp(), keras.optimizers.SGD()
+        optimizer.build(model.trainable_variables)
+
+    def step(x, y, factor):
+        with unisono.GradientTape() as tape:
+            loss = factor * keras.ops.mean(crossentropy(reduction=None)(y, model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    batch = next(iter(strategy.distribute_dataset([(x, y)]))) if form == "distributed" else (x, y)
+    for factor in (0.5, 0.25, 0.125, 1.0, 2.0):
+        strategy.run(step, args=(*batch, factor))
+    return lambda: strategy.run(step, args=(*batch, 0.75))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("form", ["distributed", "host"])
+def test_a_step_of_run_places_nothing_by_device_put(monkeypatch, form, replicas):
+    """Neither a batch that lies there, nor a number: it took longer than the rest of the call."""
+    step = step_of_run(replicas, form)
+    with count_compiles() as programs:
+        assert not puts_of(step, monkeypatch)
+    assert not programs
+
+
+def own_calls(step):
+    """Return how many Python functions of the library a step calls."""
+    source, calls = str(Path(unisono.__file__).parent), [0]
 
     def note(frame, event, arg):
         calls[0] += event == "call" and frame.f_code.co_filename.startswith(source)
@@ -64,7 +97,15 @@ def test_a_step_by_itself_costs_few_calls_of_python(method, most):
         step()
     finally:
         sys.setprofile(None)
-    assert calls[0] <= most
+    return calls[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "most"), [("train_on_batch", 350), ("test_on_batch", 330), ("predict_on_batch", 175)]
+)
+def test_a_step_by_itself_costs_few_calls_of_python(method, most):
+    """Of functions of the library; `train_on_batch` had 529 when each array was examined by itself."""
+    assert own_calls(single_step(compiled(), method)) <= most
 
 
 def calls_in_loop(model, steps=20):
