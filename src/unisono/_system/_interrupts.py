@@ -8,6 +8,7 @@ training continued.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums of handlers: 15 us a section
 import contextlib
 import signal
 import sys
@@ -135,12 +136,12 @@ class Interrupts:
         """Take SIGINT over; return whether this call did."""
         if self._before is not None:
             return False
-        before = signal.getsignal(signal.SIGINT)
+        before = _signal.getsignal(signal.SIGINT)
         if not callable(before):
             return False  # ignored, or the end of the process
         self._before, self._hook = before, sys.unraisablehook
         sys.unraisablehook = self._discarded
-        signal.signal(signal.SIGINT, self._signalled)
+        _signal.signal(signal.SIGINT, self._signalled)
         return True
 
     def _uninstall(self) -> None:
@@ -148,8 +149,8 @@ class Interrupts:
         # The program may have set others meanwhile.
         if sys.unraisablehook == self._discarded:
             sys.unraisablehook = self._hook
-        if before is not None and signal.getsignal(signal.SIGINT) == self._signalled:
-            signal.signal(signal.SIGINT, before)
+        if before is not None and _signal.getsignal(signal.SIGINT) == self._signalled:
+            _signal.signal(signal.SIGINT, before)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         insists = self.pending and time.monotonic() - self._since > _PATIENCE

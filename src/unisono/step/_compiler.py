@@ -69,8 +69,7 @@ class Entry:
     ) -> None:
         self.plan = plan
         self._is_shared = is_shared
-        self._is_begun = False
-        self._steps = 0
+        self._is_begun, self._steps = False, 0
         shapes = ", ".join(str(tuple(slot.variable.shape)) for slot in plan.slots)
         self._kind = f"run with variables {shapes}" if shapes else "run"
         self.replicas = replicas

@@ -259,7 +259,8 @@ def _scope_of(strategy: Strategy) -> Iterator[None]:
     if context is not None and context.strategy is strategy:
         yield
         return
-    with strategy.scope(), entered(Context(strategy, is_of_method=True)):
+    # Of the class: an object's `scope` is made anew each time, to say what to write where it is not called.
+    with type(strategy).scope(strategy), entered(Context(strategy, is_of_method=True)):
         yield
 
 
