@@ -69,12 +69,11 @@ def elements_of_workers(
 
 def on_sole_replica(value: ArrayLike, mesh: ReplicaMesh) -> jax.Array:
     """Return an array on the devices of the only replica, laid out as a step takes it."""
-    array: jax.Array = (
-        # Each process has a copy of its own.
-        jax.device_put(owned(value), mesh.place_of(0))
-        if mesh.spans_processes
-        else mesh.put(owned(value), mesh.replicated)
-    )
+    array: jax.Array
+    if mesh.spans_processes:
+        array = jax.device_put(owned(value), mesh.place_of(0))  # each process has a copy of its own
+    else:
+        array = mesh.put(owned(value), mesh.replicated)
     return array
 
 
