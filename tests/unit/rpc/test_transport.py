@@ -19,7 +19,7 @@ from unisono.cluster_resolver._spec import ClusterSpec, Task, split_address
 from unisono.rpc._calls import ClientId, PeerLostError, PeerRejectedError
 from unisono.rpc._frames import ALIGNMENT, Frame, FrameError
 from unisono.rpc._ops import Op
-from unisono.rpc._transport import _client_thread, _local, _shared_memory
+from unisono.rpc._transport import _client_thread, _local, _local_channel, _shared_memory
 from unisono.rpc._transport._client import RpcClient
 from unisono.rpc._transport._keys import keys_of, new_secret
 from unisono.rpc._transport._server import RpcServer
@@ -404,6 +404,19 @@ def test_a_handler_may_close_its_endpoint_after_its_answer(cluster):
 
     rpc_server = cluster.rpc_server(handler)
     assert cluster.rpc_client(rpc_server.address).call(Frame(Op.END, 1), LONG).op is Op.OK
+
+
+def test_an_answer_that_waits_for_room_is_sent_before_the_endpoint_is_closed(cluster, tuned):
+    """Found by the simulation: what the kernel's buffer had no room for was dropped."""
+    tuned(_local_channel, SHARED_FROM=1 << 60)
+
+    def handler(client, request):
+        rpc_server.reply(client, request.answer(Op.OK, None, [np.zeros(16 << 20, "uint8")]))
+        rpc_server.close()
+
+    rpc_server = cluster.rpc_server(handler)
+    answer = cluster.rpc_client(rpc_server.address).call(Frame(Op.PULL, 1), LONG)
+    assert answer.arrays[0].nbytes == 16 << 20
 
 
 def test_a_closed_peer_fails_its_requests(cluster):

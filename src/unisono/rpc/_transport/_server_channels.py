@@ -131,6 +131,11 @@ class ServerChannels:
             self._mailbox.put(lambda: self._watch(channel, zmq.POLLIN | zmq.POLLOUT))
         return True
 
+    def flush(self) -> bool:
+        """Send what waits; return whether nothing waits any more."""
+        # Each one: who takes nothing must not keep others from their answers.
+        return not [channel for channel in list(self._channels.values()) if not channel.flush()]
+
     def close(self) -> None:
         """End all connections; what the kernel has already reaches the clients."""
         for descriptor in list(self._clients):
