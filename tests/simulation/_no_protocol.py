@@ -44,6 +44,14 @@ NO_PROTOCOL = {
         ),
         "Python runs a program: imports, priorities, descriptors, frames",
     ),
+    "rpc/_transport/_keys": (
+        ("keys_of", "read_keys", "_read_secret", "_file_problem"),
+        "a secret is read from the environment or a file, and checked",
+    ),
+    "rpc/_transport/_client_thread": (
+        ("_end_with_process", "_forget_thread"),
+        "what Python calls at its end, and in a forked process",
+    ),
     "standalone/_client": (
         (
             "ClusterRun", "run_on_cluster", "call_on_cluster", "_CallConsole", "_function_program",
