@@ -273,7 +273,11 @@ class ClosureQueue:
             if self._fatal is not None or self._state.worker_of(number) != worker:
                 return
             if isinstance(error, NotReadyError) and not self._closures[number].is_left:
-                self._unready[number] = error.needs
+                if self._state.failed is None:
+                    self._unready[number] = error.needs
+                else:
+                    self._state = decide.finish(self._state, number)
+                    self._drop_cancelled()
                 self._wake()
                 return
             closure = self._closures.pop(number)
@@ -350,6 +354,8 @@ class ClosureQueue:
                 continue
             if error is None:
                 self._state = decide.put_back(self._state, number)
+                # Another one may have failed meanwhile: this one runs no more then.
+                self._drop_cancelled()
             else:
                 self._fail(self._closures.pop(number), error)
             self._start()

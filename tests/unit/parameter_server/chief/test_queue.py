@@ -135,6 +135,35 @@ def test_an_error_while_preparing_is_the_closures():
     assert isinstance(future.exception(), TypeError)
 
 
+def test_one_that_needs_something_after_another_has_failed_is_cancelled():
+    """Found by the simulation: its result was waited for without end."""
+    prepared = []
+    workers = Workers(prepare=lambda payload, needs: prepared.append(payload))
+    workers.queue.worker_came(0)
+    workers.queue.schedule("a")
+    future = workers.queue.schedule("b")
+    workers.answer(0, ZeroDivisionError())
+    workers.answer(1, NotReadyError("form"))
+    with pytest.raises(ZeroDivisionError):
+        workers.queue.join()
+    assert isinstance(future.exception(timeout=0), CancelledError)
+    assert not prepared
+    workers.queue.schedule("c")
+    assert workers.calls == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_one_that_is_prepared_when_another_fails_is_cancelled():
+    workers = Workers(prepare=lambda payload, needs: workers.answer(0, ZeroDivisionError()))
+    workers.queue.worker_came(0)
+    workers.queue.schedule("a")
+    future = workers.queue.schedule("b")
+    workers.answer(1, NotReadyError("form"))
+    with pytest.raises(ZeroDivisionError):
+        workers.queue.join()
+    assert isinstance(future.exception(timeout=0), CancelledError)
+    assert workers.calls == [(0, 0), (0, 1)]
+
+
 def test_schedule_waits_while_the_queue_is_full():
     workers = Workers(Rules(queue=2, per_worker=1))
     workers.queue.schedule("a")
