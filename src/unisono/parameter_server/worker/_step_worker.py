@@ -307,7 +307,7 @@ class StepWorker:
         plan = self._plans[str(name)]
         outputs, numbers, lineages = self._compute(task, plan, [*arrays, self._own_index])
         pushes = self._push(task, plan, outputs, numbers, taken, lineages)
-        if taken and meta.get("again") and _had_been_applied(pushes):
+        if taken and meta.get("again") and _had_been_applied(pushes) and not self._are_used(taken):
             # Another batch is in the updates: that of the worker which was lost.
             taken.give_back()
         with self._spending("compute"):
@@ -373,6 +373,11 @@ class StepWorker:
             self._ahead = _EarlyPull(following, following_plan, pulled)
         self._pushing = [push for push in self._pushing if not push.done()] + pushes
         return pushes
+
+    def _are_used(self, taken: TakenBatches) -> bool:
+        """Return whether a server has batches in its updates: it may have, where its answer was lost."""
+        used = self._servers.used_batches()
+        return any(used.get(f"{name}@{self._index}", 0) >= count for name, count in taken.counts.items())
 
     def _acknowledge(
         self, task: _WorkItem, pushes: Sequence[Future[Any]], meta: dict[str, Any], results: Sequence[Any]

@@ -34,6 +34,10 @@ class Servers:
 
     def __init__(self):
         self.pulls, self.pushes, self.traffic = [], queue.Queue(), Traffic()
+        self.used = {}
+
+    def used_batches(self):
+        return self.used
 
     def pull(self, keys):
         self.pulls.append(tuple(keys))
@@ -386,6 +390,19 @@ def test_a_closure_that_a_lost_worker_had_pushed_uses_no_second_batch(chief, app
     assert chief.answers.get(timeout=LIMIT).meta["taken"] == {"i": int(applied)}
     *_, pushed, done = chief.servers.pushes.get(timeout=LIMIT)
     assert pushed == [following]
+    done.set_result(acknowledged(True))
+
+
+def test_a_batch_whose_push_was_applied_is_kept_where_the_answer_was_lost(chief):
+    """Found by the simulation: the push was sent again, and the batch was used a second time."""
+    own_batches(chief, 3)
+    chief.servers.used = {"i@0": 7, "i@1": 1}
+    chief.run(0, again=True, **CALL)
+    chief.run(1, **CALL)
+    chief.servers.pushes.get(timeout=LIMIT)[-1].set_result(acknowledged(False))
+    assert chief.answers.get(timeout=LIMIT).meta["taken"] == {"i": 1}
+    *_, pushed, done = chief.servers.pushes.get(timeout=LIMIT)
+    assert pushed == [1.0]
     done.set_result(acknowledged(True))
 
 
