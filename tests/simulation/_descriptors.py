@@ -341,6 +341,12 @@ class UnixSocket(_File):
     def _has_ended(self):
         return self._queue is None and self.peer is not None and (self._is_shut or self.peer.is_closed)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
     def fileno(self):
         return -1 if self.is_closed else self._number
 

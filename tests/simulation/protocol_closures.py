@@ -78,10 +78,14 @@ class Closures(Servers):
             self.places[frame.meta["closure"], index] = answer.meta["count"]
         return answer
 
+    def program(self):
+        """Return the stub of a step's program, for one worker."""
+        return StepProgram(self.world, self.plan.servers, self.pace)
+
     def work(self, index):
         """Be a worker."""
         client = self.client(Task("worker", index))
-        program = StepProgram(self.world, self.plan.servers, self.pace)
+        program = self.program()
         rpc_server = None
         worker = StepWorker(
             index,

@@ -10,6 +10,7 @@ checked:
 - a server knows who asks: by the key of a task, or as a process of this user;
 - when faults have ended, each client finds the server again within a minute;
 - one with another key is told so, and no other one is;
+- two servers never listen at one address, and the second one says so;
 - who closes ends within its bound, and leaves no thread, socket or descriptor; nothing counts as unsent.
 
 Tests: tests/unit/test_simulated_transport.py.
@@ -17,7 +18,9 @@ Tests: tests/unit/test_simulated_transport.py.
 
 import collections
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
 import socket
 import tempfile
@@ -104,7 +107,7 @@ class _Taken:
 
 
 class _Probe:
-    """A TCP socket that only asks whether a port is free."""
+    """A socket that only asks whether a port is free, or whether a process listens on a file."""
 
     def __init__(self, library):
         self._library = library
@@ -118,9 +121,16 @@ class _Probe:
     def setsockopt(self, *_):
         pass
 
+    def setblocking(self, is_blocking):
+        pass
+
+    def connect(self, path):
+        if f"ipc://{path}" not in self._library.bound:
+            raise failure(errno.ECONNREFUSED if os.path.exists(path) else errno.ENOENT)
+
     def bind(self, address):
         if self._library.listener(f"tcp://{address[0]}:{address[1]}") is not None:
-            raise failure(98)
+            raise failure(errno.EADDRINUSE)
 
 
 class _Locks:
@@ -177,7 +187,17 @@ def doors(world, machine, library, folder):
 
     locks = _Locks(world)
     of_os = machine.of_os()
-    of_local = machine.of_socket(socket=lambda family, kind=0: _Probe(library), getaddrinfo=addresses)
+
+    def create_connection(address, timeout):
+        if library.listener(f"tcp://{address[0]}:{address[1]}") is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        return types.SimpleNamespace(close=lambda: None)
+
+    of_local = machine.of_socket(
+        socket=lambda family, kind=0: _Probe(library),
+        getaddrinfo=addresses,
+        create_connection=create_connection,
+    )
     real_directory = _local.socket_directory
     with pytest.MonkeyPatch.context() as patches:
         for module in (_client, _client_thread, _server, _server_channels, _sockets):
@@ -223,6 +243,8 @@ class _Job:
         #: Seconds for which processes were stopped.
         self.paused = 0.0
         self.server_process = None
+        #: True as soon as a server listens that is not killed.
+        self.is_listening = False
         #: How many ENDs were sent: the only one has its answer.
         self.ends = 0
 
@@ -262,6 +284,7 @@ class _Job:
         budget = 500 if self.has_small_budget else 256 << 20
         server = _server.RpcServer(self.address, handle, self.keys(_SERVER), budget=budget)
         server.start()
+        self.is_listening = True
         world.current.process.own["lacks"] = True
         while (item := later.get()) is not None:
             world.sleep(world.uniform(0.0, 0.3))
@@ -322,6 +345,22 @@ class _Job:
             if self.kind == "refused":
                 break
             world.sleep(world.uniform(0.0, 2.0))
+
+    def rival(self):
+        """Be a second server at the same address, and a launcher that asks whether a process is there."""
+        world = self.world
+        while not self.is_listening:
+            world.sleep(0.1)
+        world.sleep(world.uniform(0.0, 2.0))
+        world.check(not _local.is_refused(self.address), "A server that listens is no refusal.")
+        second = _server.RpcServer(self.address, lambda client, frame: None, self.keys(_SERVER))
+        try:
+            second.start()
+        except ClusterError:
+            second.close()
+            self._check_nothing_open()
+        else:
+            world.check(False, f"Two servers listen at {self.address}.")
 
     # --- a client --------------------------------------------------------------------------------
 
@@ -479,10 +518,10 @@ class _Job:
     def _last_request(self, client, numbers, who, is_taken):
         world = self.world
         began = world.now
-        while True:
+        for attempt in itertools.count():
             meta = {
                 "kind": "now",
-                "text": f"last {who} {world.now}",
+                "text": f"last {who} {attempt}",
                 "who": who,
                 "thread": f"{who}",
                 "place": 0,
@@ -528,6 +567,9 @@ def transport(world):
     risk = world.pick((0.0, 0.01), SETTING)
     pauses = world.pick((0.0, 0.1), SETTING)
     open_clients = 1 + world.choose(2, SETTING)
+    has_rival = kind != "refused" and not job.has_ends and world.choose(4, SETTING) == 1
+    if has_rival:
+        risk = 0.0
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder,
         doors(world, machine, library, Path(folder)),
@@ -561,6 +603,8 @@ def transport(world):
                     chosen.pause(seconds)
 
         sim.Thread(target=stop_some, name="stops processes").start()
+        if has_rival:
+            clients.append(world.process("rival", job.rival))
         for client in clients:
             world.check(client.wait(600.0), lambda: f"Clients end.\n{world.stacks()}")
             if client.error is not None:
