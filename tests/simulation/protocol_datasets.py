@@ -9,7 +9,7 @@ batch that it gets. Promised, and checked:
 - the end of a worker's data, and an error of the function that makes them, are raised, and are no other's;
 - batches of another form get a plan of their own.
 
-Tests: tests/unit/test_simulated_transport.py.
+Tests: tests/unit/test_simulation.py.
 """
 
 import functools

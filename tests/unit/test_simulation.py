@@ -310,6 +310,7 @@ COUNTS = {
     "restarts": 25,
     "closures": 20,
     "closures_and_restarts": 10,
+    "datasets": 6,
     "messages": 60,
     "wrong_requests": 12,
 }
@@ -334,6 +335,8 @@ ONCE_FAILED = [
     ("snapshots", 100_508),
     ("rivals_in_store", 100_157),
     ("processes", 100_116),
+    ("datasets", 300_001),
+    ("datasets", 301_102),
 ]
 
 
@@ -351,6 +354,7 @@ PLANTED = {
     "a repeated HELLO drops the variables again": "pushes",
     "a generation is taken twice": "chiefs",
     "a closure is answered before its updates are acknowledged": "closures",
+    "a closure that is prepared after an error has no result": "datasets",
     "a header is not compared with its checksum": "messages",
     "a push may be behind its own watermark": "wrong_requests",
 }
