@@ -256,21 +256,21 @@ class ClosureQueue:
                 self._state, worker = state, begun[0].worker
                 closures = [self._closures[running.number] for running in begun]
                 replies = self._send(worker, closures, state.watermark)
-                for closure, reply in zip(closures, replies, strict=True):
-                    reply.add_done_callback(functools.partial(self._ended, closure.number, worker))
+                for running, reply in zip(begun, replies, strict=True):
+                    reply.add_done_callback(functools.partial(self._ended, running))
         finally:
             self._is_starting = False
         self._wake()
 
-    def _ended(self, number: int, worker: int, reply: Future[Any]) -> None:
+    def _ended(self, sent: decide.SentClosure, reply: Future[Any]) -> None:
         """Note a worker's reply; called in a thread of the transport."""
-        error = reply.exception()
+        number, worker, error = sent.number, sent.worker, reply.exception()
         if isinstance(error, WorkerLostError):
             self.worker_lost(worker, error)
             return
         with self._changed:
-            # A late reply of a worker that was given up: another one has the closure.
-            if self._fatal is not None or self._state.worker_of(number) != worker:
+            # A late reply of a worker that was given up: another one has the closure, or the same one again.
+            if self._fatal is not None or not any(each is sent for each in self._state.running):
                 return
             if isinstance(error, NotReadyError) and not self._closures[number].is_left:
                 if self._state.failed is None:

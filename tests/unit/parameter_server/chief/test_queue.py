@@ -71,6 +71,20 @@ def test_a_lost_workers_closures_run_again_under_their_numbers():
     assert workers.queue.result(future) == "A"
 
 
+def test_a_late_reply_is_none_of_the_next_attempt_on_the_same_worker():
+    """Found by the simulation: a worker that had missed its dataset failed a closure that it had again."""
+    workers = Workers()
+    workers.queue.worker_came(0)
+    future = workers.queue.schedule("a")
+    workers.queue.worker_lost(0, WorkerLostError("gone"))
+    workers.queue.worker_came(0)
+    assert workers.calls == [(0, 0), (0, 0)]
+    workers.answer(0, KeyError("no dataset"))
+    workers.answer(1, "A")
+    assert workers.queue.result(future) == "A"
+    workers.queue.join()
+
+
 def test_the_first_error_is_raised_once_and_the_rest_is_cancelled():
     workers = Workers(Rules(per_worker=2))
     workers.queue.worker_came(0)
