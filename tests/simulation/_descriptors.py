@@ -445,6 +445,8 @@ class UnixSocket(_File):
         self.peer._inbox.append([bytes(data[:room]), files])
         self.peer._size += room
         self.machine.notify(self.peer.process)
+        # Who reads it may do so before this thread goes on.
+        self.world.give_way()
         return room
 
     def recv(self, size):

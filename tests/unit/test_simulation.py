@@ -337,6 +337,7 @@ ONCE_FAILED = [
     ("processes", 100_116),
     ("datasets", 300_001),
     ("datasets", 301_102),
+    ("datasets", 301_466),
 ]
 
 
