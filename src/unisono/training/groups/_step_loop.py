@@ -28,12 +28,7 @@ from unisono.training.groups._batch_placement import BatchGroup, BatchStager, St
 from unisono.training.groups._batch_policy import BatchPolicy, Mode
 from unisono.training.groups._batch_source import BatchNotes, BatchSource, GroupResult, KnownForm
 from unisono.training.groups._group_size import AdaptiveGroupSize
-from unisono.training.groups._multi_step import (
-    is_slow_in_loop,
-    may_loop,
-    slots_for,
-    slots_of_size,
-)
+from unisono.training.groups._multi_step import is_slow_in_loop, may_loop, slots_for, slots_of_size
 from unisono.training.groups._step_profile import HostTimer, start_steps
 
 if TYPE_CHECKING:
