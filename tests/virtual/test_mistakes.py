@@ -5,6 +5,7 @@ import logging
 import re
 import types
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -235,6 +236,21 @@ def test_a_forward_pass_outside_of_the_tape_is_said(strategy, model):
     text = r"None for each of 2, 'sequential.*/kernel', .*inside of the tape"
     with pytest.raises(unisono.InvalidArgumentError, match=rf"(?s){text}"):
         strategy.run(step, args=(next(iter(strategy.distribute_dataset([X]))),))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap], ids=["jit", "grad", "vmap"])
+def test_a_step_in_a_function_that_jax_traces_is_said_and_changes_nothing(strategy, transform):
+    with strategy.scope():
+        layer = keras.layers.Dense(1)
+        layer.build((None, 4))
+
+    def whole(x):
+        return strategy.reduce("sum", strategy.run(lambda x: layer(x).sum(), args=(x,)), axis=None)
+
+    with pytest.raises(unisono.ContextError, match=r"compiles the step itself.*Received: .*jit"):
+        transform(whole)(X[:2])
+    # No variable holds what was traced.
+    assert np.isclose(float(whole(X[:2])), 2 * float(np.sum(X[:2] @ np.asarray(layer.kernel))), rtol=1e-5)
 
 
 def test_eager_gradients_of_nothing_are_said():

@@ -205,8 +205,7 @@ class Entry:
 
     def _place(self, number: int, slot: Slot, value: VariableValue) -> None:
         """Put what a variable holds onto the devices."""
-        # What is written is donated: where the step then fails, it is placed anew.
-        self._held[number] = _NOTHING
+        self._held[number] = _NOTHING  # what is written is donated: where the step fails, it is placed anew
         self._elsewhere.pop(number, None)
         if isinstance(value, RowsHandle):
             self._elsewhere[number] = value
@@ -323,6 +322,8 @@ class StepCompiler:
         return entry
 
     def _build(self, fn: Callable[..., object], call: Call) -> Entry:
+        if any(isinstance(x, jax.core.Tracer) for x in (jnp.zeros(()), *call.arrays)):
+            raise load("mistake")("step in jit")
         plan = self._discover(fn, call, None)
         step = ReplicatedStep(self._replicas, fn, call, plan)
         if self._replicas.num_replicas_in_sync > 1:
@@ -363,8 +364,7 @@ class StepCompiler:
 
     def _note_program(self, fn: Callable[..., object]) -> None:
         name = getattr(fn, "__qualname__", repr(fn))
-        # Other lambdas have the same name.
-        code = getattr(fn, "__code__", name)
+        code = getattr(fn, "__code__", name)  # other lambdas have the same name
         self._programs_of[code] += 1
         if self._warns and self._programs_of[code] == _MANY_PROGRAMS:
             _LOG.warning(

@@ -55,6 +55,13 @@ def _no_brackets() -> ContextError:
     )
 
 
+def _step_in_jit() -> ContextError:
+    return ContextError(
+        "`strategy.run` compiles the step itself. Received: a call in a function of `jax.jit`, `jax.grad` or "
+        "`jax.vmap`. Write `@unisono.function` for `@jax.jit`, or a `unisono.GradientTape` in the step."
+    )
+
+
 def _bare_strategy(name: str) -> ContextError:
     return ContextError(
         f"What a strategy trains is created in its scope. Received: `with` and the {name} itself. {_IN_SCOPE}"
@@ -261,6 +268,7 @@ def _unusable_objects(name: str, array: np.ndarray) -> InvalidTypeError:
 
 _MISTAKES: dict[str, Callable[..., UnisonoError]] = {
     "scope without brackets": _no_brackets,
+    "step in jit": _step_in_jit,
     "with a strategy": _bare_strategy,
     "scope of a class": _scope_of_class,
     "no gradient": _no_gradient,
