@@ -46,13 +46,6 @@ SOME = "(multi-worker or test_multi_worker_program or test_spread) and not compi
         pytest.param(2, 4, SHARDED_GRIDS, id="2 x 4, in parts", marks=pytest.mark.exhaustive),
         pytest.param(2, 4, [*LOCAL_GRIDS, "-k", "inside"], id="2 x 4, apart", marks=pytest.mark.exhaustive),
         pytest.param(
-            2,
-            2,
-            [*LOCAL_GRIDS, "-k", "training and inside and overlap"],
-            id="2 x 2, apart",
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
             4,
             2,
             [*LOCAL_GRIDS, "-k", "across and overlap"],
