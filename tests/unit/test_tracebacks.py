@@ -184,7 +184,15 @@ def test_no_replica_context_is_explained_where_it_ends_the_program(capsys):
 
 def test_run_within_jit_is_explained_where_it_ends_the_program(capsys):
     strategy = unisono.OneDeviceStrategy("cpu:0")
-    text = shown(capsys, lambda: jax.jit(lambda a: strategy.run(lambda b: b * 2, (a,)))(jnp.ones(3)))
+
+    def twice(b):
+        return b * 2
+
+    # Before the step has run, and after it: JAX says it then, when the program starts.
+    text = shown(capsys, lambda: jax.jit(lambda a: strategy.run(twice, (a,)))(jnp.ones(3)))
+    assert "Write `@unisono.function` in place of `@jax.jit`" in text
+    strategy.run(twice, (jnp.ones(3),))
+    text = shown(capsys, lambda: jax.jit(lambda a: strategy.run(twice, (a,)))(jnp.ones(3)))
     assert "Write `@unisono.function` in place of `@jax.jit`." in text
 
 

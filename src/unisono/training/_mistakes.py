@@ -57,8 +57,8 @@ def _no_brackets() -> ContextError:
 
 def _step_in_jit() -> ContextError:
     return ContextError(
-        "`strategy.run` compiles the step itself. Received: a call in a function of `jax.jit`, `jax.grad` or "
-        "`jax.vmap`. Write `@unisono.function` for `@jax.jit`, or a `unisono.GradientTape` in the step."
+        "`strategy.run` compiles the step itself. Received: a call in a function of `jit`, `grad` or `vmap`. "
+        "Write `@unisono.function` in place of `@jax.jit`, or a `unisono.GradientTape` in the step."
     )
 
 
