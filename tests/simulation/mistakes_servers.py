@@ -270,7 +270,8 @@ MISTAKES = (
     ),
     Mistake(
         "a late answer of a lost worker counts",
-        _CLOSURES, f"{_CHIEF}._queue:ClosureQueue._ended", "self._state.worker_of(number) != worker", "False",
+        _CLOSURES,
+        f"{_CHIEF}._queue:ClosureQueue._ended", "not any(each is sent for each in self._state.running)", "False",
     ),
     Mistake(
         "the chief does not notice that an idle worker is lost",
