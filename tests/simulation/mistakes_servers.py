@@ -271,7 +271,8 @@ MISTAKES = (
     Mistake(
         "a late answer of a lost worker counts",
         _CLOSURES,
-        f"{_CHIEF}._queue:ClosureQueue._ended", "not any(each is sent for each in self._state.running)", "False",
+        f"{_CHIEF}._queue:ClosureQueue._ended",
+        "not any(each is sent for each in self._state.running)", "False",
     ),
     Mistake(
         "the chief does not notice that an idle worker is lost",
