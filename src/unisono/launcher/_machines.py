@@ -41,7 +41,7 @@ class Machines(Protocol):
         """Return the tasks whose output is shown."""
 
     def finish_evaluator(self, plan: LaunchPlan) -> None:
-        """Let the evaluator know that training has succeeded, where it is on another machine."""
+        """Let the evaluator know that training has succeeded, where it is elsewhere; called until it ends."""
 
     def sweep(self) -> set[int]:
         """Kill what the tasks have left behind, and return the processes' ids."""

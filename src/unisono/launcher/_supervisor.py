@@ -228,12 +228,13 @@ class Supervisor:
         return bool(restarted)
 
     def _notify_evaluator(self, plan: LaunchPlan) -> None:
+        # Each time: a server elsewhere may not answer at once.
+        self._machines.finish_evaluator(plan)
         finished = plan.paths.finished
         if finished.exists():
             return
         with self._files.attempt():
             replace_file(finished, f"{plan.generation}\n", durable=True)
-            self._machines.finish_evaluator(plan)
             self._history.write("finished", detail="the evaluator is waited for")
             self._launch.screen.say("unisono: training has ended; waiting for the evaluator")
 

@@ -9,6 +9,7 @@ Tests: tests/unit/standalone/test_agent.py, tests/cluster/test_standalone.py.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import math
@@ -111,6 +112,8 @@ class ServerLink:
         self._has_lost = False
         #: Why the server could not be taken again, as far as the log says it.
         self._warned: set[str] = set()
+        #: Signals that were lost with their connection: the process, and the number.
+        self._lost_signals: collections.deque[tuple[str, int]] = collections.deque()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
         #: Answers to POLL that had something new, and all.
@@ -221,14 +224,20 @@ class ServerLink:
             return self._lost_text()
         self._processes[process.key] = process
         fields = {"key": process.key, "task": str(process.task), **job}
-        try:
-            self.request(Op.START, fields)
-        except (PeerLostError, RequestRefusedError) as error:
-            self._processes.pop(process.key, None)
-            if isinstance(error, RequestRefusedError):
+        # Its thread lets it count as lost where it does not find the server again.
+        while self.is_live and process.poll() is None and not self._closing.is_set():
+            try:
+                self.request(Op.START, fields)
+            except PeerLostError:
+                # A connection was lost, perhaps with the answer: a server starts a key once.
+                self._closing.wait(_PROBE_PAUSE)
+            except RequestRefusedError as error:
+                self._processes.pop(process.key, None)
                 return f"could not be started on the server {self.address}: {error}"
-            return self._lost_text()
-        return ""
+            else:
+                return ""
+        self._processes.pop(process.key, None)
+        return self._lost_text()
 
     def _lost_text(self, why: str = "it does not answer") -> str:
         text = f"lost its server {self.address}: {why}"
@@ -237,9 +246,16 @@ class ServerLink:
 
     def signal_process(self, key: str, number: int) -> None:
         """Send a signal to a process; nothing happens where the server is lost."""
-        if self._info is not None:
-            meta = {"job": self._claim.job, "key": key, "number": number}
-            self._rpc_client.send(Frame(Op.SIGNAL, self._numbers.next(), 0, meta), _CALL_SECONDS)
+        if self._info is None:
+            return
+
+        def note(answer: futures.Future[Frame]) -> None:
+            if isinstance(answer.exception(), PeerLostError):
+                self._lost_signals.append((key, number))
+
+        meta = {"job": self._claim.job, "key": key, "number": number}
+        frame = Frame(Op.SIGNAL, self._numbers.next(), 0, meta)
+        self._rpc_client.send(frame, _CALL_SECONDS).add_done_callback(note)
 
     def sweep(self) -> int:
         """Kill what the processes have left behind; return how many processes that were."""
@@ -281,6 +297,11 @@ class ServerLink:
             self._closing.wait(_RETRY_SECONDS)
             self._find()
             return
+        # Such as SIGTERM, by which tasks are asked to save: the server was found again.
+        while self._lost_signals:
+            key, number = self._lost_signals.popleft()
+            if key in self._processes:
+                self.signal_process(key, number)
         before = self._info.instance, self._beginnings
         try:
             self._copy_news()
@@ -350,17 +371,29 @@ class ServerLink:
 
     def _search(self) -> str:
         """Take the server again; return why that was not possible, empty where it has answered."""
-        meta = dataclasses.asdict(self._claim)
+        deadline = time.monotonic() + _FIND_SECONDS
+        while (problem := self._asked_again(deadline)) is None:
+            # The new connection was lost, too.
+            self._closing.wait(_PROBE_PAUSE)
+        if not problem:
+            self._wake()
+        return problem
+
+    def _asked_again(self, deadline: float) -> str | None:
+        """Ask the server once, as `_search`; return None where the connection is lost before the deadline."""
+        meta, left = dataclasses.asdict(self._claim), max(0.0, deadline - time.monotonic())
         try:
-            answer = self._rpc_client.send(Frame(Op.HELLO, self._numbers.next(), 0, meta), _FIND_SECONDS)
+            answer = self._rpc_client.send(Frame(Op.HELLO, self._numbers.next(), 0, meta), left)
             if self._is_gone_before(answer):
                 return "no process listens there (connection refused)"
             self._note_server(_accepted(answer.result(0)).meta)
-        except (PeerLostError, RequestRefusedError, TimeoutError):
+        except PeerLostError:
+            is_over = time.monotonic() + _PROBE_PAUSE >= deadline or self._closing.is_set()
+            return "it does not answer" if is_over else None
+        except (RequestRefusedError, TimeoutError):
             return "it does not answer"
         except ClusterError as error:  # another program has been started there
             return f"it cannot be used again: {error}"
-        self._wake()
         return ""
 
     def _is_gone_before(self, answer: futures.Future[Frame]) -> bool:

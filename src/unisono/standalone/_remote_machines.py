@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unisono._errors import ClusterError
+from unisono._errors import ClusterError, ContextError
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._function_call import result_path
 from unisono.launcher._generation import ProcessSource
@@ -106,6 +106,8 @@ class RemoteMachines:
         self._placed: dict[Task, str] = {}
         self._starts = 0
         self._reported: set[str] = set()
+        #: The generation whose evaluator was told the end of training.
+        self._finished = -1
 
     def claim_all(self, stop_requests: Callable[[], tuple[int, ...]]) -> None:
         """Take all servers for the job.
@@ -130,13 +132,9 @@ class RemoteMachines:
                 time.sleep(_BUSY_RETRY)
 
     def _taken(self, address: str) -> ServerBusyError | None:
-        link, seconds = self._links[address], self._timeouts.answer / 2
+        link = self._links[address]
         try:
-            try:
-                link.claim(seconds)
-            except PeerLostError:
-                # Once more: a process that was stopped meanwhile finds the first one late.
-                link.claim(seconds)
+            self._claim(link)
         except PeerLostError as error:
             what = (
                 f"nothing listens there. {self._access.if_absent.format(address=address)}"
@@ -154,6 +152,21 @@ class RemoteMachines:
             raise ClusterError(f"The server {address} has refused the job: {error}") from None
         return None
 
+    def _claim(self, link: ServerLink) -> None:
+        seconds = self._timeouts.answer
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                # Twice at least: a process that was stopped meanwhile finds the first one late.
+                link.claim(min(seconds / 2, max(0.0, deadline - time.monotonic())))
+            except PeerLostError:
+                # Perhaps a connection alone was lost.
+                if time.monotonic() + _POLL >= deadline:
+                    raise
+                time.sleep(_POLL)
+            else:
+                return
+
     def wake(self) -> None:
         """Let the supervisor look at its processes."""
         self._wake()
@@ -169,15 +182,23 @@ class RemoteMachines:
         return [address for address, link in self._links.items() if link.is_live]
 
     def plan(self, generation: int, workers: int) -> LaunchPlan:
-        """Return the plan of a generation, with new ports of the servers' machines."""
+        """Return the plan of a generation, with new ports of the servers' machines.
+
+        Raises:
+            ClusterError: when a server has no free ports.
+        """
         while True:
             self.wait_until_ready(workers, tuple)
             placed = self._slots.placed(tasks_of(self._options, workers), self._live)
             try:
                 return LaunchPlan(generation, self._addresses(placed), self._paths, self._options)
-            except (PeerLostError, RequestRefusedError):
-                # Lost a moment ago: its connection notices, too.
-                time.sleep(_POLL)
+            except PeerLostError:
+                pass
+            except RequestRefusedError as error:
+                if error.kind != ContextError.__name__:
+                    raise ClusterError(f"A server of the cluster cannot start tasks. {error}") from None
+            # Lost a moment ago, or started again: its connection notices, too.
+            time.sleep(_POLL)
 
     def _addresses(self, placed: Mapping[Task, str]) -> dict[Task, str]:
         self._placed = dict(placed)
@@ -231,10 +252,17 @@ class RemoteMachines:
         return (plan.shown, *(task for task in plan.tasks if task != plan.shown))
 
     def finish_evaluator(self, plan: LaunchPlan) -> None:
-        """Let the evaluator's server know that training has succeeded."""
+        """Let the evaluator's server know that training has succeeded; called until it knows."""
         for task, server in self._placed.items():
-            if task.type == "evaluator" and self._links[server].is_live:
-                self._links[server].put(plan.paths.finished.name, f"{plan.generation}\n".encode())
+            link = self._links[server]
+            if task.type != "evaluator" or self._finished == plan.generation or not link.is_live:
+                continue
+            try:
+                link.put(plan.paths.finished.name, f"{plan.generation}\n".encode())
+            except (PeerLostError, RequestRefusedError):
+                # Its connection is lost for a moment, or its disk is full.
+                continue
+            self._finished = plan.generation
 
     def sweep(self) -> set[int]:
         """Kill what the tasks have left behind; ids of other machines are not returned."""

@@ -337,6 +337,29 @@ def test_a_lost_connection_to_the_same_server_loses_nothing(linked):
     assert (process.poll(), process.loss) == (5, "")
 
 
+def test_a_connection_that_is_lost_again_meanwhile_loses_nothing(linked, monkeypatch):
+    monkeypatch.setattr("unisono.standalone._link._FIND_SECONDS", 600.0)
+    process = linked.process()
+    handle, asked = linked.agent.handle, []
+
+    def handle_or_lose(client, frame):
+        asked.append(frame.op)
+        if frame.op is Op.HELLO and asked.count(Op.HELLO) < 3:
+            threading.Thread(target=lose).start()
+            return None
+        return handle(client, frame)
+
+    def lose():
+        linked.rpc_server.close()
+        linked.connect_again()
+
+    linked.agent.handle = handle_or_lose
+    lose()
+    linked.machine.processes[0].end(5)
+    linked.until(lambda: process.poll() is not None)
+    assert (process.poll(), process.loss, asked.count(Op.HELLO)) == (5, "", 3)
+
+
 def test_a_server_whose_process_has_ended_is_not_looked_for(linked, monkeypatch):
     for name, seconds in (("_FIND_SECONDS", 600.0), ("_REFUSED_SECONDS", 0.1), ("_RETRY_SECONDS", 0.1)):
         monkeypatch.setattr(f"unisono.standalone._link.{name}", seconds)
@@ -402,6 +425,34 @@ def test_a_sweep_whose_connection_is_lost_is_repeated(linked, monkeypatch):
     thread.join()
     assert asked.count(Op.SWEEP) == 2
     assert linked.machine.sweeps == 1
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_start_or_a_signal_whose_connection_is_lost_is_repeated(linked, monkeypatch, arrives):
+    monkeypatch.setattr("unisono.standalone._link._FIND_SECONDS", 600.0)
+    handle, asked = linked.agent.handle, []
+
+    def handle_or_lose(client, frame):
+        asked.append(frame.op)
+        if frame.op in (Op.START, Op.SIGNAL) and asked.count(frame.op) == 1:
+            if arrives:
+                handle(client, frame)
+            threading.Thread(target=lose).start()
+            return None
+        return handle(client, frame)
+
+    def lose():
+        linked.rpc_server.close()
+        linked.connect_again()
+
+    linked.agent.handle = handle_or_lose
+    process = linked.new_process()
+    assert process.assign(JOB)
+    (there,) = linked.machine.processes
+    process.send(signal.SIGTERM)
+    linked.until(lambda: asked.count(Op.SIGNAL) == 2 and there.signals)
+    assert there.signals == [signal.SIGTERM] * (1 + arrives)
+    assert (asked.count(Op.START), process.loss) == (2, "")
 
 
 def test_a_result_that_is_lost_with_its_server_is_no_success(linked):
