@@ -25,7 +25,7 @@ from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._plan import RunPaths
-from unisono.launcher._processes import TaskProcess, kill_all
+from unisono.launcher._processes import KeptOutput, TaskProcess, kill_all
 from unisono.launcher._run_files import read_error, size_of
 from unisono.rpc._frames import blob
 from unisono.standalone._protocol import BATCH_SECONDS, CHUNK, POLL_SECONDS, ProcessShape
@@ -89,9 +89,13 @@ class OutputFiles:
         except OSError:  # it was removed
             return b""
 
-    def read_error(self) -> bytes:
-        """Return the record of the exception, empty without one; a large one without what was pickled."""
-        record = read_error(self.error)
+    def read_error(self, kept: KeptOutput | None = None) -> bytes:
+        """Return the record of the exception, empty without one; a large one without what was pickled.
+
+        Args:
+            kept: has the record where the disk did not take it.
+        """
+        record = read_error(self.error) or (None if kept is None else kept.error)
         if record is None:
             return b""
         data = json.dumps(record).encode()
@@ -278,7 +282,7 @@ class ServerJob:
             is_complete = entry["offset"] >= size_of(files.log)
             if is_complete and version != known.version:
                 entry["version"] = version
-                error = files.read_error()
+                error = files.read_error(process.kept)
                 if error:
                     entry["error"] = len(blobs)
                     blobs.append(blob(error))

@@ -1,6 +1,7 @@
 """When a server answers, and with what."""
 
 import json
+import types
 
 import pytest
 
@@ -67,3 +68,10 @@ def test_an_error_that_is_too_large_is_sent_as_text(files):
     sent = json.loads(files.read_error())
     assert "pickle" not in sent
     assert sent["traceback"] == "Traceback"
+
+
+def test_an_error_that_the_disk_did_not_take_is_sent_from_memory(files):
+    kept = types.SimpleNamespace(error={"at": 1.0, "code": 1, "summary": "failed: full", "traceback": ""})
+    assert json.loads(files.read_error(kept))["summary"] == "failed: full"
+    files.error.write_text(json.dumps(kept.error | {"summary": "failed: data"}))
+    assert json.loads(files.read_error(kept))["summary"] == "failed: data"
