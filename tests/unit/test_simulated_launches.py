@@ -13,7 +13,7 @@ from tests.simulation._world import World
 from tests.simulation.mistakes_processes import MISTAKES
 from tests.simulation.protocols import protocols
 
-PROTOCOLS = ("processes",)
+PROTOCOLS = ("processes", "serving")
 #: Mistakes, and the seeds of schedules of which one finds it.
 PLANTED = {
     "a pipe of a task stays open": range(20),
