@@ -112,6 +112,8 @@ class ServerLink:
         self._has_lost = False
         #: Why the server could not be taken again, as far as the log says it.
         self._warned: set[str] = set()
+        #: With which error the server answers that was lost, where it does.
+        self.refusal = ""
         #: Signals that were lost with their connection: the process, and the number.
         self._lost_signals: collections.deque[tuple[str, int]] = collections.deque()
         self._closing = threading.Event()
@@ -420,7 +422,11 @@ class ServerLink:
         """Take the server again, where it answers."""
         try:
             self._hello(_RETRY_SECONDS)
-        except (PeerLostError, RequestRefusedError):
+        except PeerLostError:
+            self.refusal = ""
+            return
+        except RequestRefusedError as error:
+            self.refusal = str(error)
             return
         except ClusterError as error:
             # Another program was started there, which is waited for as if there was none.
@@ -428,6 +434,7 @@ class ServerLink:
                 self._warned.add(text)
                 _LOG.warning(text)
             return
+        self.refusal = ""
         self._wake()
 
 

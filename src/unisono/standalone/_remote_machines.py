@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -309,11 +309,7 @@ class RemoteMachines:
             if stop_requests():
                 return
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"The servers of a cluster must run. Received: no answer from {names} within "
-                    f"{self._timeouts.lost:g} s after they were lost. {self._access.if_lost}, or "
-                    "let the training continue with fewer workers (`elastic`)."
-                )
+                raise ClusterError(self._missing_text(missing))
             if not is_reported:
                 is_reported = True
                 self._say(
@@ -321,6 +317,19 @@ class RemoteMachines:
                     f"training continues when {self._access.until}"
                 )
             time.sleep(_POLL)
+
+    def _missing_text(self, missing: Sequence[str]) -> str:
+        seconds = f"within {self._timeouts.lost:g} s after they were lost"
+        refusals = [f"{each} says: {text}" for each in missing if (text := self._links[each].refusal)]
+        if refusals:
+            return (
+                "The servers of a cluster must take the job again. Received: errors from some of "
+                f"{', '.join(missing)} {seconds}. {' '.join(refusals)}"
+            )
+        return (
+            f"The servers of a cluster must run. Received: no answer from {', '.join(missing)} {seconds}. "
+            f"{self._access.if_lost}, or let the training continue with fewer workers (`elastic`)."
+        )
 
     def close(self) -> None:
         """End the job on all servers."""

@@ -384,6 +384,18 @@ def test_a_server_that_has_ended_the_job_of_a_stopped_client_has_lost_its_proces
     assert len(linked.prepared) == 2
 
 
+def test_a_lost_server_that_another_client_has_says_so(linked, monkeypatch):
+    monkeypatch.setattr("unisono.standalone._link._RETRY_SECONDS", 0.1)
+    linked.rpc_server.close()
+    linked.agent._forget_job(for_good=False)
+    linked.agent._book.claim("two", "somebody", 60.0)
+    linked.connect_again()
+    linked.until(lambda: "trains for somebody" in linked.link.refusal)
+    linked.agent._book.end(for_good=True)
+    linked.until(lambda: linked.link.is_live)
+    assert linked.link.refusal == ""
+
+
 def test_nothing_starts_on_a_server_before_the_program_is_brought(linked):
     first = linked.process()
     starts = []

@@ -15,7 +15,7 @@ from unisono.standalone._slots import Slots
 class Link:
     """A server; each of its answers is an error, as long as it has one."""
 
-    is_live, reached_at, losses = True, "a:1", frozenset()
+    is_live, reached_at, losses, refusal = True, "a:1", frozenset(), ""
 
     def __init__(self, *errors):
         self.errors, self.files, self.claims = list(errors), [], 0
@@ -92,3 +92,18 @@ def test_a_server_that_does_not_answer_is_named(tmp_path):
     made, _ = machines(tmp_path, link, answer=0.1)
     with pytest.raises(ClusterError, match=r"no answer from a:1 within 0.1 s: nothing listens there"):
         made.claim_all(tuple)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "text"),
+    [
+        ("", r"no answer from a:1 within 0 s after they were lost. Run `unisono serve` there again"),
+        ("A server trains for one client at a time.", r"a:1 says: A server trains for one client at a time"),
+    ],
+)
+def test_a_lost_server_that_does_not_take_the_job_again_says_why(tmp_path, refusal, text):
+    link = Link()
+    link.is_live, link.refusal = False, refusal
+    made, _ = machines(tmp_path, link, lost=0.0)
+    with pytest.raises(ClusterError, match=text):
+        made.wait_until_ready(1, tuple)
