@@ -1,6 +1,6 @@
 """The servers of a cluster as the machines of a launch: the supervisor of `unisono launch` decides.
 
-Tests: tests/cluster/test_standalone.py.
+Tests: tests/unit/standalone/test_remote_machines.py, tests/cluster/test_standalone.py.
 """
 
 from __future__ import annotations
