@@ -336,7 +336,9 @@ def serving(world):
         if world.choose(3, SETTING) == 2:
             world.sleep(world.uniform(0.5, 15.0))
             site.clients.append(_Client(site, 1, world.pick((600.0, 0.0, 5.0))))
-            site.clients[1].start(Slots.of({"worker": world.pick(([addresses[-1]], addresses))}), options)
+            own = world.pick(([addresses[-1]], addresses))
+            elastic = options["elastic"] if len(own) == count else None
+            site.clients[1].start(Slots.of({"worker": own}), options | {"elastic": elastic})
         _watch(world, site)
         _check_end(world, site)
 
