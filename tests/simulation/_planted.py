@@ -46,13 +46,14 @@ class Mistake:
         names = function.__code__.co_freevars
         # Free variables, such as the class of `super`, belong to an outer function.
         lines = "\n".join(f"    {name} = None" for name in names) or "    pass"
-        text = tree.replace(self.old, self.new)
-        outer = f"def _outer():\n{lines}\n{textwrap.indent(text, '    ')}\n    return {function.__name__}\n"
+        # Under another name: a method may call a function of the module that has its own.
+        text = tree.replace(self.old, self.new).replace(f"def {function.__name__}(", "def _made(", 1)
+        outer = f"def _outer():\n{lines}\n{textwrap.indent(text, '    ')}\n    return _made\n"
         future = "from __future__ import annotations\n"
         exec(compile(future + outer, function.__code__.co_filename, "exec"), function.__globals__, scope)
         made = scope["_outer"]()
         before = function.__code__
-        function.__code__ = made.__code__
+        function.__code__ = made.__code__.replace(co_name=before.co_name)
         try:
             yield
         finally:
