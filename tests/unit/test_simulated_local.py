@@ -19,15 +19,19 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("schedules", [30, pytest.param(600, marks=pytest.mark.exhaustive)])
-def test_all_workers_have_what_all_have_sent(schedules):
+# Behind those of `make simulate` in .ci/run.
+FURTHER = pytest.param(range(150, 300), marks=pytest.mark.exhaustive, id="150 to 300")
+
+
+@pytest.mark.parametrize("seeds", [pytest.param(range(30), id="30"), FURTHER])
+def test_all_workers_have_what_all_have_sent(seeds):
     with simulated() as look:
-        tally, failures = run_many(local_updates, range(schedules), look)
+        tally, failures = run_many(local_updates, seeds, look)
         text = failures and report(
             "local_updates", run_one(local_updates, failures[0].seed, is_recorded=True)
         )
     assert not failures, text
-    assert sum(tally.faults.values()) > schedules // 2
+    assert sum(tally.faults.values()) > len(seeds) // 2
 
 
 @pytest.mark.parametrize("name", PLANTED)
