@@ -10,7 +10,8 @@ from tests.simulation._kernel import Kernel
 from tests.simulation._primitives import simulated
 from tests.simulation._runner import run_many, run_one
 from tests.simulation._world import World
-from tests.simulation.mistakes_processes import MISTAKES
+from tests.simulation.mistakes_processes import MISTAKES as OF_PROCESSES
+from tests.simulation.mistakes_serving import MISTAKES as OF_SERVERS
 from tests.simulation.protocols import protocols
 
 PROTOCOLS = ("processes", "serving")
@@ -18,6 +19,8 @@ PROTOCOLS = ("processes", "serving")
 PLANTED = {
     "a pipe of a task stays open": range(20),
     "a spare that has ended is an error": range(95, 105),
+    "a server leaves its spares": range(5),
+    "an exception is lost where the disk is full": range(57, 60),
 }
 
 
@@ -135,7 +138,7 @@ def holds(name, seeds):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_mistakes_are_found(name):
-    (mistake,) = [m for m in MISTAKES if m.name == name]
+    (mistake,) = [m for m in (*OF_PROCESSES, *OF_SERVERS) if m.name == name]
     with simulated() as look, mistake.planted():
         _, failures = run_many(protocols()[mistake.protocol], PLANTED[name], look)
     assert failures
