@@ -156,7 +156,7 @@ def test_protocols_hold(name):
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_hold_with_many_faults(name):
     with simulated() as look:
-        _, failures = run_many(protocols()[name], range(1000, 1800), look)
+        _, failures = run_many(protocols()[name], range(1000, 1200), look)
     assert not failures, failures[0].text()
 
 
