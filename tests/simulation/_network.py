@@ -23,6 +23,8 @@ class SimulatedNetwork(LoopbackNetwork):
         loss: the probability that a message is lost; `repeat`: that it comes twice; `late`: that it is late
         by
             up to `latest` seconds; `cut`: that the connection is lost while it is on its way.
+        last_words: the probability that a process is killed as it sends a request to a lossy server, where it
+            is late.
         full: the probability that a connection to a server that is not lossy takes no more for up to
             `latest` seconds. If it is lost meanwhile, what waits is sent on the next one.
         delay: seconds that a message takes at most, when nothing happens to it.
@@ -38,6 +40,7 @@ class SimulatedNetwork(LoopbackNetwork):
         late=0.0,
         cut=0.0,
         full=0.0,
+        last_words=0.0,
         delay=0.05,
         latest=15.0,
         is_lossy=lambda address: True,
@@ -52,7 +55,7 @@ class SimulatedNetwork(LoopbackNetwork):
         #: What clients could not send yet.
         self._unsent = {}
         self.world = world
-        self.full = full
+        self.full, self.last_words = full, last_words
         self.loss, self.repeat, self.late, self.cut, self.delay, self.latest = (
             loss,
             repeat,
@@ -233,6 +236,9 @@ class SimulatedNetwork(LoopbackNetwork):
             if world.fault(0.5, "loss"):
                 copies = 0
             delay += until - world.now
+        elif source is self._processes[rpc_client] and world.fault(self.last_words, "last words"):
+            delay += world.uniform(0.0, self.latest, DELAY)
+            world.call_later(0.0, source.kill)
         elif world.fault(self.loss, "loss"):
             copies = 0
         elif world.fault(self.repeat, "repeat"):

@@ -5,6 +5,7 @@ from tests.simulation._planted import Mistake
 _WORKERS = "unisono.parameter_server.chief._workers:WorkerPool"
 _DATA = "unisono.parameter_server.worker._worker_data"
 _WORKER = "unisono.parameter_server.worker._step_worker:StepWorker"
+_STORE = "unisono.parameter_server.server._store:VariableStore"
 _QUEUE = "unisono.parameter_server.chief._queue:ClosureQueue"
 
 
@@ -16,8 +17,8 @@ MISTAKES = (
     _mistake(
         "a worker that comes again begins its data anew",
         f"{_WORKERS}.iterate",
-        '"skip": self._used[worker][name]',
-        '"skip": 0',
+        "self._used[worker, name].encode()",
+        "[0]",
     ),
     _mistake(
         "servers are not asked how far a lost worker's data are",
@@ -28,14 +29,14 @@ MISTAKES = (
     _mistake(
         "a batch that is given back is lost",
         f"{_DATA}:TakenBatches.give_back",
-        "source.returned.appendleft(batch)",
+        "source.returned.appendleft((number, batch))",
         "pass",
     ),
     _mistake(
-        "a batch that is given back counts as used",
+        "a batch that is given back gets another number",
         f"{_DATA}:TakenBatches.give_back",
-        "source.used -= 1",
-        "pass",
+        "(number, batch)",
+        "(number + 1, batch)",
     ),
     _mistake(
         "a batch whose update was there already is not given back",
@@ -43,17 +44,19 @@ MISTAKES = (
         'if taken and meta.get("again") and _had_been_applied(pushes) and not self._are_used(taken):',
         "if False:",
     ),
-    _mistake(
-        "a batch whose update is there is given back as its answer was lost",
-        f"{_WORKER}._closure",
-        "and not self._are_used(taken)",
-        "",
-    ),
-    _mistake(
-        "a worker says hello before its pushes are done",
-        f"{_WORKER}._execute",
-        "concurrent.futures.wait(self._pushing)",
+    Mistake(
+        "a batch counts as often as closures push it",
+        f"{_STORE}.push",
+        "self._check_batches(push)",
         "pass",
+        "lost_workers",
+    ),
+    Mistake(
+        "all batches below the newest one count as used",
+        "unisono.parameter_server.state._push:UsedBatches.add",
+        "self.left.update(range(max(self.count + 1, number - _NEWEST), number))",
+        "pass",
+        "lost_workers",
     ),
     _mistake(
         "a closure that is prepared after an error has no result",

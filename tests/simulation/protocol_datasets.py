@@ -4,7 +4,8 @@ Real: `WorkerDatasets`, `WorkerData`, `StepWorker` with plans for each form of b
 far it lets workers resume, and what `protocol_closures` has. A stub: the program of a step, which notes the
 batch that it gets. Promised, and checked:
 
-- no batch of a worker is in the updates twice, and none is left out before one that is, whoever was killed;
+- no batch of a worker is in the updates twice, whoever was killed; one that is left out is the worker's next
+  one when it returns;
 - a batch that was given back is taken again; each epoch begins with the first batch;
 - the end of a worker's data, and an error of the function that makes them, are raised, and are no other's;
 - batches of another form get a plan of their own.
@@ -33,6 +34,11 @@ from unisono.parameter_server.worker._step_plan import PushPlan, StepPlan
 #: The number of the variable on each server: which batches of which worker are in it, for each epoch.
 TAKEN = 0
 EPOCHS = 2
+
+
+def _left_out(taken):
+    """Return for each worker how many of its batches are left out before others that are used."""
+    return [int(np.max(np.flatnonzero(own), initial=-1)) + 1 - int(own.sum()) for own in taken]
 
 
 def batches(count, broken, context):
@@ -133,8 +139,24 @@ class Datasets(Closures):
                 self.wait_for(pool.queue)
             except (OutOfRangeError, ValueError) as raised:
                 error = raised
+            if error is None:
+                self.fill(client, epoch, pool.queue, lambda: data.run(None), results)
             self.judge_epoch(client, epoch, results, error, drops)
         data.forget()
+
+    def fill(self, client, epoch, queue, run, results):
+        """Schedule closures while batches are left out: workers that are lost take them when they return."""
+        world, plan = self.world, self.plan
+        faults, world.faults_left = world.faults_left, 0
+        end = world.now + 60.0
+        for _ in range(3):
+            if plan.servers > 1 or not any(_left_out(client.read((0, TAKEN))[epoch])):
+                break
+            while queue.num_workers < plan.workers and world.now < end:
+                world.sleep(0.2)
+            results += [run() for _ in range(plan.workers)]
+            queue.join()
+        world.faults_left = faults
 
     def leave(self, pool, first):
         """Leave some closures, as a `fit` that was interrupted; return whether they may be dropped."""
@@ -166,7 +188,7 @@ class Datasets(Closures):
         world.check(all(r.done() for r in results), "Each closure has a result, or an error, after `join`.")
         used = sum(result.exception() is None for result in results)
         if error is None and drops is None:
-            world.check(used == plan.closures, "All closures have results.")
+            world.check(used == len(results), "All closures have results.")
         # What was dropped may still be under way.
         end = world.now + 60.0
         while error is not None and world.now < end and len(set(self.totals(client, epoch))) > 1:
@@ -179,8 +201,8 @@ class Datasets(Closures):
             )
             is_whole = error is None and not drops
             world.check(
-                total == plan.closures if is_whole else used <= total <= plan.closures,
-                lambda total=total: f"{used} of {plan.closures} closures have used {total} batches.",
+                total == len(results) if is_whole else used <= total <= len(results),
+                lambda total=total: f"{used} of {len(results)} closures have used {total} batches.",
             )
             if error is None:
                 all_totals = self.totals(client, epoch)
@@ -188,17 +210,13 @@ class Datasets(Closures):
                     len(set(all_totals)) == 1,
                     lambda all_totals=all_totals: f"A closure counts on all servers or none: {all_totals}.",
                 )
-            if plan.servers > 1:
+            if plan.servers > 1 or error is not None:
                 # A closure that ran twice may have other batches on other servers.
                 continue
-            for worker, own in enumerate(taken):
-                count = int(own.sum())
-                world.check(
-                    own[:count].all(),
-                    lambda worker=worker, own=own: (
-                        f"No batch of worker {worker} is left out before one that is used: {own.tolist()}."
-                    ),
-                )
+            world.check(
+                not any(_left_out(taken)),
+                lambda taken=taken: f"No batch is left out before one that is used: {taken.tolist()}.",
+            )
 
     def totals(self, client, epoch):
         """Return how many batches are in each server's updates."""
@@ -211,4 +229,18 @@ def datasets(world):
     run_servers(world, plan, Datasets)
 
 
-PROTOCOLS = {"datasets": datasets}
+class LostWorkers(Datasets):
+    """A cluster whose workers are killed as they ask a server, which gets their last requests late."""
+
+    def __init__(self, world, plan, folder):
+        super().__init__(world, plan, folder)
+        self.network.last_words = 0.1
+
+
+def lost_workers(world):
+    """Workers are killed while their last requests are on the way."""
+    plan = Plan(servers=1 + world.choose(2, SETTING), workers=1 + world.choose(2, SETTING), closures=5)
+    run_servers(world, plan, LostWorkers)
+
+
+PROTOCOLS = {"datasets": datasets, "lost_workers": lost_workers}

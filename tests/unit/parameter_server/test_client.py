@@ -304,5 +304,7 @@ def test_servers_that_have_ended_are_told_apart():
 
 def test_batches_count_as_used_where_one_server_has_them():
     servers = [Server(), Server()]
-    servers[0].used, servers[1].used = {"i@0": 4, "i@1": 2}, {"i@0": 3, "j@0": 1}
-    assert client_of(servers).used_batches() == {"i@0": 4, "i@1": 2, "j@0": 1}
+    servers[0].used = {"i@0": [4, 1, 2], "i@1": [2]}
+    servers[1].used = {"i@0": [6, 2, 3, 5], "j@0": [1]}
+    used = client_of(servers).used_batches()
+    assert {name: each.encode() for name, each in used.items()} == {"i@0": [6, 2, 5], "i@1": [2], "j@0": [1]}

@@ -12,7 +12,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.server._durable import DurableStore
 from unisono.parameter_server.server._server import VariableServer
 from unisono.parameter_server.server._store import VariableStore
-from unisono.parameter_server.state._push import COUNTER_BITS, ProgramCall, Push
+from unisono.parameter_server.state._push import COUNTER_BITS, ProgramCall, Push, UsedBatches
 from unisono.parameter_server.state._request_dedup import RequestDedup
 from unisono.rpc._calls import ClientId, PeerLostError
 from unisono.rpc._frames import Frame, blob
@@ -353,12 +353,34 @@ def test_the_status_says_how_far_the_snapshot_is(tmp_path):
 
 
 def test_the_status_says_how_far_workers_data_are(asked):
-    assert asked.push(push_of(asked, 0), used={"i@0": 3}).op is Op.OK
-    assert asked.ok(Op.STATUS, client=WORKER, used=True).meta["used"] == {"i@0": 3}
+    assert asked.push(push_of(asked, 0), used={"i@0": [1, 3]}).op is Op.OK
+    assert asked.ok(Op.STATUS, client=WORKER, used=True).meta["used"] == {"i@0": [3, 2]}
     assert "used" not in asked.ok(Op.STATUS, client=WORKER).meta
-    for wrong in ([1], {"i@0": -1}, {"i@0": "3"}):
+    for wrong in ([1], {"i@0": [-1]}, {"i@0": ["3"]}):
         assert "used" in asked.push(push_of(asked, 1), used=wrong).meta["text"] or "i@0" in str(wrong)
     assert asked.ok(Op.STATUS, client=WORKER).meta["count"] == 1
+
+
+def test_a_batch_is_in_the_updates_of_one_closure(asked):
+    """A killed worker's push may arrive when the next one has begun with the same batch."""
+    assert asked.push(push_of(asked, 1), used={"i@0": [1]}).meta["applied"]
+    late = asked.push(push_of(asked, 0), used={"i@0": [1]})
+    assert (late.op, late.meta["kind"]) == (Op.ERROR, "StaleValuesError")
+    assert asked.ok(Op.STATUS, client=WORKER).meta["count"] == 1
+    # Its closure may bring another batch, and pushes may overtake each other.
+    assert asked.push(push_of(asked, 2), used={"i@0": [3]}).meta["applied"]
+    assert asked.push(push_of(asked, 0), used={"i@0": [2]}).meta["applied"]
+    assert not asked.push(push_of(asked, 0), used={"i@0": [1]}).meta["applied"]
+    assert asked.ok(Op.STATUS, client=WORKER, used=True).meta["used"] == {"i@0": [3]}
+
+
+def test_batches_that_were_left_out_long_ago_count_as_used():
+    used = UsedBatches()
+    for number in [*range(2, 10_000, 2), 10**15]:
+        used.add(number)
+    assert len(used.left) <= 1024
+    assert 1 in used
+    assert 10**15 - 1 not in used
 
 
 def test_without_a_log_variables_are_in_a_snapshot_once_they_are_made(tmp_path):

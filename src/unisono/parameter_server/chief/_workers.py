@@ -29,6 +29,7 @@ from unisono.parameter_server.chief._queue import (
 )
 from unisono.parameter_server.server._client import ABSENCE_SECONDS, WARN_AFTER, error_of
 from unisono.parameter_server.server._traffic import StepTally
+from unisono.parameter_server.state._push import UsedBatches
 from unisono.parameter_server.worker._batched_reply import taken_apart
 from unisono.parameter_server.worker._step_plan import StepPlan
 from unisono.rpc._calls import PeerLostError, PeerRejectedError, RequestClient, RequestNumbers
@@ -130,7 +131,7 @@ class WorkerPool:
         prepare: makes a plan for batches of a form that a worker has; gets the request and the form.
         generation: how often this chief was started before.
         absence_limit: seconds for which all workers may be away.
-        find_used: returns how many batches are in the servers' updates, by `iterator@worker`.
+        find_used: returns which batches are in the servers' updates, by `iterator@worker`.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class WorkerPool:
         prepare: Callable[[RunRequest, str], None],
         generation: int = 0,
         absence_limit: float = ABSENCE_SECONDS,
-        find_used: Callable[[], Mapping[str, int]] = dict,
+        find_used: Callable[[], Mapping[str, UsedBatches]] = dict,
     ) -> None:
         self._clients, self._generation, self._absence_limit = list(clients), generation, absence_limit
         self._find_used = find_used
@@ -160,8 +161,8 @@ class WorkerPool:
         self._were_lost: set[int] = set()
         #: The absent workers that the log has named.
         self._named: set[int] = set()
-        #: By worker and iterator: how many batches ended closures have used.
-        self._used: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        #: By worker and iterator: which batches are used that this chief knows of.
+        self._used: dict[tuple[int, str], UsedBatches] = collections.defaultdict(UsedBatches)
         self._closed = threading.Event()
         self.queue = ClosureQueue(rules, self._run, prepare, self._lost, generation)
         self._watch = threading.Thread(target=self._look, name="unisono-workers", daemon=True)
@@ -214,7 +215,7 @@ class WorkerPool:
         """Let every worker begin to iterate over a dataset; one that comes again goes on where it was."""
         setup = self._of_data[name] = lambda worker: (
             Op.DATASET,
-            {"iterate": name, "of": dataset, "skip": self._used[worker][name]},
+            {"iterate": name, "of": dataset, "used": self._used[worker, name].encode()},
             (),
         )
         self._set_up(setup)
@@ -311,8 +312,9 @@ class WorkerPool:
         elif "needs" in frame.meta:
             answer.set_exception(NotReadyError(frame.meta["needs"]))
         else:
-            for name, count in frame.meta.get("taken", {}).items():
-                self._used[worker][name] = max(count, self._used[worker][name])
+            for name, numbers in frame.meta.get("taken", {}).items():
+                for number in numbers:
+                    self._used[worker, name].add(number)
             if request.tally is not None and "cost" in frame.meta:
                 request.tally.add(worker, frame.meta["cost"])
             answer.set_result(RunResult(frame.meta["plan"], list(frame.arrays)))
@@ -394,7 +396,7 @@ class WorkerPool:
             self._welcome(worker, incarnation)
 
     def _resume(self, worker: int, incarnation: str) -> None:
-        """Let a worker that was lost go on behind the batches that are in the servers' updates."""
+        """Let a worker that was lost go on with the batches that are not in the servers' updates."""
         try:
             found = self._find_used()
         except ClusterError as error:
@@ -403,10 +405,10 @@ class WorkerPool:
                 return
             _LOG.warning("How far the data of %s are is not known: %s", self._clients[worker].task, error)
             return
-        for name, count in found.items():
+        for name, used in found.items():
             iterator, _, index = name.rpartition("@")
             if index == str(worker):
-                self._used[worker][iterator] = max(count, self._used[worker][iterator])
+                self._used[worker, iterator].join(used)
         self._welcome(worker, incarnation)
 
     def _welcome(self, worker: int, incarnation: str) -> None:
@@ -418,13 +420,15 @@ class WorkerPool:
             self._incarnations[worker] = incarnation
             on_done = functools.partial(self._on_instructed, worker, incarnation)
             # Never answered: it fails when the connection ends, also while the worker has nothing to run.
-            self._send(worker, Op.HEARTBEAT, {"hold": True}).add_done_callback(on_done)
+            hold = self._send(worker, Op.HEARTBEAT, {"hold": True})
             # The connection may have ended since the worker's answer: then all of this waits for another
             # connection, which may never exist. Before the programs, whose bytes may take longer.
             self._send(worker, Op.HEARTBEAT, {}, timeout=_ANSWER_WITHIN).add_done_callback(on_done)
             for setup in self._setups:
                 self._send_setup(worker, setup)
         self.queue.worker_came(worker)
+        # Not before: the queue passes over the loss of a worker that it does not have.
+        hold.add_done_callback(on_done)
 
     def _absence_error(self, workers: Sequence[int]) -> ClusterError:
         clients = ", ".join(f"{self._clients[i].task} at {self._clients[i].address}" for i in workers)

@@ -26,6 +26,7 @@ from unisono import _errors
 from unisono._errors import ClusterError
 from unisono.parameter_server.server._traffic import Traffic
 from unisono.parameter_server.state._create import NewVariable, encode_news
+from unisono.parameter_server.state._push import UsedBatches
 from unisono.rpc._calls import PeerLostError, PushToServer, RequestClient, RequestNumbers, StaleValuesError
 from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
@@ -132,15 +133,15 @@ class ServerClient:
             f"{len(self._name)} times. Start one chief, and another one when it has ended."
         )
 
-    def used_batches(self) -> dict[str, int]:
-        """Return how many batches of workers' datasets are in the updates of any server.
+    def used_batches(self) -> dict[str, UsedBatches]:
+        """Return which batches of workers' datasets are in the updates of any server.
 
         By name of an iterator and, after `@`, number of the worker.
         """
-        used: dict[str, int] = {}
+        used: dict[str, UsedBatches] = {}
         for answer in self.on_all(Op.STATUS, {"used": True}):
-            for name, count in answer.meta["used"].items():
-                used[name] = max(count, used.get(name, 0))
+            for name in answer.meta["used"]:
+                used.setdefault(name, UsedBatches()).join(UsedBatches.decode(answer.meta["used"], name))
         return used
 
     # --- requests ------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ class VariableServer:
                 meta["snapshot"] = self._durable.snapshot_number
                 meta["recovered_from"] = self._durable.recovery.source
             if frame.meta.get("used"):
-                meta["used"] = dict(store.used)
+                meta["used"] = {name: used.encode() for name, used in store.used.items()}
             if frame.meta.get("variables"):
                 meta["list"] = [
                     v.spec.encode() | {"id": n, "version": v.version} for n, v in store.variables.items()

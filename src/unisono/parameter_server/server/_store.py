@@ -19,7 +19,7 @@ from unisono.parameter_server.server._programs import ProgramStore
 from unisono.parameter_server.state._acknowledged import LogPosition, describe_loss
 from unisono.parameter_server.state._create import NewVariable, decode_news, encode_news
 from unisono.parameter_server.state._journal import Journal
-from unisono.parameter_server.state._push import Array, Push
+from unisono.parameter_server.state._push import Array, Push, UsedBatches
 from unisono.parameter_server.state._request_dedup import RequestDedup
 from unisono.parameter_server.state._update import (
     StateLostError,
@@ -30,6 +30,7 @@ from unisono.parameter_server.state._update import (
     run_push,
 )
 from unisono.parameter_server.state._variables import TABLE, DenseVariable, StoredSpec, Table, rounded
+from unisono.rpc._calls import StaleValuesError
 from unisono.rpc._fields import ints, listed, mapping, text, whole
 
 
@@ -76,8 +77,8 @@ class VariableStore:
         #: Closures with lower numbers are complete.
         self.watermark = 0
         self._applied: set[int] = set()
-        #: How many batches of workers' datasets the applied pushes have used, by name of an iterator.
-        self.used: dict[str, int] = {}
+        #: Which batches of workers' datasets the applied pushes have used, by name of an iterator.
+        self.used: dict[str, UsedBatches] = {}
         #: Why the state is lost; every request fails then, until the server has started again.
         self.lost: str | None = None
         #: What is damaged or missing of the state; every request fails then, until a new job begins.
@@ -285,6 +286,7 @@ class VariableStore:
         Raises:
             InvalidArgumentError: something in it does not fit; nothing is applied.
             UnknownProgramError: it needs a program that must be sent first; nothing is applied.
+            StaleValuesError: another closure has used a batch of it; nothing is applied.
             StateLostError: the server must start again.
         """
         with self.lock:
@@ -293,6 +295,7 @@ class VariableStore:
                 self._move_watermark(push.watermark)
                 return False
             check_push(push, self.variables, self.programs)
+            self._check_batches(push)
             self.journal.begin(push.room, recurs=True)
             try:
                 outcome = run_push(push, self.variables, self.programs, self.journal.stage)
@@ -310,10 +313,16 @@ class VariableStore:
             outcome.apply(self.variables)
             self.applied_count += 1
             self._applied.add(push.closure)
-            for name, count in push.used:
-                self.used[name] = max(count, self.used.get(name, 0))
+            for name, number in push.used:
+                self.used.setdefault(name, UsedBatches()).add(number)
             self._move_watermark(push.watermark)
             return True
+
+    def _check_batches(self, push: Push) -> None:
+        # What a killed worker had pushed may arrive after the next one has begun where this server was.
+        for name, number in push.used:
+            if name in self.used and number in self.used[name]:
+                raise StaleValuesError(f"Batch {number} of {name} is in the updates of another closure.")
 
     def _commit(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
         self.journal.begin(sum(a.nbytes for a in arrays))
@@ -373,7 +382,7 @@ class VariableStore:
                 "watermark": self.watermark,
                 "applied": sorted(self._applied),
                 "answered": self._request_dedup.encode(),
-                "used": dict(self.used),
+                "used": {name: used.encode() for name, used in self.used.items()},
                 "variables": variables,
             }
             return meta, [v.host() for v in self.variables.values() if isinstance(v, DenseVariable)]
@@ -400,7 +409,8 @@ class VariableStore:
             self.dropped_count = whole(meta, "dropped_count")
             self.watermark, self._applied = whole(meta, "watermark"), set(ints(meta, "applied"))
             self._request_dedup = RequestDedup(*listed(meta, "answered"))
-            self.used = {name: whole(mapping(meta, "used"), name) for name in mapping(meta, "used")}
+            used = mapping(meta, "used")
+            self.used = {name: UsedBatches.decode(used, name) for name in used}
 
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
         """Apply a change from a log again."""

@@ -6,7 +6,7 @@ Tests: tests/unit/parameter_server/test_store.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,58 @@ from unisono.rpc._fields import ints, listed, mapping, text, whole
 #: An array of any shape and dtype.
 Array = np.ndarray[Any, Any]
 
+#: Among so many of an iterator's newest batches it is known which ones are used: all earlier ones count as
+#: used. A worker has eight closures under way at most.
+_NEWEST = 1024
+
 #: The bits of a closure's number below the generation of the chief that has made it.
 COUNTER_BITS = 40
+
+
+class UsedBatches:
+    """Which batches of an iterator are in updates; they are numbered from 1 on.
+
+    Pushes arrive in any order, and another worker may run the closure of a batch with one of its own.
+
+    Args:
+        count: the highest number that is used.
+        left: the numbers below it that are not.
+
+    >>> used = UsedBatches()
+    >>> used.add(1); used.add(4); used.add(3)
+    >>> used.count, used.left, 2 in used, 3 in used
+    (4, {2}, False, True)
+    """
+
+    def __init__(self, count: int = 0, left: Iterable[int] = ()) -> None:
+        self.count, self.left = count, {*left}
+
+    def __contains__(self, number: int) -> bool:
+        return 0 < number <= self.count and number not in self.left
+
+    def add(self, number: int) -> None:
+        """Note that a batch is used."""
+        self.left.discard(number)
+        if number > self.count:
+            self.left.update(range(max(self.count + 1, number - _NEWEST), number))
+            self.count = number
+            if len(self.left) > _NEWEST:
+                self.left = {n for n in self.left if n >= number - _NEWEST}
+
+    def join(self, other: UsedBatches) -> None:
+        """Note what another server has."""
+        self.left = {n for n in self.left | other.left if n not in self and n not in other}
+        self.count = max(self.count, other.count)
+
+    def encode(self) -> list[int]:
+        """Return it as JSON holds it."""
+        return [self.count, *sorted(self.left)]
+
+    @classmethod
+    def decode(cls, meta: Mapping[str, Json], name: str) -> UsedBatches:
+        """Return what `encode` has written in a field; older files have the highest number alone."""
+        count, *left = _numbers(meta, name) or (0,)
+        return cls(count, left)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +129,7 @@ class Push:
         updates: the calls of update programs, and new rows, in order.
         adds: what is added to variables, as pairs of a variable and an array.
         assigns: what replaces the values of variables, as pairs of a variable and an array.
-        used: how far iterators of workers' datasets are with it: their names, and how many batches.
+        used: the batches of workers' datasets in it: the names of their iterators, and their numbers.
 
     >>> push = Push(7, adds=((0, np.ones(2)),))
     >>> meta, arrays = push.encode()
@@ -122,7 +172,7 @@ class Push:
             "assigns": [i for i, _ in self.assigns],
         }
         if self.used:
-            meta["used"] = dict(self.used)
+            meta["used"] = {name: [n for other, n in self.used if other == name] for name, _ in self.used}
         return meta, arrays
 
     @classmethod
@@ -148,7 +198,15 @@ class Push:
 
 def _used(meta: Mapping[str, Json]) -> tuple[tuple[str, int], ...]:
     used = mapping(meta, "used") if "used" in meta else {}
-    return tuple((name, whole(used, name)) for name in used)
+    return tuple((name, number) for name in used for number in _numbers(used, name))
+
+
+def _numbers(meta: Mapping[str, Json], name: str) -> tuple[int, ...]:
+    value = meta.get(name)
+    numbers = ints({name: value if isinstance(value, list) else [value]}, name)
+    if min(numbers, default=0) < 0:
+        raise InvalidArgumentError(f"Batches are numbered from 1 on. Received: `{name}` {value!r}.")
+    return numbers
 
 
 def _encode_update(update: ProgramCall | RowWrite) -> tuple[dict[str, Json], list[Array]]:

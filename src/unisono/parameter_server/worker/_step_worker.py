@@ -305,14 +305,16 @@ class StepWorker:
                 return
             self._last_of[meta["function"]] = name
         plan = self._plans[str(name)]
-        outputs, numbers, lineages = self._compute(task, plan, [*arrays, self._own_index])
-        pushes = self._push(task, plan, outputs, numbers, taken, lineages)
+        outputs, rows, lineages = self._compute(task, plan, [*arrays, self._own_index])
+        pushes = self._push(task, plan, outputs, rows, taken, lineages)
         if taken and meta.get("again") and _had_been_applied(pushes) and not self._are_used(taken):
             # Another batch is in the updates: that of the worker which was lost.
             taken.give_back()
         with self._spending("compute"):
             results = [np.asarray(outputs[i]) for i in plan.results]
-        self._acknowledge(task, pushes, {"plan": name, "taken": taken.counts if taken else {}}, results)
+        # What was pushed the servers know.
+        numbers = taken.numbers if taken and not pushes else {}
+        self._acknowledge(task, pushes, {"plan": name, "taken": numbers}, results)
 
     def _compute(
         self, task: _WorkItem, plan: StepPlan, arrays: Sequence[Any]
@@ -353,8 +355,8 @@ class StepWorker:
     ) -> list[Future[Any]]:
         numbers = task.frame.meta["closure"], task.frame.meta["watermark"]
         # With the update, so that it is known exactly also where this worker is lost before it answers.
-        counts = taken.counts if taken else {}
-        used = {"used": {f"{name}@{self._index}": count for name, count in counts.items()}} if counts else {}
+        own = {f"{name}@{self._index}": n for name, n in taken.numbers.items()} if taken else {}
+        used = {"used": own} if own else {}
         given = []
         for p in plan.pushes:
             with self._spending("compute"):  # until the program has ended
@@ -377,7 +379,8 @@ class StepWorker:
     def _are_used(self, taken: TakenBatches) -> bool:
         """Return whether a server has batches in its updates: it may have, where its answer was lost."""
         used = self._servers.used_batches()
-        return any(used.get(f"{name}@{self._index}", 0) >= count for name, count in taken.counts.items())
+        of_own = {name: used.get(f"{name}@{self._index}", ()) for name in taken.numbers}
+        return any(n in of_own[name] for name, numbers in taken.numbers.items() for n in numbers)
 
     def _acknowledge(
         self, task: _WorkItem, pushes: Sequence[Future[Any]], meta: dict[str, Any], results: Sequence[Any]

@@ -18,12 +18,13 @@ from unisono.rpc._frames import Frame
 
 @dataclasses.dataclass
 class _WorkerIteration:
-    """An iterator, with the batches that were given back to it."""
+    """An iterator, with the batches that are to be taken before its next one."""
 
     batches: Iterator[Any]
-    #: How many batches closures have used.
-    used: int = 0
-    returned: collections.deque[Any] = dataclasses.field(default_factory=collections.deque)
+    #: The number of the last one that was taken of the iterator: the first one has 1.
+    last: int = 0
+    #: Those that were given back, each with its number.
+    returned: collections.deque[tuple[int, Any]] = dataclasses.field(default_factory=collections.deque)
 
 
 @dataclasses.dataclass
@@ -31,26 +32,29 @@ class TakenBatches:
     """The batches of a closure.
 
     Args:
-        parts: each with its source, in the order in which they were taken.
+        parts: each with its source and its number, in the order in which they were taken.
     """
 
-    parts: list[tuple[str, _WorkerIteration, Any]]
+    parts: list[tuple[str, _WorkerIteration, int, Any]]
 
     @property
     def batches(self) -> tuple[Any, ...]:
         """The batches."""
-        return tuple(batch for _, _, batch in self.parts)
+        return tuple(batch for *_, batch in self.parts)
 
     @property
-    def counts(self) -> Mapping[str, int]:
-        """How many batches closures have used of each iterator, by its name."""
-        return {name: source.used for name, source, _ in self.parts}
+    def numbers(self) -> Mapping[str, list[int]]:
+        """The numbers of the batches, by the name of their iterator."""
+        found: dict[str, list[int]] = {}
+        for name, _, number, _ in self.parts:
+            found.setdefault(name, []).append(number)
+        return found
 
     def give_back(self) -> None:
         """Let the next closure take them again."""
-        for _, source, batch in reversed(self.parts):
-            source.returned.appendleft(batch)
-            source.used -= 1
+        for _, source, number, batch in reversed(self.parts):
+            source.returned.appendleft((number, batch))
+        self.parts = []
 
 
 class WorkerData:
@@ -76,7 +80,7 @@ class WorkerData:
             if "make" in meta:
                 self.make(name, bytes(frame.arrays[0]))
             else:
-                self.iterate(name, meta["of"], meta.get("skip", 0))
+                self.iterate(name, meta["of"], *meta.get("used", (0,)))
         except Exception as error:
             self._errors[name] = error
 
@@ -94,18 +98,20 @@ class WorkerData:
 
         self._datasets[name] = cloudpickle.loads(function)(self._context)
 
-    def iterate(self, name: str, dataset: str, skip: int) -> None:
+    def iterate(self, name: str, dataset: str, count: int, *left: int) -> None:
         """Begin to iterate over a dataset.
 
         Args:
-            skip: how many batches were used before this worker was started again.
+            count: how many batches were taken before this worker was started again.
+            left: the numbers of those that were not used.
         """
         if dataset in self._errors:
             raise self._errors[dataset]
-        batches = _batches_of(self._datasets[dataset])
-        for _ in itertools.islice(batches, skip):
-            pass
-        self._sources[name] = _WorkerIteration(batches, skip)
+        source = self._sources[name] = _WorkerIteration(_batches_of(self._datasets[dataset]), count)
+        unused = {*left}
+        for number, batch in enumerate(itertools.islice(source.batches, count), 1):
+            if number in unused:
+                source.returned.append((number, batch))
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop iterators and datasets."""
@@ -128,17 +134,19 @@ class WorkerData:
                 raise self._errors[name]
             source = self._sources[name]
             try:
-                batch = source.returned.popleft() if source.returned else next(source.batches)
+                number, batch = (
+                    source.returned.popleft() if source.returned else (source.last + 1, next(source.batches))
+                )
             except StopIteration:
-                used = source.used
+                used = source.last
                 taken.give_back()
                 raise OutOfRangeError(
                     "An iterator of a per-worker dataset must have a next batch. Received: the end of the "
                     f"data on worker {self._context.input_pipeline_id} after {used} batches. Schedule "
                     "fewer steps, or make the dataset with `.repeat()`."
                 ) from None
-            source.used += 1
-            taken.parts.append((name, source, batch))
+            source.last = max(number, source.last)
+            taken.parts.append((name, source, number, batch))
         return taken
 
 

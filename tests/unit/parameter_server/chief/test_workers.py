@@ -13,6 +13,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.chief import _workers
 from unisono.parameter_server.chief._closures import Rules
 from unisono.parameter_server.chief._workers import BatchFunction, RunRequest, WorkerPool
+from unisono.parameter_server.state._push import UsedBatches
 from unisono.parameter_server.worker._batched_reply import BatchedReply
 from unisono.parameter_server.worker._step_plan import StepPlan
 from unisono.rpc._loopback import LoopbackNetwork
@@ -28,7 +29,7 @@ class Worker:
         self.rpc_server.start()
 
     def result(self, frame):
-        return frame.answer(Op.RESULT, {"plan": "p", "taken": {"i": 4}}, frame.arrays)
+        return frame.answer(Op.RESULT, {"plan": "p", "taken": {"i": [1, 2, 3, 4]}}, frame.arrays)
 
     def handle(self, client, frame):
         if frame.op is Op.HEARTBEAT:
@@ -72,7 +73,7 @@ def test_a_worker_that_comes_late_gets_what_the_others_have():
     future = pool.queue.schedule(RunRequest("p", [np.ones(2)]))
     assert pool.queue.result(future).arrays[0].tolist() == [1, 1]
     assert [op for op, _ in first.told] == [Op.HELLO, Op.PROGRAM, Op.DATASET, Op.DATASET, Op.RUN]
-    assert first.told[3][1] == {"iterate": "i", "of": "d", "skip": 0}
+    assert first.told[3][1] == {"iterate": "i", "of": "d", "used": [0]}
     pool.forget("i")
     late = Worker(network, "1")
     until(lambda: pool.queue.num_workers == 2)
@@ -93,7 +94,7 @@ def test_a_restarted_worker_goes_on_where_its_datasets_were():
     again = Worker(network, "0", incarnation="2")
     pool.queue.result(future)
     told = [meta for op, meta in again.told if op is Op.DATASET]
-    assert told == [{"make": "d"}, {"iterate": "i", "of": "d", "skip": 4}]
+    assert told == [{"make": "d"}, {"iterate": "i", "of": "d", "used": [4]}]
     assert again.told[-1][1]["incarnation"] == "2"
     # The number is that of the first attempt.
     assert again.told[-1][1]["closure"] == 1
@@ -275,18 +276,20 @@ def test_the_end_of_a_job_waits_for_a_worker_that_may_just_be_starting(monkeypat
 
 def test_a_restarted_worker_goes_on_behind_the_batches_in_the_servers_updates():
     network = LoopbackNetwork()
-    # The chief knows of 4; the update with the 5th batch was applied, and its acknowledgement lost.
-    pool = pool_of(network, find_used=lambda: {"i@0": 5, "i@1": 9, "other@0": 7})
+    # The chief knows of 4; the update with the 6th batch was applied, and its acknowledgement lost. That of
+    # the 5th was not: its closure had ended with another worker's batch.
+    used = {"i@0": UsedBatches(6, [2, 5]), "i@1": UsedBatches(9), "other@0": UsedBatches(7)}
+    pool = pool_of(network, find_used=lambda: used)
     worker = Worker(network, "0")
     pool.make_dataset("d", b"function")
     pool.iterate("i", "d")
     pool.queue.result(pool.queue.schedule(RunRequest("p")))
-    assert [meta["skip"] for op, meta in worker.told if "iterate" in meta] == [0]
+    assert [meta["used"] for op, meta in worker.told if "iterate" in meta] == [[0]]
     worker.rpc_server.close()
     again = Worker(network, "0", incarnation="2")
     until(lambda: len(again.told) >= 3)
     assert [meta for op, meta in again.told if op is Op.HELLO][-1]["anew"] is True
-    assert [meta["skip"] for op, meta in again.told if "iterate" in meta] == [5]
+    assert [meta["used"] for op, meta in again.told if "iterate" in meta] == [[6, 5]]
     pool.close()
 
 
@@ -309,6 +312,28 @@ def test_a_worker_stays_away_while_the_servers_do_not_say_how_far_its_data_are()
     Worker(network, "0", incarnation="2")
     until(lambda: pool.queue.num_workers == 1)
     assert len(asked) >= 2
+    pool.close()
+
+
+def test_a_worker_that_is_lost_just_before_it_may_run_closures_is_missed():
+    network = LoopbackNetwork()
+    pool = pool_of(network)
+    came, lost = pool.queue.worker_came, []
+
+    def lose_first(number):
+        if not lost:
+            lost.append(number)
+            worker.rpc_server.close()
+        came(number)
+
+    pool.queue.worker_came = lose_first
+    worker = Worker(network, "0")
+    pool.add_plan("p", PLAN, [b"program"])
+    until(lambda: lost)
+    until(lambda: 0 in pool._absent)
+    again = Worker(network, "0", incarnation="2")
+    assert pool.queue.result(pool.queue.schedule(RunRequest("p"))).plan == "p"
+    assert [op for op, _ in again.told if op in (Op.PROGRAM, Op.RUN)] == [Op.PROGRAM, Op.RUN]
     pool.close()
 
 

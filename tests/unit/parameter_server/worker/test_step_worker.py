@@ -15,6 +15,7 @@ from tests.support import LIMIT
 from unisono._errors import ContextError
 from unisono.cluster_resolver._spec import Task
 from unisono.parameter_server.server._traffic import Traffic
+from unisono.parameter_server.state._push import UsedBatches
 from unisono.parameter_server.worker._batched_reply import taken_apart
 from unisono.parameter_server.worker._step_plan import PushPlan, StepPlan
 from unisono.parameter_server.worker._step_worker import StepWorker, current_worker_index
@@ -232,7 +233,7 @@ def test_batches_of_an_unknown_form_are_kept_for_the_next_attempt(chief):
     for number, expected in enumerate([3.0, 4.0]):
         chief.run(number, plan=None, **call)
         answer = chief.answers.get(timeout=LIMIT)
-        assert (answer.meta["plan"], answer.meta["taken"]) == ("q", {"i": number + 1})
+        assert (answer.meta["plan"], answer.meta["taken"]) == ("q", {"i": [number + 1]})
         assert float(answer.arrays[0]) == expected
     chief.run(2, plan=None, **call)
     assert chief.answers.get(timeout=LIMIT).meta["kind"] == "OutOfRangeError"
@@ -372,9 +373,10 @@ def test_a_push_says_how_far_the_worker_s_own_data_are(chief):
     for number in range(2):
         chief.run(number, **CALL)
         *_, meta, pushed, done = chief.servers.pushes.get(timeout=LIMIT)
-        assert (meta, pushed) == ({"adds": [5], "used": {"i@1": number + 1}}, [float(number)])
+        assert (meta, pushed) == ({"adds": [5], "used": {"i@1": [number + 1]}}, [float(number)])
         done.set_result(acknowledged(True))
-        assert chief.answers.get(timeout=LIMIT).meta["taken"] == {"i": number + 1}
+        # The servers know, so that the chief need not.
+        assert chief.answers.get(timeout=LIMIT).meta["taken"] == {}
 
 
 @pytest.mark.parametrize(("applied", "following"), [(False, 0.0), (True, 1.0)])
@@ -387,7 +389,7 @@ def test_a_closure_that_a_lost_worker_had_pushed_uses_no_second_batch(chief, app
     # The next closure waits: which batch it takes is not known yet.
     assert chief.servers.pushes.empty()
     done.set_result(acknowledged(applied))
-    assert chief.answers.get(timeout=LIMIT).meta["taken"] == {"i": int(applied)}
+    assert chief.answers.get(timeout=LIMIT).op is Op.RESULT
     *_, pushed, done = chief.servers.pushes.get(timeout=LIMIT)
     assert pushed == [following]
     done.set_result(acknowledged(True))
@@ -396,11 +398,11 @@ def test_a_closure_that_a_lost_worker_had_pushed_uses_no_second_batch(chief, app
 def test_a_batch_whose_push_was_applied_is_kept_where_the_answer_was_lost(chief):
     """Found by the simulation: the push was sent again, and the batch was used a second time."""
     own_batches(chief, 3)
-    chief.servers.used = {"i@0": 7, "i@1": 1}
+    chief.servers.used = {"i@0": UsedBatches(7), "i@1": UsedBatches(1)}
     chief.run(0, again=True, **CALL)
     chief.run(1, **CALL)
     chief.servers.pushes.get(timeout=LIMIT)[-1].set_result(acknowledged(False))
-    assert chief.answers.get(timeout=LIMIT).meta["taken"] == {"i": 1}
+    assert chief.answers.get(timeout=LIMIT).op is Op.RESULT
     *_, pushed, done = chief.servers.pushes.get(timeout=LIMIT)
     assert pushed == [1.0]
     done.set_result(acknowledged(True))

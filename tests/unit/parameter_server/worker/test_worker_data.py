@@ -10,10 +10,10 @@ from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 
 
-def data_of(function, worker=1, skip=0):
+def data_of(function, worker=1, used=(0,)):
     data = WorkerData(worker, 3)
     data.change(Frame(Op.DATASET, meta={"make": "d"}, arrays=[blob(cloudpickle.dumps(function))]))
-    data.change(Frame(Op.DATASET, meta={"iterate": "i", "of": "d", "skip": skip}))
+    data.change(Frame(Op.DATASET, meta={"iterate": "i", "of": "d", "used": used}))
     return data
 
 
@@ -26,17 +26,26 @@ def test_batches_that_were_given_back_come_again_in_order():
     data = data_of(lambda context: range(5))
     taken = data.take(["i", "i"])
     assert taken.batches == (0, 1)
-    assert taken.counts == {"i": 2}
+    assert taken.numbers == {"i": [1, 2]}
     taken.give_back()
-    assert taken.counts == {"i": 0}
+    assert taken.numbers == {}
     assert data.take(["i", "i", "i"]).batches == (0, 1, 2)
 
 
 def test_a_restarted_worker_goes_on_behind_what_was_used():
-    data = data_of(lambda context: np.arange(6), skip=4)
+    data = data_of(lambda context: np.arange(6), used=(4,))
     taken = data.take(["i"])
     assert taken.batches == (4,)
-    assert taken.counts == {"i": 5}
+    assert taken.numbers == {"i": [5]}
+
+
+def test_a_restarted_worker_begins_with_what_was_left_out():
+    data = data_of(lambda context: np.arange(6), used=(5, 2, 4))
+    taken = data.take(["i", "i", "i"])
+    assert taken.batches == (1, 3, 5)
+    assert taken.numbers == {"i": [2, 4, 6]}
+    taken.give_back()
+    assert data.take(["i"]).numbers == {"i": [2]}
 
 
 def test_at_the_end_of_the_data_nothing_is_lost():
