@@ -338,6 +338,7 @@ ONCE_FAILED = [
     ("datasets", 300_001),
     ("datasets", 301_102),
     ("datasets", 301_466),
+    ("datasets", 330_352),
 ]
 
 
