@@ -20,7 +20,7 @@ from unisono import ClusterError, InvalidArgumentError
 from unisono.parameter_server.server._durable import DurableStore
 from unisono.parameter_server.state import _container, _records
 from unisono.parameter_server.state._create import NewVariable
-from unisono.parameter_server.state._push import ProgramCall, Push
+from unisono.parameter_server.state._push import ProgramCall, Push, UsedBatches
 from unisono.parameter_server.state._variables import StoredSpec
 
 ROWS, WIDTH = 20, 3
@@ -414,6 +414,27 @@ def test_how_far_workers_data_are_is_kept_with_the_updates(durable, after_kill, 
         assert {name: each.encode() for name, each in store.used.items()} == {"i@0": [4, 1], "i@1": [1]}
     again.store.reset()
     assert again.store.used == {}
+
+
+@pytest.mark.parametrize("ends", ["log", "image"])
+def test_files_that_count_batches_are_read(durable, after_kill, tmp_path, monkeypatch, ends):
+    """As development versions wrote them: a number of batches, which two closures could have."""
+    encode = Push.encode
+
+    def counted(push):
+        meta, arrays = encode(push)
+        return meta | {"used": dict(push.used)}, arrays
+
+    monkeypatch.setattr(Push, "encode", counted)
+    monkeypatch.setattr(UsedBatches, "encode", lambda used: used.count)
+    for closure in (1, 2):
+        push = Push(closure, adds=((0, np.ones((5, 2), "float32")),), used=(("i@0", 3),))
+        durable.store.push(push, is_replayed=True)
+    if ends == "image":
+        durable._journal.begin_log()
+    again = after_kill(tmp_path / "server")
+    assert (again.recovery.source, again.store.applied_count) == ("log", 2)
+    assert 3 in again.store.used["i@0"]
 
 
 def test_the_timer_writes_snapshots_and_the_end_removes_all(tmp_path):

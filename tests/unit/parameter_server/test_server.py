@@ -356,8 +356,8 @@ def test_the_status_says_how_far_workers_data_are(asked):
     assert asked.push(push_of(asked, 0), used={"i@0": [1, 3]}).op is Op.OK
     assert asked.ok(Op.STATUS, client=WORKER, used=True).meta["used"] == {"i@0": [3, 2]}
     assert "used" not in asked.ok(Op.STATUS, client=WORKER).meta
-    for wrong in ([1], {"i@0": [-1]}, {"i@0": ["3"]}):
-        assert "used" in asked.push(push_of(asked, 1), used=wrong).meta["text"] or "i@0" in str(wrong)
+    for wrong, field in (([1], "used"), ({"i@0": [0]}, "i@0"), ({"i@0": ["3"]}, "i@0")):
+        assert f"`{field}`" in asked.push(push_of(asked, 1), used=wrong).meta["text"]
     assert asked.ok(Op.STATUS, client=WORKER).meta["count"] == 1
 
 

@@ -280,8 +280,11 @@ class VariableStore:
             self.dropped_count += 1
             self._request_dedup.note(request)
 
-    def push(self, push: Push) -> bool:
+    def push(self, push: Push, is_replayed: bool = False) -> bool:
         """Apply what a closure has pushed: once, and as a whole or not at all.
+
+        Args:
+            is_replayed: whether it comes from a log: its batches were accepted when it came first.
 
         Raises:
             InvalidArgumentError: something in it does not fit; nothing is applied.
@@ -295,7 +298,8 @@ class VariableStore:
                 self._move_watermark(push.watermark)
                 return False
             check_push(push, self.variables, self.programs)
-            self._check_batches(push)
+            if push.used and not is_replayed:
+                self._check_batches(push)
             self.journal.begin(push.room, recurs=True)
             try:
                 outcome = run_push(push, self.variables, self.programs, self.journal.stage)
@@ -415,7 +419,7 @@ class VariableStore:
     def replay(self, kind: str, meta: dict[str, Json], arrays: Sequence[Array]) -> None:
         """Apply a change from a log again."""
         if kind == "push":
-            self.push(Push.decode(meta, arrays))
+            self.push(Push.decode(meta, arrays), is_replayed=True)
         elif kind == "write":
             indices = arrays[1] if meta["rows"] else None
             self.write(meta["number"], arrays[0], indices=indices, request=meta["request"])

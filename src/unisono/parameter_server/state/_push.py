@@ -67,8 +67,11 @@ class UsedBatches:
 
     @classmethod
     def decode(cls, meta: Mapping[str, Json], name: str) -> UsedBatches:
-        """Return what `encode` has written in a field; older files have the highest number alone."""
-        count, *left = _numbers(meta, name) or (0,)
+        """Return what `encode` has written in a field.
+
+        Files of development versions before 0.2.0 have the highest number alone: all below it count as used.
+        """
+        count, *left = _numbers(meta, name, 0) or (0,)
         return cls(count, left)
 
 
@@ -197,14 +200,16 @@ class Push:
 
 
 def _used(meta: Mapping[str, Json]) -> tuple[tuple[str, int], ...]:
-    used = mapping(meta, "used") if "used" in meta else {}
-    return tuple((name, number) for name in used for number in _numbers(used, name))
+    if "used" not in meta:
+        return ()
+    used = mapping(meta, "used")
+    return tuple((name, number) for name in used for number in _numbers(used, name, 1))
 
 
-def _numbers(meta: Mapping[str, Json], name: str) -> tuple[int, ...]:
+def _numbers(meta: Mapping[str, Json], name: str, least: int) -> tuple[int, ...]:
     value = meta.get(name)
     numbers = ints({name: value if isinstance(value, list) else [value]}, name)
-    if min(numbers, default=0) < 0:
+    if min(numbers, default=least) < least:
         raise InvalidArgumentError(f"Batches are numbered from 1 on. Received: `{name}` {value!r}.")
     return numbers
 
