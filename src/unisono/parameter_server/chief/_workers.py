@@ -231,13 +231,10 @@ class WorkerPool:
     def _set_up(self, setup: Setup) -> None:
         with self._lock:
             self._setups.append(setup)
-            for worker in self._incarnations:
-                self._send_setup(worker, setup)
-
-    def _send_setup(self, worker: int, setup: Setup) -> None:
-        op, meta, arrays = setup(worker)
-        on_done = functools.partial(self._on_instructed, worker, self._incarnations[worker])
-        self._send(worker, op, meta, arrays).add_done_callback(on_done)
+            sent = [(*each, self._send(each[0], *setup(each[0]))) for each in self._incarnations.items()]
+        # Without the lock: who has the queue's may want this one.
+        for worker, incarnation, answer in sent:
+            answer.add_done_callback(functools.partial(self._on_instructed, worker, incarnation))
 
     def _on_instructed(self, worker: int, incarnation: str, sent: Future[Frame]) -> None:
         """Report a user's error. A worker that may have missed something gets all again."""
@@ -312,9 +309,11 @@ class WorkerPool:
         elif "needs" in frame.meta:
             answer.set_exception(NotReadyError(frame.meta["needs"]))
         else:
-            for name, numbers in frame.meta.get("taken", {}).items():
-                for number in numbers:
-                    self._used[worker, name].add(number)
+            if taken := frame.meta.get("taken"):
+                # Another thread may just tell the worker what it has used.
+                with self._lock:
+                    for name, number in ((name, n) for name, numbers in taken.items() for n in numbers):
+                        self._used[worker, name].add(number)
             if request.tally is not None and "cost" in frame.meta:
                 request.tally.add(worker, frame.meta["cost"])
             answer.set_result(RunResult(frame.meta["plan"], list(frame.arrays)))
@@ -405,10 +404,11 @@ class WorkerPool:
                 return
             _LOG.warning("How far the data of %s are is not known: %s", self._clients[worker].task, error)
             return
-        for name, used in found.items():
-            iterator, _, index = name.rpartition("@")
-            if index == str(worker):
-                self._used[worker, iterator].join(used)
+        with self._lock:
+            for name, used in found.items():
+                iterator, _, index = name.rpartition("@")
+                if index == str(worker):
+                    self._used[worker, iterator].join(used)
         self._welcome(worker, incarnation)
 
     def _welcome(self, worker: int, incarnation: str) -> None:
@@ -418,17 +418,16 @@ class WorkerPool:
                 return
             del self._absent[worker]
             self._incarnations[worker] = incarnation
-            on_done = functools.partial(self._on_instructed, worker, incarnation)
             # Never answered: it fails when the connection ends, also while the worker has nothing to run.
-            hold = self._send(worker, Op.HEARTBEAT, {"hold": True})
+            sent = [self._send(worker, Op.HEARTBEAT, {"hold": True})]
             # The connection may have ended since the worker's answer: then all of this waits for another
             # connection, which may never exist. Before the programs, whose bytes may take longer.
-            self._send(worker, Op.HEARTBEAT, {}, timeout=_ANSWER_WITHIN).add_done_callback(on_done)
-            for setup in self._setups:
-                self._send_setup(worker, setup)
+            sent.append(self._send(worker, Op.HEARTBEAT, {}, timeout=_ANSWER_WITHIN))
+            sent += [self._send(worker, *setup(worker)) for setup in self._setups]
         self.queue.worker_came(worker)
         # Not before: the queue passes over the loss of a worker that it does not have.
-        hold.add_done_callback(on_done)
+        for answer in sent:
+            answer.add_done_callback(functools.partial(self._on_instructed, worker, incarnation))
 
     def _absence_error(self, workers: Sequence[int]) -> ClusterError:
         clients = ", ".join(f"{self._clients[i].task} at {self._clients[i].address}" for i in workers)

@@ -337,6 +337,33 @@ def test_a_worker_that_is_lost_just_before_it_may_run_closures_is_missed():
     pool.close()
 
 
+def test_an_answer_that_is_there_at_once_is_noted_without_the_lock():
+    """Who has the queue's lock may want the pool's: one of them would wait for ever."""
+    network = LoopbackNetwork()
+    pool = WorkerPool([network.rpc_client(Task("worker", 0), "0")], Rules(), NEVER_TRACED)
+    send, note, owned = pool._send, pool._on_instructed, []
+
+    def answered(worker, op, *given, **options):
+        sent = send(worker, op, *given, **options)
+        if op in (Op.PROGRAM, Op.DATASET):
+            sent.result(LIMIT)
+        return sent
+
+    def noted(*given):
+        owned.append(pool._lock._is_owned())
+        note(*given)
+
+    pool._send, pool._on_instructed = answered, noted
+    pool.make_dataset("d", b"function")
+    Worker(network, "0")
+    pool.start()
+    until(lambda: pool.queue.num_workers)
+    pool.add_plan("p", PLAN, [b"program"])
+    until(lambda: len(owned) >= 2)
+    pool.close()
+    assert not any(owned)
+
+
 def test_what_a_worker_was_told_in_an_earlier_life_is_no_error_of_the_program():
     network = LoopbackNetwork()
     pool = pool_of(network)
