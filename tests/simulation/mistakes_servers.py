@@ -265,8 +265,8 @@ MISTAKES = (
     ),
     Mistake(
         "a worker that returns gets no programs",
-        _CLOSURES, f"{_CHIEF}._workers:WorkerPool._welcome", "for setup in self._setups:",
-        "for setup in self._setups if worker not in self._were_lost else ():",
+        _CLOSURES, f"{_CHIEF}._workers:WorkerPool._welcome", "for setup in self._setups]",
+        "for setup in self._setups if worker not in self._were_lost]",
     ),
     Mistake(
         "a late answer of a lost worker counts",
@@ -282,7 +282,7 @@ MISTAKES = (
     Mistake(
         "a worker is taken for present after its connection was lost",
         _CLOSURES, f"{_CHIEF}._workers:WorkerPool._welcome",
-        "self._send(worker, Op.HEARTBEAT, {}, timeout=_ANSWER_WITHIN).add_done_callback(on_done)", "pass",
+        "sent.append(self._send(worker, Op.HEARTBEAT, {}, timeout=_ANSWER_WITHIN))", "pass",
     ),
     Mistake(
         "a worker follows an older chief",

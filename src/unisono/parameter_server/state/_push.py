@@ -67,7 +67,7 @@ class UsedBatches:
 
     @classmethod
     def decode(cls, meta: Mapping[str, Json], name: str) -> UsedBatches:
-        """Return what `encode` has written in a field.
+        """Read a field that `encode` has written.
 
         Files of development versions before 0.2.0 have the highest number alone: all below it count as used.
         """

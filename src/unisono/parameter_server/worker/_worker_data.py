@@ -21,7 +21,7 @@ class _WorkerIteration:
     """An iterator, with the batches that are to be taken before its next one."""
 
     batches: Iterator[Any]
-    #: The number of the last one that was taken of the iterator: the first one has 1.
+    #: The number of the newest batch of the iterator; the first one has 1.
     last: int = 0
     #: Those that were given back, each with its number.
     returned: collections.deque[tuple[int, Any]] = dataclasses.field(default_factory=collections.deque)
@@ -45,10 +45,10 @@ class TakenBatches:
     @property
     def numbers(self) -> Mapping[str, list[int]]:
         """The numbers of the batches, by the name of their iterator."""
-        found: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for name, _, number, _ in self.parts:
-            found.setdefault(name, []).append(number)
-        return found
+            numbers.setdefault(name, []).append(number)
+        return numbers
 
     def give_back(self) -> None:
         """Let the next closure take them again."""
