@@ -15,7 +15,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo as attention
 
 import unisono
-from unisono.training.rows._row_analysis import row_states
+from unisono.training.rows._row_analysis import traced_states
 from unisono.training.rows._row_states import Mixed, Reduced, RowWise
 from unisono.training.trainer._trainer_function import TrainerFunction
 
@@ -29,6 +29,11 @@ def with_cudnn(monkeypatch):
     monkeypatch.setattr(attention, "check_cudnn_version", lambda: 91900)
     monkeypatch.setattr(attention, "check_compute_capability", lambda *args, **others: True)
     monkeypatch.setattr(attention, "is_cuda_compute_capability_equal", lambda *args, **others: False)
+
+
+def states_of(*args, **kwargs):
+    """Return the states of a function's results."""
+    return traced_states(*args, **kwargs)[1]
 
 
 def lstm(x, h, c, w, lengths, dropout=0.0):
@@ -46,7 +51,7 @@ def inputs(rows=4):
 def of_lstm(fn, *kept, differentiates=True):
     """Return the states of a function of inputs, states with rows first, lengths and the weights."""
     weights = np.zeros(WEIGHTS, "float32")
-    return row_states(fn, inputs(), (weights, *kept), 2, 4, (), differentiates)
+    return states_of(fn, inputs(), (weights, *kept), 2, 4, (), differentiates)
 
 
 def test_a_network_keeps_rows_apart():
@@ -93,9 +98,9 @@ HEADS = np.zeros((4, 64, 2, 32), jnp.bfloat16)
 
 
 def test_attention_keeps_rows_apart_also_in_its_derivative():
-    assert row_states(attend, (HEADS,) * 3, (), 2, 4, (), True) == [RowWise(0)]
+    assert states_of(attend, (HEADS,) * 3, (), 2, 4, (), True) == [RowWise(0)]
     gradients = lambda *heads: jax.grad(lambda *heads: attend(*heads).sum(), (0, 1, 2))(*heads)  # noqa: E731
-    assert row_states(gradients, (HEADS,) * 3, (), 2, 4) == [RowWise(0)] * 3
+    assert states_of(gradients, (HEADS,) * 3, (), 2, 4) == [RowWise(0)] * 3
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -103,14 +108,14 @@ def test_a_bias_may_be_of_all_rows(rows):
     bias = np.zeros((rows, 2, 64, 64), jnp.bfloat16)
     gradient = jax.grad(lambda bias, *heads: attend(*heads, bias).astype("float32").sum())
     if rows == 1:
-        found = row_states(lambda q, k, v, bias: gradient(bias, q, k, v), (HEADS,) * 3, (bias,), 2, 4)
+        found = states_of(lambda q, k, v, bias: gradient(bias, q, k, v), (HEADS,) * 3, (bias,), 2, 4)
         assert found == [Reduced(0)]
     else:
-        assert row_states(gradient, (bias, *(HEADS,) * 3), (), 2, 4) == [RowWise(0)]
+        assert states_of(gradient, (bias, *(HEADS,) * 3), (), 2, 4) == [RowWise(0)]
 
 
 def test_other_rows_in_attention_are_not_claimed():
-    found = row_states(lambda q, k, v: attend(q[::-1], k, v), (HEADS,) * 3, (), 2, 4, (), True)
+    found = states_of(lambda q, k, v: attend(q[::-1], k, v), (HEADS,) * 3, (), 2, 4, (), True)
     assert isinstance(found[0], Mixed)
 
 

@@ -9,11 +9,16 @@ import keras
 import numpy as np
 import pytest
 
-from unisono.training.rows._row_analysis import RowUse, row_states, row_uses
+from unisono.training.rows._row_analysis import RowUse, row_uses, traced_states
 from unisono.training.rows._row_states import Extreme, Mixed, RowWise
 
 ops = keras.ops
 APART, SUM, MEAN, NONE, MIXED = (RowUse[n] for n in ("APART", "SUM", "MEAN", "NONE", "MIXED"))
+
+
+def states_of(*args, **kwargs):
+    """Return the states of a function's results."""
+    return traced_states(*args, **kwargs)[1]
 
 
 def widest(p, width):
@@ -184,7 +189,7 @@ def test_random_numbers_of_a_row_are_its_own_where_each_replica_has_a_key():
         return p + jax.random.normal(key, p.shape)
 
     for own, expected in ([0], RowWise(0)), ([], Mixed()):
-        assert row_states(noisy, (data(4)[0],), (jax.random.PRNGKey(0),), 4, 8, own) == [expected]
+        assert states_of(noisy, (data(4)[0],), (jax.random.PRNGKey(0),), 4, 8, own) == [expected]
 
 
 def test_values_around_the_function_do_not_depend_on_rows():
@@ -218,7 +223,7 @@ def test_scalars_are_the_same_for_all_rows():
     ],
 )
 def test_largest_values(fn, expected):
-    assert row_states(fn, (data(4)[0],), (), 4, 8) == [expected]
+    assert states_of(fn, (data(4)[0],), (), 4, 8) == [expected]
 
 
 def with_gradient(backward):
@@ -247,8 +252,8 @@ def with_gradient(backward):
 )
 def test_derivatives_of_a_function_s_own(fn, is_apart):
     expected = RowWise(0) if is_apart else Mixed()
-    assert row_states(fn, (data(4)[0],), (), 4, 8, differentiates=True) == [expected]
-    assert row_states(fn, (data(4)[0],), (), 4, 8) == [RowWise(0)]
+    assert states_of(fn, (data(4)[0],), (), 4, 8, differentiates=True) == [expected]
+    assert states_of(fn, (data(4)[0],), (), 4, 8) == [RowWise(0)]
 
 
 def test_a_derivative_is_read_without_a_word_of_jax():
@@ -256,7 +261,7 @@ def test_a_derivative_is_read_without_a_word_of_jax():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         given = (data(4)[0],), (), 4, 8
-        assert row_states(jax.nn.relu, *given, differentiates=True) == [RowWise(0)]
+        assert states_of(jax.nn.relu, *given, differentiates=True) == [RowWise(0)]
 
 
 def test_derivatives_with_weights():
@@ -266,7 +271,7 @@ def test_derivatives_with_weights():
         return x @ with_gradient(backward)(w)
 
     for backward, expected in (jnp.negative, RowWise(0)), (jnp.sign, Mixed()):
-        states = row_states(
+        states = states_of(
             lambda x, w, f=backward: call(x, w, f),
             (data(4)[0],), (np.ones((5, 5), "f4"),), 4, 8, differentiates=True,
         )  # fmt: skip

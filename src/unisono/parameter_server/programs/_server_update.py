@@ -44,7 +44,8 @@ from unisono.training._jaxprs import (
     operations,
     pruned,
 )
-from unisono.training.rows._row_analysis import RowUse, uses_in_traces
+from unisono.training.rows._row_analysis import RowUse, states_in_traces, use_of
+from unisono.training.rows._row_states import Constant, RowWise
 
 #: Shapes of weights and slots.
 Shapes = tuple[tuple[int, ...], ...]
@@ -319,7 +320,9 @@ class OptimizerUpdates:
         shapes = [tuple(v.shape) for v in (*self.trained, *self.slots)]
         twice = [(2 * s[0], *s[1:]) if has else s for s, has in zip(shapes, rows, strict=True)]
         counts = [*rows, *(rows[i] for i in full.gradients), *(False for _ in full.extras)]
-        uses = uses_in_traces(full.closed, self._traced(present, tuple(twice)).closed, Fraction(2), counts)
+        other = self._traced(present, tuple(twice))
+        known = [RowWise(0) if has_rows else Constant() for has_rows in counts]
+        uses = map(use_of, states_in_traces(full.closed, other.closed, Fraction(2), known))
         # Numbers that the update draws are others for other shapes.
         draws = any(name.startswith(("random_", "threefry")) for name in operations(full.closed))
         for i, (use, mask) in enumerate(zip(uses, dependencies(full.closed), strict=True)):

@@ -23,7 +23,7 @@ from unisono.step._keras_internals import stored_dtype
 from unisono.step.variables._merge_rules import Merge, is_guess
 from unisono.training.replica._own_step_reading import REDUCIBLE, ReadingEngine
 from unisono.training.replica._step_reading import cause_of, meaning_of, rule_of
-from unisono.training.rows._row_analysis import row_states
+from unisono.training.rows._row_analysis import traced_states
 from unisono.training.rows._row_states import RowState
 
 _LOG = logging.getLogger("unisono")
@@ -126,7 +126,8 @@ class _ReducedValues:
             jax.ShapeDtypeStruct(tuple(s.variable.shape), stored_dtype(s.variable)) for s in self._slots
         ]
         unknown = jax.ShapeDtypeStruct((), jnp.float32)
-        return row_states(self._reduced, (given,), (values, same, unknown), self._rows, 2 * self._rows)
+        kept = values, same, unknown
+        return traced_states(self._reduced, (given,), kept, self._rows, 2 * self._rows)[1]
 
     def _reduced(
         self,

@@ -31,7 +31,7 @@ def runs_with(
 
     Args:
         args: see `row_uses`.
-        kept: see `row_states`.
+        kept: see `traced_states`.
         like: a trace for another number of rows, whose operations it must have. A trace for one row cannot be
             read beside another: an axis of one entry needs no broadcasting, for example.
 

@@ -76,17 +76,17 @@ def row_uses(
             several entries for each row. Scalars are the same for any rows.
         few: the number of rows to trace first, at least 1.
         many: another, larger number of rows.
-        differentiates: see `row_states`.
+        differentiates: see `traced_states`.
 
     >>> x = np.zeros((4, 3), "f4")
     >>> uses = row_uses(lambda x: (x.sum(axis=1), x.mean(), x.max()), (x,), 2, 4)
     >>> [use.name for use in uses]
     ['APART', 'MEAN', 'MIXED']
     """
-    return [_use_of(s) for s in row_states(fn, args, (), few, many, (), differentiates)]
+    return [use_of(s) for s in traced_states(fn, args, (), few, many, (), differentiates)[1]]
 
 
-def row_states(
+def traced_states(
     fn: Callable[..., PyTree],
     args: tuple[PyTree, ...],
     kept: tuple[PyTree, ...],
@@ -94,8 +94,8 @@ def row_states(
     many: int,
     own: Collection[int] = (),
     differentiates: bool = False,
-) -> list[RowState]:
-    """Return the state of each result of a function, in the order of `jax.tree.leaves`.
+) -> tuple[jex.ClosedJaxpr, list[RowState]]:
+    """Return a trace of a function, and the state of each result, in the order of `jax.tree.leaves`.
 
     Args:
         fn: from `*args, *kept` to a pytree of arrays; traced, never computed.
@@ -112,25 +112,12 @@ def row_states(
     >>> def step(x, count, top):
     ...     return count + (x > 0).sum(), jax.numpy.maximum(top, x.max()), x - x.mean(0)
     >>> x, count, top = np.zeros((4, 3), "f4"), np.int32(0), np.float32(0)
-    >>> states = row_states(step, (x,), (count, top), 2, 4)
+    >>> _, states = traced_states(step, (x,), (count, top), 2, 4)
     >>> [type(s).__name__ for s in states]
     ['AccumulatedSum', 'Extreme', 'Mixed']
     >>> states[2].cause
     'sub'
     """
-    return traced_states(fn, args, kept, few, many, own, differentiates)[1]
-
-
-def traced_states(
-    fn: Callable[..., PyTree],
-    args: tuple[PyTree, ...],
-    kept: tuple[PyTree, ...],
-    few: int,
-    many: int,
-    own: Collection[int] = (),
-    differentiates: bool = False,
-) -> tuple[jex.ClosedJaxpr, list[RowState]]:
-    """Return a trace of a function, too; see `row_states`."""
     leaves, count = jax.tree.leaves((*args, *kept)), len(jax.tree.leaves(args))
     pair = traced_for(few, fn, args, kept), traced_for(many, fn, args, kept)
     start = [RowWise(0) if x.ndim else Constant() for x in leaves[:count]]
@@ -141,7 +128,7 @@ def traced_states(
 def traced_for(
     rows: int, fn: Callable[..., PyTree], args: tuple[PyTree, ...], kept: tuple[PyTree, ...]
 ) -> jex.ClosedJaxpr:
-    """Return the trace of a function for a number of rows; see `row_states`."""
+    """Return the trace of a function for a number of rows; see `traced_states`."""
     leaves, structure = jax.tree.flatten((*args, *kept))
     count = len(jax.tree.leaves(args))
     # An array may have several entries for each row.
@@ -154,18 +141,6 @@ def traced_for(
         for i, x in enumerate(leaves)
     ]
     return jax.make_jaxpr(lambda *flat: jax.tree.leaves(fn(*jax.tree.unflatten(structure, flat))))(*shapes)
-
-
-def uses_in_traces(
-    few: jex.ClosedJaxpr, many: jex.ClosedJaxpr, ratio: Fraction, counts_rows: Sequence[bool]
-) -> list[RowUse]:
-    """Return the use of rows by each result of a program; see `row_uses`.
-
-    Args:
-        counts_rows: for each argument, whether its first axis counts rows.
-    """
-    given = [RowWise(0) if counts else Constant() for counts in counts_rows]
-    return [_use_of(s) for s in states_in_traces(few, many, ratio, given)]
 
 
 def states_in_traces(
@@ -181,7 +156,7 @@ def states_in_traces(
     Args:
         ratio: how many times as many rows the second one has.
         given: what is known of each argument.
-        differentiates: see `row_states`.
+        differentiates: see `traced_states`.
         rows: of the first trace; None where its arguments have rows of several numbers.
     """
     reader = _TraceReader(ratio, differentiates, rows)
@@ -449,7 +424,8 @@ def _joined(a: RowState, b: RowState) -> RowState:
     return MIXED
 
 
-def _use_of(state: RowState) -> RowUse:
+def use_of(state: RowState) -> RowUse:
+    """Return the use of rows by a result of a state."""
     match state:
         case Constant(power=0):
             return RowUse.NONE
