@@ -46,7 +46,7 @@ from unisono.training._fit_extension import around_fit, flat_callbacks
 from unisono.training._keras_data import begins_on_host, data_needed, keras_arguments, plain_arguments
 from unisono.training._scope_warnings import check_fit, strategy_used
 from unisono.training._step_form import explaining_form, has_stateful_step, is_stateful, task_of_state
-from unisono.training.trainer._fit_state import LISTS, set_attribute, taken_state, weights_kept
+from unisono.training.trainer._fit_state import LISTS, on_one_device, set_attribute, taken_state, weights_kept
 from unisono.training.trainer._protocol import State, StepFunction
 from unisono.training.trainer._run_ahead_of_loop import (
     apart_from_outer_call,
@@ -459,7 +459,8 @@ def _logs_of_epoch(original: Callable[..., PyTree], self: keras.Model, logs: PyT
     # Also where `evaluate` ends, whose state has no optimizer.
     if LISTS[2] in (training_state(self) or ()):
         phases_of(self).end(self)
-    return original(self, logs)
+    with contextlib.nullcontext() if strategy_of(self) is None else on_one_device(self):
+        return original(self, logs)
 
 
 def _build(

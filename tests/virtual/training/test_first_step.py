@@ -23,6 +23,12 @@ class Model(keras.Sequential):
         traces += 1
         return super().train_step(state, data)
 
+    def _get_metrics_result_or_logs(self, logs):
+        results = super()._get_metrics_result_or_logs(logs)
+        print("results", sorted({len(x.devices()) for x in results.values()}))
+        print("kept", len(self.metrics[0].total.value.devices()))
+        return results
+
 with strategy.scope():
     layers = [keras.layers.Dense(n, activation="relu") for n in (24, 20, 16, 12)]
     model = Model([keras.Input((30,)), *layers, keras.layers.Dense(10)])
@@ -42,4 +48,6 @@ def test_what_the_first_step_loads_traces_and_compiles():
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     # Five shapes of kernels take one program of random numbers, and their biases and Adam's variables none.
     # Two traces read how the step treats rows, and one is the program's.
-    assert found == {"loaded": "[]", "traces": "3", "steps": "1", "random": "1", "constants": "0"}
+    # What an epoch's results take is compiled for one device.
+    expected = {"loaded": "[]", "traces": "3", "steps": "1", "random": "1", "constants": "0"}
+    assert found == {**expected, "results": "[1]", "kept": "2"}

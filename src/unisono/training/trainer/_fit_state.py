@@ -32,6 +32,7 @@ from unisono.step._keras_internals import (
 )
 from unisono.step._layout import StateLayout, VariableLayout
 from unisono.step._value_handle import AgreedHandle, VariableValue, in_parts
+from unisono.training.replica._rows import has_own
 from unisono.training.trainer._protocol import State
 from unisono.training.trainer._trainer_step import TrainerTask, in_lists, variables_of
 
@@ -146,6 +147,28 @@ def weights_kept(model: keras.Model) -> Iterator[None]:
             mark_synced(model, False)
             model.jax_state_sync()
         raise
+
+
+@contextlib.contextmanager
+def on_one_device(model: keras.Model) -> Iterator[None]:
+    """Let the variables of metrics hold one device's copies: programs for several take long to compile.
+
+    A user's own metric may read other variables, too, with which arrays of one device do not go together.
+    """
+    metrics = [part for m in model.metrics for part in getattr(m, "metrics", [m])]
+    is_own = {type(m).__module__.partition(".")[0] for m in metrics} == {"keras"}
+    variables = model.metrics_variables if is_own and not has_own(model, "get_metrics_result") else []
+    before = list(map(stored_value, variables))
+    copies: list[Any] = [
+        x.addressable_data(0) if isinstance(x, jax.Array) and x.is_fully_replicated else x for x in before
+    ]
+    try:
+        store_values(variables, copies)
+        yield
+    finally:
+        for variable, value, copy in zip(variables, before, copies, strict=True):
+            if stored_value(variable) is copy:
+                store_values([variable], [value])
 
 
 #: Numbers of train functions, alike on workers that make the same ones.
