@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from unisono.training.rows import _row_derivatives
 from unisono.training.rows._row_analysis import RowUse, row_uses, traced_states
 from unisono.training.rows._row_states import Extreme, Mixed, RowWise
 
@@ -237,6 +238,17 @@ def with_gradient(backward):
     return identity
 
 
+def with_tangent(forward):
+    """The identity with a forward derivative of its own, of values and tangents."""
+
+    @jax.custom_jvp
+    def identity(x):
+        return x
+
+    identity.defjvp(lambda xs, ts: (xs[0], forward(xs[0], ts[0])))
+    return identity
+
+
 @pytest.mark.parametrize(
     ("fn", "is_apart"),
     [
@@ -244,6 +256,11 @@ def with_gradient(backward):
         (with_gradient(lambda g: g / (1e-6 + jnp.linalg.norm(g))), False),
         # One device clips the gradient of a mean over more rows, which is smaller.
         (with_gradient(lambda g: jnp.clip(g, -1, 1)), False),
+        (with_tangent(lambda x, t: jnp.sin(x) * t), True),
+        (with_tangent(lambda x, t: 0 * t), True),
+        (with_tangent(lambda x, t: t - t.mean(0)), False),
+        (with_tangent(lambda x, t: x.mean() * t), False),
+        (with_tangent(lambda x, t: t / x.shape[0]), False),
         (jax.nn.relu, True),
         (jax.nn.gelu, True),
         (jax.nn.log_sigmoid, True),
@@ -262,6 +279,12 @@ def test_a_derivative_is_read_without_a_word_of_jax():
         warnings.simplefilter("error")
         given = (data(4)[0],), (), 4, 8
         assert states_of(jax.nn.relu, *given, differentiates=True) == [RowWise(0)]
+
+
+@pytest.mark.parametrize("fn", [jax.nn.relu, jax.nn.relu6, ops.relu])
+def test_a_forward_derivative_is_enough_where_rows_stay_apart(fn, monkeypatch):
+    monkeypatch.delattr(_row_derivatives, "_derivative")
+    assert states_of(fn, (data(4)[0],), (), 4, 8, differentiates=True) == [RowWise(0)]
 
 
 def test_derivatives_with_weights():
