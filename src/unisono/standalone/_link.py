@@ -120,8 +120,13 @@ class ServerLink:
         self._thread = threading.Thread(target=self._run, name=f"unisono-link-{address}", daemon=True)
         #: Answers to POLL that had something new, and all.
         self.messages = 0
-        #: The reasons for the loss of this server's processes.
-        self.losses: set[str] = set()
+        #: The reasons for the loss of this server's processes, by two threads, while a third one reads them.
+        self._losses: list[str] = []
+
+    @property
+    def losses(self) -> frozenset[str]:
+        """The reasons for the loss of this server's processes until now."""
+        return frozenset(self._losses)
 
     @property
     def info(self) -> ServerInfo:
@@ -133,7 +138,13 @@ class ServerLink:
     @property
     def is_live(self) -> bool:
         """True if the server answers, works for this client, and has all that the job needs."""
-        return self._info is not None and self._is_prepared
+        return self.live_info is not None
+
+    @property
+    def live_info(self) -> ServerInfo | None:
+        """The description of a live server, None of another one: its thread may lose it at any time."""
+        info = self._info
+        return info if self._is_prepared else None
 
     @property
     def reached_at(self) -> str:
@@ -178,7 +189,9 @@ class ServerLink:
                 f"no field {error}. Install the same version, and run `unisono serve` there again."
             ) from None
         if taken != self._taken:
-            self._info, self._is_prepared = info, False
+            # In this order: another thread must not take it for a live one.
+            self._is_prepared = False
+            self._info = info
             self._beginnings += 1
             try:
                 self._prepare(self)
@@ -243,7 +256,7 @@ class ServerLink:
 
     def _lost_text(self, why: str = "it does not answer") -> str:
         text = f"lost its server {self.address}: {why}"
-        self.losses.add(text)
+        self._losses.append(text)
         return text
 
     def signal_process(self, key: str, number: int) -> None:

@@ -236,10 +236,9 @@ class RemoteMachines:
         options = self._options
         shape = {"tasks": len(beside), "devices": options.devices_per_worker, "ps": options.ps > 0}
         fields = {"generation": plan.generation, "shape": shape, "description": {}}
-        link = self._links[server]
-        if not link.is_live:
+        info = self._links[server].live_info
+        if info is None:
             return fields
-        info = link.info
         there = dataclasses.replace(plan, paths=RunPaths(Path(info.root)))
         environ = there.environment(task)
         if info.gpus:

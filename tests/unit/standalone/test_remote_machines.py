@@ -6,8 +6,9 @@ from unisono._errors import ClusterError, ContextError
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._options import LaunchOptions
 from unisono.launcher._plan import RunPaths
+from unisono.launcher._restart_policy import Failure
 from unisono.rpc._calls import PeerLostError
-from unisono.standalone._link import RequestRefusedError
+from unisono.standalone._link import Claim, RequestRefusedError, ServerInfo, ServerLink
 from unisono.standalone._remote_machines import RemoteMachines, RemoteProgram, ServerAccess, ServerTimeouts
 from unisono.standalone._slots import Slots
 
@@ -107,3 +108,36 @@ def test_a_lost_server_that_does_not_take_the_job_again_says_why(tmp_path, refus
     made, _ = machines(tmp_path, link, lost=0.0)
     with pytest.raises(ClusterError, match=text):
         made.wait_until_ready(1, tuple)
+
+
+def server_link():
+    """A link that was not used yet."""
+    claim = Claim("job", "me", 10.0)
+    return ServerLink("a:1", None, claim, lambda link: None, lambda: None, lambda address: False)
+
+
+def test_a_server_that_is_lost_while_a_task_is_described_has_no_description(tmp_path, monkeypatch):
+    made, _ = machines(tmp_path, Link())
+    plan = made.plan(0, 1)
+    link = made._links["a:1"] = server_link()
+    link._is_prepared = True
+    # Its thread loses it right after the first look.
+    looks = [None, None, ServerInfo("i", str(tmp_path), (), "3.12.0", {})]
+    monkeypatch.setattr(ServerLink, "_info", property(lambda link: looks.pop()), raising=False)
+    assert made._job(plan, Task("worker", 0))["description"]["args"] == []
+    assert made._job(plan, Task("worker", 0))["description"] == {}
+
+
+def test_servers_may_be_lost_while_losses_are_read(tmp_path):
+    link = server_link()
+    made, said = machines(tmp_path, link)
+    texts = [link._lost_text(f"loss {number}") for number in range(2)]
+    known = iter(link.losses)
+    seen = {next(known)}
+    texts.append(link._lost_text("loss 2"))
+    seen.update(known)
+    assert seen == set(texts[:2])
+    for text in texts:
+        assert made.options_after(Failure(Task("worker", 0), 0.0, 1, text)).max_restarts == 10
+    made.capacity(RunPaths(tmp_path))
+    assert len(said) == 3
