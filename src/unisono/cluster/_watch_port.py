@@ -89,6 +89,8 @@ class WatchPort:
         self._lock = threading.Lock()
         #: Who waits for the end, and knows how much: each one's last request, by its connection.
         self._waiting: dict[bytes, tuple[ClientId, Frame]] = {}
+        #: How the program ends, once it does: who asks from then on until the port is closed is told at once.
+        self._ended: dict[str, Any] | None = None
         self._server: RpcServer | None = None
 
     def listen(self, ip: str) -> None:
@@ -123,14 +125,16 @@ class WatchPort:
         flush = getattr(process_events(), "flush", None)
         if flush is not None:
             flush()
+        ended = {"exit_code": exit_code, "text": text[:300]}
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
+            self._ended, waiting = ended, self._waiting
         for client, request in waiting.values():
-            server.reply(client, self._answer(request, {"exit_code": exit_code, "text": text[:300]}))
+            server.reply(client, self._answer(request, ended))
         server.close()
         if self._is_own_file and not exit_code:
-            _remove_all(self._file.parent)
+            # What cleans up temporary folders may have removed it.
             with contextlib.suppress(OSError):
+                _remove_all(self._file.parent)
                 self._file.parent.rmdir()
 
     def facts(self) -> dict[str, Any]:
@@ -163,22 +167,32 @@ class WatchPort:
         except InvalidArgumentError as error:
             return error_answer(request, error)
         with self._lock:
-            self._waiting.pop(client.connection, None)
-            self._waiting[client.connection] = client, request
-            while len(self._waiting) > _MOST_WATCHERS:
-                del self._waiting[next(iter(self._waiting))]
-        return None
+            ended = self._ended
+            if ended is None:
+                self._waiting.pop(client.connection, None)
+                self._waiting[client.connection] = client, request
+                while len(self._waiting) > _MOST_WATCHERS:
+                    del self._waiting[next(iter(self._waiting))]
+        return None if ended is None else self._answer(request, ended)
 
     def _answer(self, request: Frame, more: Mapping[str, Any]) -> Frame:
         """Return an answer with the facts, and the events that were asked for."""
         facts, offset = self.facts() | dict(more), _offset_of(request)
         if offset is None:
             return request.answer(Op.OK, facts)
-        offset = offset if request.meta.get("file") == self._file.name else 0
-        size, data = _part_of(self._file, offset)
-        if offset > size:
-            offset, (size, data) = 0, _part_of(self._file, 0)
-        facts |= {"file": self._file.name, "offset": offset, "size": size}
+        try:
+            with self._file.open("rb") as file:
+                state = os.fstat(file.fileno())
+                # The next file after one that was removed has the same path.
+                name = f"{self._file.name} {state.st_ino}"
+                if request.meta.get("file") != name or offset > state.st_size:
+                    offset = 0
+                file.seek(offset)
+                data = file.read(CHUNK)
+        except OSError:
+            # Before the first event, or it was removed: what the watcher knows of it stays.
+            return request.answer(Op.OK, facts | {"size": 0}, [blob(b"")])
+        facts |= {"file": name, "offset": offset, "size": state.st_size}
         return request.answer(Op.OK, facts, [blob(data)])
 
 
@@ -187,16 +201,6 @@ def _offset_of(request: Frame) -> int | None:
     if "offset" not in request.meta:
         return None
     return fields.whole(request.meta, "offset", least=0, most=1 << 50)
-
-
-def _part_of(path: Path, offset: int) -> tuple[int, bytes]:
-    """Return the size of a file, and a part of it; it has none before the first event."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return os.fstat(file.fileno()).st_size, file.read(CHUNK)
-    except OSError:
-        return 0, b""
 
 
 def _events_file(address: str, generation: int) -> Path:

@@ -128,15 +128,16 @@ class WatchedWorker:
         facts = dict(answer.meta)
         if self.facts.get("pid") != facts.get("pid"):
             self.end = None
+        begins = self._begins_again(facts)
         self.facts, self.since, self.error, self.trouble = facts, None, None, ""
         offset, file = whole_number(facts.get("offset"), 0), str(facts.get("file"))
         data = answer.arrays[0].tobytes() if answer.arrays else b""
         if offset is None:
             return
-        if file != self._file or offset > self._offset:
+        if file != self._file or offset > self._offset or begins:
             if offset:
                 return
-            # Of another process. The last line of the one before may be incomplete.
+            # Of another process, or after a file that was removed: the last line may be incomplete.
             self._file, self._offset = file, 0
             self.events.append(b"\n")
         # The question may be older than the last answer.
@@ -145,6 +146,14 @@ class WatchedWorker:
         self._offset += len(data)
         if data:
             self.written = time.time()
+
+    def _begins_again(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether the file is shorter than what was read of it: such as after a launch in its folder.
+
+        It may also be that an answer is older than the last one.
+        """
+        size = whole_number(facts.get("size"), 0)
+        return size is not None and size < self._offset and _told_at(facts) >= _told_at(self.facts)
 
     def forget(self) -> None:
         """Read all of its events again."""
@@ -397,6 +406,12 @@ class WorkerFolder:
             "exit_code": exit_code, **facts,
         }  # fmt: skip
         self._history += json.dumps(record).encode() + b"\n"
+
+
+def _told_at(facts: Mapping[str, Any]) -> float:
+    """Return when facts were told, by the clock of their task."""
+    now = facts.get("now")
+    return float(now) if is_number(now) else 0.0
 
 
 def _time_of(worker: WatchedWorker) -> float:

@@ -1,8 +1,10 @@
 """What a worker's port tells watchers, and that it takes no orders; over real sockets in this process."""
 
+import functools
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.cluster._workers import free_ports
@@ -11,7 +13,7 @@ from unisono._errors import ClusterError
 from unisono._system._task_reports import TaskEvents
 from unisono.cluster import _watch_port
 from unisono.cluster._watch_port import WATCHED, WATCHER, WatchPort, read_watch_keys
-from unisono.rpc._calls import PeerRejectedError
+from unisono.rpc._calls import ClientId, PeerRejectedError
 from unisono.rpc._frames import Frame
 from unisono.rpc._ops import Op
 from unisono.rpc._transport import _local
@@ -64,14 +66,22 @@ def test_the_events_are_read_from_where_the_watcher_is(port, ask):
     assert (facts["generation"], facts["size"]) == (2, 0)
     assert facts["began"] <= time.time()
     file.write_text('{"a": 1}\n')
+    name = ask(Frame(Op.STATUS, 1, meta={"file": "", "offset": 0})).result(LONG).meta["file"]
     for offset, data in ((0, b'{"a": 1}\n'), (3, b'": 1}\n'), (9, b"")):
-        answer = ask(Frame(Op.STATUS, 2, meta={"file": file.name, "offset": offset})).result(LONG)
+        answer = ask(Frame(Op.STATUS, 2, meta={"file": name, "offset": offset})).result(LONG)
         assert (answer.meta["offset"], answer.meta["size"]) == (offset, 9)
         assert answer.arrays[0].tobytes() == data
     # Another file than the watcher knows, or a shorter one, is told from its beginning.
-    for known in ({"file": "older.jsonl", "offset": 5}, {"file": file.name, "offset": 50}):
+    for known in ({"file": "older.jsonl", "offset": 5}, {"file": name, "offset": 50}):
         answer = ask(Frame(Op.STATUS, 3, meta=known)).result(LONG)
         assert (answer.meta["offset"], len(answer.arrays[0])) == (0, 9)
+    # So is the next one of the same path, also where it is as long.
+    file.with_suffix(".new").write_text('{"b": 2}\n')
+    file.with_suffix(".new").replace(file)
+    answer = ask(Frame(Op.STATUS, 4, meta={"file": name, "offset": 3})).result(LONG)
+    assert (answer.meta["offset"], answer.arrays[0].tobytes()) == (0, b'{"b": 2}\n')
+    file.unlink()
+    assert "offset" not in ask(Frame(Op.STATUS, 5, meta={"file": name, "offset": 3})).result(LONG).meta
 
 
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.STATUS])
@@ -108,6 +118,35 @@ def test_the_end_is_told_with_the_last_events(port, ask):
     assert (answer.meta["exit_code"], answer.meta["text"]) == (1, "ValueError: no data")
     assert answer.arrays[0].tobytes() == b"last\n"
     made.end(0)
+
+
+def test_who_asks_while_the_port_closes_is_told_the_end(port, monkeypatch):
+    _, file, made = port
+    file.write_text("last\n")
+    late, server = Frame(Op.STATUS, 1, meta={"until": "end", "file": "", "offset": 0}), made._server
+    close, answers = server.close, []
+
+    def closes():
+        # After those who wait were told.
+        answers.append(made._handle(ClientId(b"late"), late))
+        close()
+
+    monkeypatch.setattr(server, "close", closes)
+    made.end(3, "asked to end")
+    assert (answers[0].meta["exit_code"], answers[0].meta["text"]) == (3, "asked to end")
+    assert answers[0].arrays[0].tobytes() == b"last\n"
+
+
+def test_a_program_ends_whose_folder_of_events_was_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(_watch_port, "process_events", functools.cache(TaskEvents))
+    environ = {WATCH_VARIABLES[0]: KEY}
+    monkeypatch.setattr(_watch_port, "process_environ", lambda: environ)
+    made = WatchPort("worker:0", {"worker:0": "h0:2222"})
+    made._server = SimpleNamespace(reply=None, close=lambda: None)
+    made._file.parent.rmdir()
+    made.end(0)
+    assert made._server is None
 
 
 def test_without_a_launcher_the_events_have_a_file_of_their_own(tmp_path, monkeypatch):

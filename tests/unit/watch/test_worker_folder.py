@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from unisono._errors import ClusterError
-from unisono.rpc._frames import blob
+from unisono.rpc._frames import Frame, blob
 from unisono.rpc._ops import Op
 from unisono.watch import _worker_folder
 from unisono.watch._job_reader import JobReader
@@ -142,6 +142,30 @@ def test_more_events_than_one_answer_holds_are_there_at_once(watched):
         watched.workers[0].step(step + 1)
     assert len(watched.workers[0].data) > 3000
     assert watched.watch().tasks[0].step == 50
+
+
+def test_a_file_that_begins_again_is_read_from_its_beginning(watched):
+    worker = watched.workers[0]
+    for step in range(3):
+        worker.step(step + 1)
+    watched.watch()
+    # As the port does where more is known than there is.
+    worker.data, worker.most = b"", 1 << 20
+    worker.step(1)
+    worker.answer, known = (lambda frame, **more: Worker.answer(worker, from_start(frame), **more)), []
+
+    def from_start(frame):
+        known.append(frame.meta["offset"])
+        is_more = frame.meta["offset"] > len(worker.data)
+        return frame if not is_more else Frame(Op.STATUS, frame.request, meta={**frame.meta, "offset": 0})
+
+    watched.see()
+    worker.step(4)
+    assert watched.see().tasks[0].step == 4
+    assert known[-1] < known[0]
+    folder = watched.reader.folder
+    received = folder.read("events/worker-0.jsonl", 0, 1 << 20)
+    assert received.endswith(b"\n" + worker.data)
 
 
 def test_before_its_first_step_a_job_starts(watched):
