@@ -27,15 +27,15 @@ class Pieces:
     """What a task prints, in pieces that may end within a line or a character."""
 
     def __init__(self, kind):
-        self._kind = kind
+        self.kind = kind
 
     def of(self, text):
-        if self._kind == "binary":
+        if self.kind == "binary":
             return [b"\xff\xfe\x00" + text.encode()[:2], bytes(range(200, 256)) + b"\n"]
-        if self._kind == "partial":
+        if self.kind == "partial":
             data = f"ä{text} ö".encode()
             return [data[:1], data[1:-1], data[-1:]]
-        if self._kind == "long":
+        if self.kind == "long":
             return [text.encode() * 400, b"\r\n"]
         return [f"{text}\n".encode()]
 

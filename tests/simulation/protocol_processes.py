@@ -12,6 +12,7 @@ checked:
   the disk is full; a task that hangs has left its stacks in its log;
 - logs have what tasks have printed, byte for byte, each start behind a line of its own; the terminal shows
   each line of the chief once;
+- the report of a launch names the first failure and its log; who lacks a package is not started again;
 - one launcher uses a folder; a new generation has new ports; a watcher sees each launch and its end.
 
 Tests: tests/unit/test_simulated_launches.py.
@@ -58,10 +59,13 @@ _CODES = (1, 2, 77, 124, 127, 137, 255, -1, 512 + 9)
 _SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM, signal.SIGHUP)
 _KINDS = (
     "exit", "raise", "signal", "message", "hang", "stopped", "kill launcher", "kill reaper", "kill spare",
-    "full", "full and raise", "removed", "second launcher", "stop", "stop twice", "capacity",
+    "full", "full and raise", "removed", "second launcher", "stop", "stop twice", "capacity", "truncated",
+    "terminal", "ports", "preempt", "raise and stop", "lacks",
 )  # fmt: skip
 #: What ends a task by force.
-_FATAL = ("exit", "raise", "signal", "message", "hang", "stopped")
+_FATAL = ("exit", "raise", "signal", "message", "hang", "stopped", "lacks")
+#: What keeps logs from having all.
+_SPOILS = ("full", "full and raise", "removed", "truncated")
 
 
 class _Stream(io.StringIO):
@@ -100,6 +104,8 @@ class _Job(TaskPrograms):
         #: Processes that are given a task, or were.
         self.assigned = set()
         self.is_over, self.killed_spares = False, []
+        #: What was shown by earlier launches, and whether a task was asked to save.
+        self.shown_before, self.is_preempted = 0, False
 
     # --- the launcher ----------------------------------------------------------------------------------
 
@@ -108,6 +114,7 @@ class _Job(TaskPrograms):
         entry = self.kernel.current
         entry.handlers[signal.SIGTERM] = lambda: self.signals.append(signal.SIGTERM)
         self.launches += 1
+        self.shown_before = len(self.shown.getvalue())
         self.paths.root.mkdir(parents=True, exist_ok=True)
         count = len(tasks_of(self.options, self.options.worker_range[1]))
         base = base_environment({}, self.options, count, 2, self.paths)
@@ -186,6 +193,10 @@ class _Job(TaskPrograms):
             before is None or not before.is_alive, f"{entry.task} has two processes: {before} and {entry}."
         )
         self.running[entry.task], entry.key, entry.has_stepped = entry, key, False
+        environ, options = entry.job["environ"], self.options
+        found = environ.get("UNISONO_DEVICES_PER_WORKER"), environ.get("UNISONO_INTERFACE")
+        devices = None if options.devices_per_worker is None else str(options.devices_per_worker)
+        self.fail_unless(found == (devices, options.interface), f"{entry} gets the options {found}.")
 
     def run_script(self, path):
         """Be the program of a task."""
@@ -263,6 +274,9 @@ class _Job(TaskPrograms):
             text = self.world.pick(("no such file: data.csv", "first\nsecond", "bad \x1b[31m value"))
             self._failed(entry, 1, "ValueError: " + text.splitlines()[0][:3])
             raise ValueError(text)
+        if kind == "lacks":
+            self._failed(entry, 1, "No module named")
+            raise ModuleNotFoundError("No module named 'pandas'", name="pandas")
         if kind == "message":
             self._failed(entry, 1, "exit code 1")
             sys.exit("no data")
@@ -314,6 +328,22 @@ def _disturb(world, job):
         shutil.rmtree(job.paths.root, ignore_errors=True)
     elif kind == "second launcher" and job.begun:
         _try_second(world, job)
+    elif kind == "truncated" and target is not None:
+        with contextlib.suppress(OSError):
+            job.paths.log(target.task).write_bytes(b"")
+    elif kind == "terminal":
+        world.pick((job.shown, job.messages)).gone = True
+    elif kind == "ports":
+        held = [port for port in range(10_000, 10_016) if port not in kernel.ports][:6]
+        kernel.ports.update(dict.fromkeys(held))
+        world.call_later(world.uniform(1.0, 20.0), lambda: [kernel.ports.pop(p, None) for p in held])
+    elif kind == "preempt" and target is not None and target.task.type == "worker":
+        job.is_preempted = True
+        kernel._deliver(target, signal.SIGTERM)
+    elif kind == "raise and stop" and target is not None:
+        job.orders[target] = "raise"
+        job.stopped_at, launcher = world.now, job.launcher
+        world.call_later(world.uniform(0.3, 4.0), lambda: kernel._deliver(launcher, signal.SIGTERM))
     elif kind in ("stop", "stop twice"):
         job.stopped_at = world.now if job.stopped_at is None else job.stopped_at
         launcher = job.launcher
@@ -373,6 +403,8 @@ def processes(world):
         workers=workers,
         evaluator=world.choose(3, SETTING) == 2,
         max_restarts=world.pick((0, 10, 1), SETTING),
+        devices_per_worker=world.pick((None, 2), SETTING),
+        interface=world.pick((None, "eth0"), SETTING),
         spares=world.pick((0, None, 1), SETTING),
         elastic=(1, workers) if workers > 1 and world.choose(3, SETTING) == 2 else None,
         grace=_GRACE,
@@ -390,6 +422,7 @@ def processes(world):
         for _ in range(6):
             job.signals.clear()
             job.stopped_at, job.failures, job.orders = None, [], {}
+            job.is_preempted = False
             before = dict(world.faults)
             job.launcher = kernel.start("launcher", job.launch)
             began = world.now
@@ -438,10 +471,17 @@ def _check_swept(world, job, faults):
 
 def _check_end(world, job, outcome, faults, watcher):
     code, failure = outcome.code, outcome.failure
-    is_kept = not any(world.faults[kind] for kind in ("full", "full and raise", "removed"))
+    is_kept = not any(world.faults[kind] for kind in _SPOILS)
     if is_kept:
         watcher.check_end(outcome)
         _check_logs(world, job)
+        _check_shown(world, job)
+    told = _launch.report(outcome)
+    if failure is not None:
+        log = str(job.paths.log(failure.task))
+        world.check(
+            str(failure.task) in told and log in told, lambda: f"The report must name {failure}: {told}"
+        )
     if code == 0:
         world.check(
             job.trained == job.total == job.saved,
@@ -456,7 +496,7 @@ def _check_end(world, job, outcome, faults, watcher):
     forks = 126 if faults.get("fork") else None
     if code == RESTART_WANTED:
         world.check(
-            not job.options.restarts or job.options.elastic is not None,
+            not job.options.restarts or job.options.elastic is not None or job.is_preempted,
             lambda: f"No task was asked to save, and the launch ends with 42: {outcome}",
         )
         return
@@ -465,8 +505,12 @@ def _check_end(world, job, outcome, faults, watcher):
         lambda: f"Nothing has failed, and the code is {code}: {outcome}",
     )
     count = len(job.failures) + faults.get("fork", 0)
+    is_lacking = any(text == "No module named" for *_, text, _ in job.failures) or job.is_preempted
     world.check(
-        count > job.options.restarts or job.options.elastic is not None or job.trained == job.total,
+        count > job.options.restarts
+        or job.options.elastic is not None
+        or job.trained == job.total
+        or is_lacking,
         lambda: f"{count} failures with {job.options.restarts} restarts end no launch: {outcome}",
     )
     # Which of the tasks that wait for each other hangs, is not known.
@@ -492,10 +536,26 @@ def _check_report(world, job, outcome, hit):
         world.check(
             "ValueError" in outcome.report, lambda: f"The report must have the traceback: {outcome.report!r}"
         )
-    is_kept = not any(world.faults[kind] for kind in ("full", "full and raise", "removed"))
+    is_kept = not any(world.faults[kind] for kind in _SPOILS)
     if text == "no progress" and is_kept:
         log = job.paths.log(outcome.failure.task).read_bytes()
         world.check(b"Thread 0x1" in log, lambda: f"A task that hangs must leave its stacks: {log[-300:]!r}")
+
+
+def _check_shown(world, job):
+    """The terminal has each line that the first task has printed in this launch once, in its order."""
+    if job.pieces.kind != "lines" or job.shown.gone:
+        return
+    first = next(iter(job.plan.tasks)) if job.plan is not None else None
+    starts = [entry for entry in job.printed.get(first, ()) if entry.key[0] == job.launches]
+    printed = [line for entry in starts for line in bytes(entry.printed).decode().splitlines() if line]
+    prefix = f"[{first}] "
+    shown = [
+        line.removeprefix(prefix)
+        for line in job.shown.getvalue()[job.shown_before :].splitlines()
+        if line.removeprefix(prefix)
+    ]
+    world.check(shown == printed, lambda: f"{first} has printed {printed[-3:]}, and shown is {shown[-3:]}.")
 
 
 def _check_logs(world, job):

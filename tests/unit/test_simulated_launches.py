@@ -12,15 +12,17 @@ from tests.simulation._runner import run_many, run_one
 from tests.simulation._world import World
 from tests.simulation.mistakes_processes import MISTAKES as OF_PROCESSES
 from tests.simulation.mistakes_serving import MISTAKES as OF_SERVERS
+from tests.simulation.mistakes_watch import MISTAKES as OF_WATCHERS
 from tests.simulation.protocols import protocols
 
-PROTOCOLS = ("processes", "serving")
+PROTOCOLS = ("processes", "serving", "watch")
 #: Mistakes, and the seeds of schedules of which one finds it.
 PLANTED = {
     "a pipe of a task stays open": range(20),
-    "a spare that has ended is an error": range(95, 105),
+    "a spare that has ended is an error": range(28, 38),
     "a server leaves its spares": range(5),
     "an exception is lost where the disk is full": range(57, 60),
+    "the end is not waited for": range(10),
 }
 
 
@@ -138,7 +140,7 @@ def holds(name, seeds):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_mistakes_are_found(name):
-    (mistake,) = [m for m in (*OF_PROCESSES, *OF_SERVERS) if m.name == name]
+    (mistake,) = [m for m in (*OF_PROCESSES, *OF_SERVERS, *OF_WATCHERS) if m.name == name]
     # Imported before: a protocol may add stand-ins, which the next `simulated` puts in place.
     protocol = protocols()[mistake.protocol]
     with simulated() as look, mistake.planted():
