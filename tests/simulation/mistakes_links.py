@@ -95,7 +95,7 @@ MISTAKES = (
     _mistake(
         "a result that takes several messages is cut",
         f"{_LINK}:ServerLink._fetch_result",
-        'while file.tell() < answer.meta["size"]:',
+        'while len(data) < answer.meta["size"]:',
         "while False:",
     ),
 )

@@ -5,6 +5,7 @@ from tests.simulation._planted import Mistake
 _LINK = "unisono.standalone._link"
 _MACHINES = "unisono.standalone._remote_machines"
 _MACHINE = "unisono.standalone._server_machine"
+_PROCESS = "unisono.standalone._remote_process"
 
 
 def _mistake(name, place, old, new):
@@ -65,5 +66,19 @@ MISTAKES = (
         f"{_MACHINE}:ServerMachine.close",
         "self._spares.close()",
         "pass",
+    ),
+    Mistake(
+        "a full disk at the client costs the server",
+        f"{_PROCESS}:RemoteProcess.add_output",
+        "except OSError as error:",
+        "except ZeroDivisionError as error:",
+        "roles",
+    ),
+    Mistake(
+        "a result that cannot be kept costs the server",
+        f"{_PROCESS}:RemoteProcess.note_result",
+        "except OSError as error:",
+        "except ZeroDivisionError as error:",
+        "roles",
     ),
 )

@@ -113,6 +113,8 @@ class _Server:
         self.cluster, self.world, self.name = cluster, cluster.world, name
         self.root = place_of(f"{ROOT}/disk/{name.partition(':')[0]}")
         self.process, self.processes, self.pauses = None, [], []
+        #: The fields that its answers lack, as those of another version do.
+        self.lacks = ()
         #: What tasks have left behind: the generation of the task, and the process.
         self.children = []
 
@@ -153,7 +155,15 @@ class _Server:
             shutil.rmtree(self.root, ignore_errors=True)
         rpc_server = None
         agent = self.agent = Agent(self.name, _Machine(self), lambda *args: rpc_server.reply(*args))
-        rpc_server = self.cluster.network.rpc_server(self.name, agent.handle)
+        lacks = self.lacks
+
+        def handle(client, frame):
+            answer = agent.handle(client, frame)
+            if answer is not None:
+                answer.meta = {name: value for name, value in answer.meta.items() if name not in lacks}
+            return answer
+
+        rpc_server = self.cluster.network.rpc_server(self.name, handle if lacks else agent.handle)
         rpc_server.start()
         while True:
             self.world.sleep(_TICK)
@@ -389,6 +399,15 @@ def _disturb(world, cluster, client):
 
 def links(world):
     """A client trains on servers that are killed, stopped and cut off, as it is itself."""
+    run_links(world)
+
+
+def run_links(world, begin=lambda cluster, client: None):
+    """Run the protocol.
+
+    Args:
+        begin: starts others that speak with the servers.
+    """
     world.settle()
     world.limit = 2000.0
     machine = Machine(world, "host-a", {"disk": Disk(world), "tmp": Disk(world)}, own=("disk", "tmp"))
@@ -420,6 +439,7 @@ def links(world):
             server.start()
         world.faults_left = world.choose(4, SETTING)
         client = machine.process("client", lambda: cluster.launch(options, slots))
+        begin(cluster, client)
         began = world.now
         while not client.wait(world.uniform(1.0, 6.0)):
             if world.faults_left:

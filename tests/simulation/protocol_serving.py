@@ -1,5 +1,7 @@
 """Standalone servers as they are, with processes and spares on one machine; one or two clients.
 
+In `serving` all tasks are workers; `roles` has chiefs, parameter servers and evaluators, too.
+
 Real: `StandardServer`, `ServerMachine`, `Agent`, `ServerJob`, `Process`, `SparePool`, `OrphanReaper`, the
 start and end of a task, and on the other side `Supervisor`, `RemoteMachines` and `ServerLink`. A stub: what a
 program computes. Promised, and checked:
@@ -9,7 +11,8 @@ program computes. Promised, and checked:
   connections was lost; otherwise within its bound, with an error that is made for its user;
 - a client that finds servers busy is told so, or has them as soon as the other one has ended;
 - what a server says of itself, such as that it has no free port, is in the launch's error, and so is what a
-  task has raised, also where the disk is full;
+  task has raised, also where a disk is full, at either end;
+- a client whose disk is full loses output, and no task; where it cannot keep a result, its error says so;
 - tasks are asked to end before they are killed;
 - when a client has ended, no process of it is left, and its servers are free;
 - a server that is asked to end leaves no process, child or pipe.
@@ -17,6 +20,7 @@ program computes. Promised, and checked:
 Tests: tests/unit/test_simulated_launches.py.
 """
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -33,8 +37,10 @@ from tests.simulation.protocol_generations import Screen
 from unisono._errors import ClusterError, InvalidArgumentError
 from unisono._system._object_store import place_of
 from unisono.cluster.liveness._heartbeat_file import HeartbeatFile
+from unisono.cluster_resolver._spec import Task
 from unisono.launcher._function_call import result_path
 from unisono.launcher._plan import RunPaths
+from unisono.launcher._restart_policy import chief_of, serving_tasks
 from unisono.standalone import _client, _server, _server_machine
 from unisono.standalone._lease_book import ServerBusyError
 from unisono.standalone._link import ServerLink
@@ -49,6 +55,11 @@ _BOUND = 150.0
 _KINDS = (
     "cut off", "part", "kill server", "stop server", "pause server", "kill task", "raise", "full server",
     "full and raise", "full client", "removed", "ports", "stop client", "kill client",
+)  # fmt: skip
+#: Of `roles`.
+_OF_ROLES = (
+    "kill task", "cut off", "full client", "full client", "full client", "raise", "kill server",
+    "stop server", "full and raise", "stop client", "kill client", "removed",
 )  # fmt: skip
 #: What costs a launch time, and no more.
 _HARMLESS = {"cut off", "cut", "late", "unnoticed end"}
@@ -116,6 +127,12 @@ class _Programs(TaskPrograms):
     def taken(self, entry):
         entry.key = Path(entry.job["log"]).parent.name
         entry.generation = int(entry.job["environ"]["UNISONO_GENERATION"])
+        cluster = json.loads(entry.job["environ"]["TF_CONFIG"])["cluster"]
+        tasks = [Task(job, index) for job, every in cluster.items() for index in range(len(every))]
+        entry.serves = entry.task in serving_tasks(tasks)
+        leader = chief_of(tasks) or Task("chief" if "chief" in cluster else "worker", 0)
+        entry.leads, entry.needs = entry.task == leader, set(serving_tasks(tasks))
+        entry.has_servers = chief_of(tasks) is not None
         server = next(each for each in self.site.servers.values() if each.has(entry))
         own = entry.key, entry.generation
         beside = [e for e in server.processes() if e is not entry]
@@ -149,11 +166,12 @@ class _Programs(TaskPrograms):
                 continue
             heart.beat()
             self.print(entry, f"{task} step {batches}")
-            if task.index == 0:
+            if entry.leads and self._has_all(entry):
                 batches = min(batches + 1, total)
                 if batches % _EVERY == 0 or batches == total:
                     self.saved[entry.key] = batches
-            if self.saved[entry.key] == total:
+            # A parameter server serves until it is asked to end.
+            if self.saved[entry.key] == total and task.type != "ps":
                 break
         with open(result, "w", encoding="utf-8") as file:
             file.write(f"{task} of {entry.key}")
@@ -164,9 +182,16 @@ class _Programs(TaskPrograms):
             raise ValueError("data")
         if entry.wants_end:
             raise SystemExit(128 + signal.SIGTERM)
-        for peer in self.processes[entry.key]:
+        for peer in () if entry.has_servers else self.processes[entry.key]:
             if peer.generation == entry.generation and not peer.is_alive and peer.code != 0:
                 raise RuntimeError("Gloo: Connection closed by peer")
+
+    def _has_all(self, entry):
+        """Return whether the parameter servers of a chief run, and a worker, if it has workers."""
+        there = {p.task for p in self.processes[entry.key] if p.is_alive and p.generation == entry.generation}
+        away = {task for task in entry.needs - there if task.type == "ps"}
+        workers = [task for task in entry.needs if task.type == "worker"]
+        return not away and (not workers or bool(there & set(workers)))
 
 
 class _Client:
@@ -245,9 +270,9 @@ class _Site:
             )
 
 
-def _disturb(world, site):
+def _disturb(world, site, kinds):
     """Let one thing go wrong."""
-    kind = world.pick(_KINDS, "fault kind")
+    kind = world.pick(kinds, "fault kind")
     if not world.fault(0.8, kind):
         return
     server, client = world.pick(list(site.servers.values())), world.pick(site.clients)
@@ -300,16 +325,41 @@ def _start_again(world, server):
 def serving(world):
     """One or two clients train on servers whose machines have too little of everything."""
     world.settle()
-    world.limit = 3000.0
-    disks = {"disk": Disk(world), "home": Disk(world), "tmp": Disk(world)}
-    kernel = Kernel(world, Machine(world, "host-a", disks, own=tuple(disks)), {})
-    site = _Site(world, kernel)
     count = 1 + world.choose(2, SETTING)
     addresses = [f"localhost:{2222 + i}" for i in range(count)]
     cluster = {"worker": addresses}
     if world.choose(2, SETTING):
         # Beside a worker, or alone.
         cluster["evaluator"] = [world.pick((addresses[0], f"localhost:{2222 + count}"), SETTING)]
+    _serve(world, cluster, _KINDS)
+
+
+def roles(world):
+    """Chiefs, parameter servers and evaluators on servers elsewhere, one on each, or several on one."""
+    world.settle()
+    first, second, third = (f"localhost:{2222 + i}" for i in range(3))
+    cluster = world.pick(
+        (
+            {"chief": [first], "worker": [second], "ps": [second]},
+            {"worker": [first, second], "ps": [third]},
+            {"chief": [first], "worker": [second]},
+            {"chief": [first], "ps": [first]},
+            {"chief": [first], "worker": [first, second], "ps": [second, first]},
+        ),
+        SETTING,
+    )
+    if world.choose(3, SETTING) == 2:
+        cluster = cluster | {"evaluator": [second]}
+    _serve(world, cluster, _OF_ROLES)
+
+
+def _serve(world, cluster, kinds):
+    world.limit = 3000.0
+    disks = {"disk": Disk(world), "home": Disk(world), "tmp": Disk(world)}
+    kernel = Kernel(world, Machine(world, "host-a", disks, own=tuple(disks)), {})
+    site = _Site(world, kernel)
+    addresses = cluster.get("worker", cluster.get("chief"))
+    count = len(addresses)
     options = {
         "max_restarts": world.pick((None, 10, 0), SETTING),
         "grace": _GRACE,
@@ -339,16 +389,16 @@ def serving(world):
             own = world.pick(([addresses[-1]], addresses))
             elastic = options["elastic"] if len(own) == count else None
             site.clients[1].start(Slots.of({"worker": own}), options | {"elastic": elastic})
-        _watch(world, site)
+        _watch(world, site, kinds)
         _check_end(world, site)
 
 
-def _watch(world, site):
+def _watch(world, site, kinds):
     began = world.now
     while any(client.entry.is_alive for client in site.clients):
         world.sleep(world.uniform(1.0, 6.0))
         if world.faults_left:
-            _disturb(world, site)
+            _disturb(world, site, kinds)
         world.check(
             world.now - began < _BOUND * (len(site.clients) + sum(world.faults.values())),
             lambda: f"A launch must end or go on within its bound.\n{world.stacks()}",
@@ -403,10 +453,17 @@ def _check_outcome(world, site, client):
     if outcome.code == 0:
         _check_results(world, site, client)
     detail = "" if outcome.failure is None else outcome.failure.detail
+    is_unkept = "cannot be kept on this machine" in detail
     world.check(
-        outcome.code != 1 or "Error" in detail,
+        outcome.code != 1 or is_unkept or "Error" in detail,
         lambda: f"A task has ended with an exception, and its client is told {detail!r}.",
     )
+    has_lost_output = faults <= _HARMLESS | {"full client"} and not world._stall
+    world.check(
+        not has_lost_output or is_unkept or outcome.code == 0,
+        lambda: f"A client's disk is full, and its launch ends with {outcome}.",
+    )
+    world.check(not is_unkept or "No space left" in detail, lambda: f"The error names the disk: {detail}")
     # A message that is late by seconds may be later than the grace.
     if faults <= _HARMLESS - {"late"} | {"stop client"} and not world._stall:
         asked = [each for each in site.unasked if each.key == client.job]
@@ -433,17 +490,20 @@ def _check_results(world, site, client):
     )
     for task in plan.tasks:
         last = [e for e in programs.processes[client.job] if e.task == task][-1]
+        if last.serves:
+            # The launcher ends it, perhaps before it has read all.
+            continue
         world.check(last.code == 0, lambda last=last: f"{last} ends with {last.code}, its launch with 0.")
         if task.type != "evaluator":
             text = result_path(client.paths, task).read_text()
             world.check(text == f"{task} of {client.job}", lambda text=text: f"The result is {text!r}.")
         log, printed = client.paths.log(task).read_bytes(), bytes(last.printed)
         world.check(
-            log.endswith(printed),
+            log.endswith(printed) or "full client" in world.faults,
             lambda task=task, log=log, printed=printed: (
                 f"{task} has printed {printed[-80:]!r}, not {log[-80:]!r}"
             ),
         )
 
 
-PROTOCOLS = {"serving": serving}
+PROTOCOLS = {"serving": serving, "roles": roles}

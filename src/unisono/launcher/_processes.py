@@ -278,6 +278,17 @@ class Process:
             return
 
 
+class UnwrittenOutput(Protocol):
+    """The output of a task that its files did not take, as where the disk is full."""
+
+    @property
+    def error(self) -> ErrorRecord | None:
+        """The record of its exception, None where it is written, or there is none."""
+
+    def last_lines(self, count: int = 25) -> str:
+        """Return the last lines that the log did not take."""
+
+
 class TaskProcess(Protocol):
     """The process of a task, on this machine or on another one."""
 
@@ -291,8 +302,8 @@ class TaskProcess(Protocol):
     loss: str
 
     @property
-    def kept(self) -> KeptOutput | None:
-        """Output that its log does not take; None on another machine."""
+    def kept(self) -> UnwrittenOutput | None:
+        """What its files did not take; None where they take all."""
 
     def assign(self, job: Mapping[str, Any]) -> bool:
         """Send the process its job; return False where it is dead."""

@@ -303,9 +303,9 @@ class ServerLink:
             try:
                 self._turn()
             except Exception as error:
-                # Such as a full disk: without this thread the launch would wait for ever.
-                _LOG.exception("What the server %s sent could not be kept.", self.address)
-                self._lose(f"its output could not be kept ({error})", time.time())
+                # Such as of another version: without this thread the launch would wait for ever.
+                _LOG.exception("What the server %s has answered could not be read.", self.address)
+                self._lose(f"its answer could not be read ({error})", time.time())
 
     def _turn(self) -> None:
         if self._info is None:
@@ -361,13 +361,11 @@ class ServerLink:
                 return
             # It was started again since it has told the end, and the result is lost with the processes.
             raise
-        aside = process.copies.result.with_suffix(".part")
-        with aside.open("wb") as file:
-            file.write(answer.arrays[0].tobytes())
-            while file.tell() < answer.meta["size"]:
-                answer = self.request(Op.GET, {"name": name, "offset": file.tell()})
-                file.write(answer.arrays[0].tobytes())
-        aside.replace(process.copies.result)
+        data = bytearray(answer.arrays[0].tobytes())
+        while len(data) < answer.meta["size"]:
+            answer = self.request(Op.GET, {"name": name, "offset": len(data)})
+            data += answer.arrays[0].tobytes()
+        process.note_result(bytes(data))
 
     def _look_for_server(self, instance: str, beginnings: int, error: ClusterError) -> None:
         """Find the server again after an error; else its processes are lost."""

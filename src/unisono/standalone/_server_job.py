@@ -25,7 +25,7 @@ from unisono._checks import whole_number
 from unisono._errors import InvalidArgumentError
 from unisono.cluster_resolver._spec import Task
 from unisono.launcher._plan import RunPaths
-from unisono.launcher._processes import KeptOutput, TaskProcess, kill_all
+from unisono.launcher._processes import TaskProcess, UnwrittenOutput, kill_all
 from unisono.launcher._run_files import read_error, size_of
 from unisono.rpc._frames import blob
 from unisono.standalone._protocol import BATCH_SECONDS, CHUNK, POLL_SECONDS, ProcessShape
@@ -89,7 +89,7 @@ class OutputFiles:
         except OSError:  # it was removed
             return b""
 
-    def read_error(self, kept: KeptOutput | None = None) -> bytes:
+    def read_error(self, kept: UnwrittenOutput | None = None) -> bytes:
         """Return the record of the exception, empty without one; a large one without what was pickled.
 
         Args:

@@ -1,5 +1,9 @@
 """A server without sockets, with processes that do as they are told; the client's link over a loopback."""
 
+import errno
+import io
+import json
+import os
 import platform
 import signal
 import threading
@@ -315,6 +319,70 @@ def test_output_result_and_end_are_copied(linked):
     linked.until(lambda: process.poll() is not None)
     assert (process.poll(), process.copies.log.read_bytes()) == (0, b"hello")
     assert process.copies.result.stat().st_size == 5 << 20
+
+
+class FullDisk:
+    """The client's disk: what is written there is refused while it is full."""
+
+    def __init__(self, patches):
+        self.is_full, self._open = True, io.open
+        patches.setattr(io, "open", self._opened)
+
+    def _opened(self, path, mode="r", *args, **options):
+        if self.is_full and "/client/" in str(path) and set(mode) & set("wa+"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return self._open(path, mode, *args, **options)
+
+
+def raised(summary):
+    return json.dumps({"at": 1.0, "code": 1, "summary": summary, "traceback": f"Traceback: {summary}"})
+
+
+@pytest.mark.parametrize("has_room_later", [False, True])
+def test_a_client_with_a_full_disk_loses_output_and_no_process(linked, monkeypatch, caplog, has_room_later):
+    disk, process = FullDisk(monkeypatch), linked.process()
+    (there,) = linked.machine.processes
+    there.log.write_bytes(b"first\n")
+    (linked.machine.root / "one" / "progress" / "g0-worker-0").write_text("step 3\n")
+    linked.until(lambda: process.offset == 6)
+    disk.is_full = not has_room_later
+    with there.log.open("ab") as file:
+        file.write(b"second\n")
+    error = linked.machine.root / "one" / "errors" / "g0-worker-0.json"
+    error.write_text(raised("ValueError: data"))
+    there.end(1)
+    linked.until(lambda: process.poll() is not None)
+    assert (process.poll(), process.loss, linked.link.losses) == (1, "", set())
+    assert caplog.text.count("No space left on device") == 1
+    unwritten = "first" if has_room_later else "first\nsecond"
+    assert process.kept.last_lines() == unwritten
+    if has_room_later:
+        assert process.copies.log.read_bytes() == b"second\n"
+        assert process.copies.error.exists()
+    else:
+        assert process.kept.error["summary"] == "ValueError: data"
+
+
+def test_a_result_that_the_clients_disk_does_not_take_is_an_error_that_names_the_disk(linked, monkeypatch):
+    process = linked.process()
+    FullDisk(monkeypatch)
+    (there,) = linked.machine.processes
+    (linked.machine.root / "one" / "result").write_bytes(b"r")
+    there.end(0)
+    linked.until(lambda: process.poll() is not None)
+    assert process.poll() == 1
+    assert process.loss.startswith("has returned, and its result cannot be kept on this machine: [Errno 28]")
+    assert str(linked.root) in process.loss
+    # It is no reason to start the task again on its server.
+    assert linked.link.losses == set()
+
+
+def test_an_answer_that_cannot_be_read_costs_the_server(linked, monkeypatch):
+    process = linked.process()
+    monkeypatch.setattr(linked.link, "_apply", lambda *_: {}["code"])
+    linked.machine.processes[0].end(0)
+    linked.until(lambda: process.poll() is not None)
+    assert process.loss == "lost its server a:1: its answer could not be read ('code')"
 
 
 def test_a_server_that_was_started_again_has_lost_its_processes(linked):
