@@ -53,6 +53,8 @@ class Machine:
     def __init__(self, world, name, disks, own=(), risk=0.0, power=0.0, errors=0.0, latency=0.0):
         self.world, self.name, self.disks, self.own = world, name, dict(disks), own
         self.risk, self.power, self.errors, self.latency = risk, power, errors, latency
+        #: Returns the number of the error with which a call for a path fails, 0 for none.
+        self.refusal = lambda name, path: 0
         self.processes = []
         self.power_losses = 0
 
@@ -122,6 +124,8 @@ class FileDoors:
             fiber.process.kill()
         if world.fault(machine.power, "power"):
             machine.lose_power()
+        if number := machine.refusal(name, path):
+            raise OSError(number, os.strerror(number), path)
         if world.fault(machine.errors, "disk"):
             kinds = (errno.EIO, errno.ENOSPC) if name in _NEEDS_ROOM else (errno.EIO,)
             number = world.pick(kinds, "fault kind")
@@ -223,9 +227,9 @@ class FileDoors:
         return self._stat(path)
 
     def _access(self, path, mode, **options):
-        if (at := self._call("access", path)) is None:
-            return self._real["access"](path, mode, **options)
         try:
+            if (at := self._call("access", path)) is None:
+                return self._real["access"](path, mode, **options)
             at[0].find(*at[1:])
         except OSError:
             return False

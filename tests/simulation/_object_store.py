@@ -31,6 +31,8 @@ class ObjectStore:
 
     def __init__(self, world, failing=0.0):
         self.world, self.failing = world, failing
+        #: Returns the error of a request, before it is carried out or after; None for none.
+        self.refusal = lambda name, key, is_done: None
         self.objects = {}
         self.requests = 0
 
@@ -91,12 +93,16 @@ class _Client:
     def _request(self, name, key, run):
         """Send a request, and again where it or its answer is lost."""
         store, world = self._store, self._doors.world
+        if (error := store.refusal(name, key, False)) is not None:
+            raise error
         for left in reversed(range(_TRIES)):
             store.requests += 1
             self._send(name, key, run)
             is_lost = world.fault(store.failing, "lost request")
             if not is_lost:
                 answer = run()
+                if (error := store.refusal(name, key, True)) is not None:
+                    raise error
                 if not world.fault(store.failing, "lost answer"):
                     return answer
             if not left:

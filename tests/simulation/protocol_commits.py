@@ -16,7 +16,7 @@ from unisono._errors import CheckpointError
 from unisono._system._object_store import StorePath, place_of
 from unisono.checkpoint._reader import latest_checkpoint
 from unisono.checkpoint._series import CommitSeries, read_snapshot, write_snapshot
-from unisono.checkpoint.commits import _commits
+from unisono.checkpoint.commits import _commits, _uploads
 from unisono.checkpoint.commits._manifests import FORMAT, MANIFEST, _hash_json, parse_manifest
 
 _KEEP = 2
@@ -207,6 +207,8 @@ class _Setting:
     def __init__(self, world, kind, is_local):
         self.world, self.kind = world, kind
         world.settle()
+        # Processes of other worlds have the same numbers.
+        _uploads._CLAIMS.clear()
         self.store = ObjectStore(world) if kind == "object store" else None
         self.lag = world.uniform(0.0, 60.0, SETTING) if kind == "nfs" else 0.0
         self.disk = Disk(world, self.lag)

@@ -303,7 +303,7 @@ class TaskProcess(Protocol):
 
     @property
     def kept(self) -> UnwrittenOutput | None:
-        """What its files did not take; None where they take all."""
+        """The output that its files did not take; None where they take all."""
 
     def assign(self, job: Mapping[str, Any]) -> bool:
         """Send the process its job; return False where it is dead."""

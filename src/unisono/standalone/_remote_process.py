@@ -41,7 +41,7 @@ class LocalCopies:
 
 
 class UnwrittenCopies:
-    """What the files of this machine did not take of a process elsewhere: its task runs on."""
+    """The output of a task elsewhere that the files of this machine did not take: the task runs on."""
 
     def __init__(self) -> None:
         self.error: ErrorRecord | None = None

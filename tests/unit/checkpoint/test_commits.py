@@ -502,3 +502,13 @@ def test_what_another_process_has_deleted_is_deleted(tmp_path):
     _commits._remove(tmp_path / "gone")
     _commits.delete_commit(tmp_path / "gone")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_in_a_folder_that_may_not_be_entered_is_no_error_of_the_system(tmp_path, monkeypatch):
+    def denied(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(type(tmp_path), "stat", denied)
+    # Python 3.14 asks in another way, and sees no directory.
+    with pytest.raises(CheckpointError, match=r"ckpt-1, where .*(Permission denied|no directory)"):
+        _manifests.read_manifest(tmp_path / "ckpt-1")

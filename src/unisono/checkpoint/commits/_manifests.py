@@ -61,9 +61,10 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         CheckpointError: there is no commit, or no manifest that is as it was written.
     """
-    if not path.is_dir():
-        raise of_keras(path) if path.suffix in (".h5", ".keras") and path.is_file() else absent(path)
     try:
+        # Also what cannot be asked for, as in a folder of another user.
+        if not path.is_dir():
+            raise of_keras(path) if path.suffix in (".h5", ".keras") and path.is_file() else absent(path)
         if not stat.S_ISREG((path / MANIFEST).stat().st_mode):
             raise damaged(path, f"{MANIFEST} is not a file")
         return parse_manifest(path, (path / MANIFEST).read_text())
