@@ -147,6 +147,38 @@ def _of_one(world, place):
     place.machine.refusal = lambda name, path: 0
 
 
+def _failing(world, place):
+    """A library fails while it writes: what it raises is its own, unless the disk is full."""
+
+    def write(text):
+        def fill(folder):
+            (folder / "part").write_bytes(b"x")
+            raise RuntimeError(text)
+
+        _commits.write_commit(place.path, "failed", fill)
+
+    def look():
+        world.check(
+            place.raises(lambda: write("RESOURCE_EXHAUSTED: no space"), ("needs room on the disk",)),
+            "A full disk is an error of checkpoints.",
+        )
+        try:
+            write("wrong type")
+        except RuntimeError as error:
+            world.check(str(error) == "wrong type", lambda error=error: f"The library's error is {error!r}.")
+        left = [path for path in place.setting.disk.listing() if "failed" in path]
+        world.check(not left, lambda: f"A writer that fails leaves {left}.")
+        world.check(not _commits.is_taken(place.path), "No other process has claimed the place.")
+        aside = _commits.place_aside(place.path / "failed")
+        world.check("failed" in aside.name or "unisono-" in aside.name, lambda: f"{aside} has another name.")
+
+    if isinstance(place.path, StorePath):
+        # Of this process, from now on.
+        place.run(lambda: (_commits.check_place(place.path, writes=True), look()), "a library fails")
+    else:
+        place.run(look, "a library fails")
+
+
 def _elsewhere(world, place):
     """Another path is meant: a file, one below a file, the folder of all, a model of Keras, no path."""
 
@@ -290,12 +322,12 @@ def _places(world, kind, troubles):
 
 def places(world):
     """A disk's place is in trouble for a while."""
-    _places(world, "disk", (_of_all, _of_one, _elsewhere, _replaced_again))
+    _places(world, "disk", (_of_all, _of_one, _elsewhere, _replaced_again, _failing))
 
 
 def places_in_store(world):
     """A store's place is in trouble for a while."""
-    _places(world, "object store", (_refused, _taken))
+    _places(world, "object store", (_refused, _taken, _failing))
 
 
 PROTOCOLS = {"places": places, "places_in_store": places_in_store}

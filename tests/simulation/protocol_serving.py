@@ -86,6 +86,8 @@ class _Server:
             server = self.server = _server.StandardServer(
                 self.address, Path(self.root), self.world.pick((1, 0, 2), SETTING)
             )
+            self.site.programs.fail_unless(server.status() == {}, "A server that has not begun says nothing.")
+            server.start()
             server.start()
         except (ClusterError, InvalidArgumentError):
             return self._failed(entry)
@@ -325,13 +327,17 @@ def _start_again(world, server):
 def serving(world):
     """One or two clients train on servers whose machines have too little of everything."""
     world.settle()
-    count = 1 + world.choose(2, SETTING)
-    addresses = [f"localhost:{2222 + i}" for i in range(count)]
-    cluster = {"worker": addresses}
-    if world.choose(2, SETTING):
-        # Beside a worker, or alone.
-        cluster["evaluator"] = [world.pick((addresses[0], f"localhost:{2222 + count}"), SETTING)]
-    _serve(world, cluster, _KINDS)
+
+    def draw():
+        count = 1 + world.choose(2, SETTING)
+        addresses = [f"localhost:{2222 + i}" for i in range(count)]
+        cluster = {"worker": addresses}
+        if world.choose(2, SETTING):
+            # Beside a worker, or alone.
+            cluster["evaluator"] = [world.pick((addresses[0], f"localhost:{2222 + count}"), SETTING)]
+        return cluster
+
+    _serve(world, draw, _KINDS)
 
 
 def roles(world):
@@ -350,14 +356,16 @@ def roles(world):
     )
     if world.choose(3, SETTING) == 2:
         cluster = cluster | {"evaluator": [second]}
-    _serve(world, cluster, _OF_ROLES)
+    _serve(world, lambda: cluster, _OF_ROLES)
 
 
-def _serve(world, cluster, kinds):
+def _serve(world, draw, kinds):
+    """Run the protocol with a cluster that `draw` returns."""
     world.limit = 3000.0
     disks = {"disk": Disk(world), "home": Disk(world), "tmp": Disk(world)}
     kernel = Kernel(world, Machine(world, "host-a", disks, own=tuple(disks)), {})
     site = _Site(world, kernel)
+    cluster = draw()
     addresses = cluster.get("worker", cluster.get("chief"))
     count = len(addresses)
     options = {
