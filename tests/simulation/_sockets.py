@@ -335,6 +335,8 @@ class Socket:
     def accept(self):
         self._step()
         self._wait(self._is_readable, "a connection")
+        if self._has_shut:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         sock = self._queue[0]
         # Without a descriptor it stays in the queue.
         sock._take_descriptor(self._process)
@@ -476,10 +478,18 @@ class Socket:
 
     def shutdown(self, how):
         self._step()
+        if self._queue is not None:
+            # It wakes who waits in `accept`.
+            self._has_shut = True
+            self._tell()
+            return
         if self._peer is None:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         if how != socket.SHUT_RD:
             self._send_end()
+        if how != socket.SHUT_WR:
+            self._has_ended = True
+            self._tell()
 
     def _send_end(self):
         if self._has_shut or self._error:
@@ -540,7 +550,7 @@ class Socket:
 
     def _is_readable(self):
         if self._queue is not None:
-            return bool(self._queue)
+            return bool(self._queue) or self._has_shut
         return bool(self._inbox or self._has_ended or self._error)
 
     def _is_writable(self):
@@ -601,7 +611,8 @@ def _wait_for(sockets, is_ready, world, end, why):
             world.block(waiters, left, why)
     finally:
         for sock in sockets:
-            sock._watchers.remove(waiters)
+            # Not `remove`: the list of another one that waits is equal when both were woken.
+            sock._watchers = [other for other in sock._watchers if other is not waiters]
     return True
 
 

@@ -8,11 +8,12 @@ import pytest
 from tests.simulation._primitives import simulated
 from tests.simulation._runner import run_many, run_one
 from tests.simulation._sockets import Network, Selector
-from tests.simulation._world import World
+from tests.simulation._world import ORDER, World
 from tests.simulation.mistakes_cluster import MISTAKES
+from tests.simulation.mistakes_coordinator import MISTAKES as OF_COORDINATOR
 from tests.simulation.protocols import protocols
 
-PROTOCOLS = ("rendezvous", "peers")
+PROTOCOLS = ("rendezvous", "peers", "coordinator")
 #: Mistakes, and the schedules that show them.
 PLANTED = {
     "a message is thought to arrive whole": 20,
@@ -21,6 +22,8 @@ PLANTED = {
     "another program at the address ends a process": 40,
     "a process that is stopped counts as a lost machine": 60,
     "a connection that is reset counts as an end": 40,
+    "other programs of the machine get through": 40,
+    "what is sent after the service's end is an error": 40,
 }
 
 
@@ -130,6 +133,45 @@ def test_a_cut_in_one_direction_delays_what_is_sent():
     between(body)
 
 
+def test_two_threads_wait_at_one_socket():
+    def body(network, sock, other, server):
+        found, world = [], network.world
+        world.spawn(lambda: found.append(sock.recv(3)), "reads")
+        world.spawn(lambda: sock.sendall(b"a" * 40), "writes")
+        world.sleep(1.0)
+        # Who was woken last goes on first.
+        world._order, world.choose = 1.0, lambda n, kind=None: n - 1 if kind == ORDER else 0
+        received = b""
+        while len(received) < 40:
+            received += other.recv(100)
+        other.sendall(b"abc")
+        network.world.sleep(1.0)
+        assert found == [b"abc"]
+
+    between(body, buffer=16)
+
+
+def test_a_shutdown_wakes_who_waits():
+    def body(network, sock, other, server):
+        found = []
+
+        def accept():
+            with pytest.raises(OSError, match="Invalid argument"):
+                listener.accept()
+            found.append("listener")
+
+        listener = network.create_server(("", 4712))
+        network.world.spawn(accept, "accepts")
+        network.world.spawn(lambda: found.append(sock.recv(3)), "reads")
+        network.world.sleep(1.0)
+        listener.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)
+        network.world.sleep(1.0)
+        assert found == ["listener", b""]
+
+    between(body)
+
+
 def test_a_selector_says_which_socket_is_ready():
     def body(network, sock, other, server):
         with Selector(network) as selector:
@@ -144,8 +186,9 @@ def test_a_selector_says_which_socket_is_ready():
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_hold(name):
+    protocol = protocols()[name]
     with simulated() as look:
-        tally, failures = run_many(protocols()[name], range(40), look)
+        tally, failures = run_many(protocol, range(40), look)
     for failure in failures:
         pytest.fail(f"{name}, seed {failure.seed}: {failure.text()}")
     assert tally.schedules == 40
@@ -155,17 +198,19 @@ def test_protocols_hold(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_hold_with_many_faults(name):
+    protocol = protocols()[name]
     with simulated() as look:
-        _, failures = run_many(protocols()[name], range(1000, 1200), look)
+        _, failures = run_many(protocol, range(1000, 1200), look)
     assert not failures, failures[0].text()
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_mistakes_are_found(name):
-    (mistake,) = [m for m in MISTAKES if m.name == name]
+    (mistake,) = [m for m in (*MISTAKES, *OF_COORDINATOR) if m.name == name]
+    protocol = protocols()[mistake.protocols[0]]
     with simulated() as look, mistake.planted():
-        _, failures = run_many(protocols()[mistake.protocols[0]], range(PLANTED[name]), look)
+        _, failures = run_many(protocol, range(PLANTED[name]), look)
     assert failures
     # Without the mistake the same seed holds.
     with simulated():
-        assert run_one(protocols()[mistake.protocols[0]], failures[0].seed).error is None
+        assert run_one(protocol, failures[0].seed).error is None
