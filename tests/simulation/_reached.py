@@ -35,6 +35,11 @@ PACKAGES = (
 
 #: Modules of these packages that are no protocol: none decides about a message, a file or a failure.
 LEFT_OUT = {
+    "cluster/_batch_fingerprint": "a hash of what a batch is",
+    "cluster/_jax_internals": "JAX's private names",
+    "cluster/_lone_task": "the texts of warnings, by variables of the environment",
+    "cluster/_own_address": "which addresses the platform has",
+    "cluster/_program_digest": "a hash of a program's files",
     "rpc/_ports": "reads which ports may be used",
     "cluster/liveness/_task_events": "lines of a log, for people",
     "cluster/rendezvous/_mismatch": "the texts of errors",

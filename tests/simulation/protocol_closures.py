@@ -79,8 +79,9 @@ class Closures(Servers):
         return answer
 
     def program(self):
-        """Return the stub of a step's program, for one worker."""
-        return StepProgram(self.world, self.plan.servers, self.pace)
+        """Return what loads programs for one worker: the stub of a step's."""
+        program = StepProgram(self.world, self.plan.servers, self.pace)
+        return lambda digest, data: program
 
     def work(self, index):
         """Be a worker."""
@@ -91,7 +92,7 @@ class Closures(Servers):
             index,
             self.plan.workers,
             client,
-            lambda digest, data: program,
+            program,
             lambda *args: rpc_server.reply(*args),
             lambda client: client.task == Task("chief", 0),
         )
