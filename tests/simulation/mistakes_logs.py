@@ -6,6 +6,8 @@ _DURABLE = "parameter_server.server._durable:DurableStore"
 _JOURNAL = "parameter_server.state._journal:FileJournal"
 _RECORDS = "parameter_server.state._records"
 _CONTAINER = "parameter_server.state._container"
+_ACKNOWLEDGED = "parameter_server.state._acknowledged"
+_RENAME = "_system._files:rename_durably"
 
 MISTAKES = (
     Mistake(
@@ -86,5 +88,82 @@ MISTAKES = (
         "a change for which there is no room is applied",
         ("logs",), f"{_JOURNAL}.begin_log", "            raise ClusterError(",
         "            return\n            raise ClusterError(",
+    ),
+    # --- notes
+    Mistake(
+        "the older of two notes counts",
+        ("damaged_logs",), f"{_ACKNOWLEDGED}:AcknowledgedFile.read", "max(found)[1:]", "min(found)[1:]",
+    ),
+    Mistake(
+        "notes of what was acknowledged have one place",
+        ("logs",), f"{_ACKNOWLEDGED}:AcknowledgedFile.note", "_PLACE * (position.number % 2)", "0",
+    ),
+    Mistake(
+        "a note is not compared with its checksum",
+        ("damaged_logs",), f"{_ACKNOWLEDGED}:AcknowledgedFile.read", "if checksum(raw[:-8]) == own:",
+        "if True:",
+    ),
+    Mistake(
+        "a note that was never completed counts as damaged",
+        ("logs",), f"{_ACKNOWLEDGED}:AcknowledgedFile.is_empty", "content[_NOTE.size - 1 :]", "content",
+    ),
+    Mistake(
+        "updates of the job before count",
+        ("damaged_logs",), f"{_ACKNOWLEDGED}:LogPosition.after", "0 if kind == \"reset\" else ", "",
+    ),
+    Mistake(
+        "the first image is written before the first note",
+        ("logs",), f"{_JOURNAL}.begin_log",
+        "self.acknowledged.note(self.position)\n"
+        "            self._images[self._turn].write(self.position.number, state, arrays)",
+        "self._images[self._turn].write(self.position.number, state, arrays)\n"
+        "            self.acknowledged.note(self.position)",
+    ),
+    # --- logs and images
+    Mistake(
+        "the image that was read is written over first",
+        ("logs",), f"{_JOURNAL}.read_image", "self._turn = 1 - turn", "self._turn = turn",
+    ),
+    Mistake(
+        "a table that is just made is swept",
+        ("logs",), f"{_JOURNAL}.begin_log", " or int(number) >= state[\"next\"]", "",
+    ),
+    Mistake(
+        "descriptions of records are not compared with their checksum",
+        ("damaged_logs",), f"{_RECORDS}:_read_record", "if zlib.crc32(body) != meta_checksum:", "if False:",
+    ),
+    Mistake(
+        "the description of an image is not compared with its checksum",
+        ("damaged_logs",), f"{_CONTAINER}:read_container", "if zlib.crc32(body) != body_checksum:",
+        "if False:",
+    ),
+    Mistake(
+        "the header of an image is not compared with its checksum",
+        ("damaged_logs",), f"{_CONTAINER}:read_container",
+        "if magic != _MAGIC or zlib.crc32(raw[:-4]) != own:", "if magic != _MAGIC:",
+    ),
+    # --- snapshots
+    Mistake(
+        "numbers of snapshots are compared as texts",
+        ("snapshots",), f"{_DURABLE}.snapshot", "{self.number:020d}", "{self.number}",
+    ),
+    Mistake(
+        "the end of a snapshot waits in a buffer",
+        ("snapshots",), f"{_CONTAINER}:SnapshotWriter.finish", "file.flush()\n", "pass\n",
+    ),
+    Mistake(
+        "older snapshots are deleted before the new one is written",
+        ("snapshots",), f"{_DURABLE}.snapshot",
+        "number = self._write_snapshot(self._directory / name, tables)",
+        "[path.unlink() for path in self._snapshots()]\n"
+        "                number = self._write_snapshot(self._directory / name, tables)",
+    ),
+    Mistake(
+        "the name of a snapshot is not flushed",
+        ("snapshots",), _RENAME, "flush(path.parent)", "pass",
+    ),
+    Mistake(
+        "the content of a snapshot is not flushed",
+        ("snapshots",), _RENAME, "flush(aside)", "pass",
     ),
 )  # fmt: skip

@@ -44,6 +44,9 @@ _THREADS = 2
 _BULK = 60_000
 #: What a server of these protocols may end with.
 _FAILURES = (ClusterError, OSError)
+#: What becomes of a file that is damaged: one bit of a header's numbers, of the first records and arrays, of
+#: any byte, or of a description; it is cut or lost.
+_FATES = ("header", "header", "first", "any", "text", "text", "text", "cut", "lost")
 #: What an error says of updates.
 _LOST = re.compile(r"Received: (?:(at least )?(\d+) of (?:at least )?(\d+) are lost|it is not known)")
 
@@ -57,9 +60,41 @@ def _boot_id():
     return machine.boot if machine else _real_boot_id()
 
 
-sim.extend(_records, boot_id=_boot_id)
+def _is_noted(content, place):
+    """Return whether a place for a note of what was acknowledged has one."""
+    return content[place : place + 8] == _acknowledged._MAGIC
+
+
+class _Mapped(np.ndarray):
+    """Bytes of a mapped file: a process may be killed in the middle of a copy to them."""
+
+    def __getitem__(self, key):
+        return self.view(np.ndarray)[key]
+
+    def __setitem__(self, key, value):
+        world = ACTIVE.world
+        process = world and world.current and world.current.process
+        whole = self.view(np.ndarray)
+        risk = 5 * process.risk if process and np.ndim(value) else 0.0
+        if world and world.fault(risk, f"kill {process.name}"):
+            part = world.choose(len(value))
+            begin = key.start or 0
+            whole[begin : begin + part] = value[:part]
+            process.kill()
+        whole[key] = value
+
+
+_real_map_file = _records.map_file
+
+
+def _map_file(path, size):
+    if ACTIVE.world is not None:
+        ACTIVE.world.point()
+    return _real_map_file(path, size).view(_Mapped)
+
+
+sim.extend(_records, boot_id=_boot_id, map_file=_map_file)
 sim.POINTS += [
-    (_records, "map_file"),
     (_records.RecordFile, "begin"),
     (_container.ImageFile, "write"),
     (_acknowledged.AcknowledgedFile, "read"),
@@ -122,11 +157,15 @@ class Logs:
         self.has_bulk = bool(world.choose(2, SETTING))
         #: How many changes a log takes; 0 for as many as it has room for.
         self.most_changes = world.pick((0, 1, 3, 6), SETTING) if has_log else 0
+        #: How probable a kill between an image and its log is.
+        self.between = world.pick((0.0, 0.3), SETTING)
         self.job = None
         self.generation = 0
         #: By number, the moments that snapshots hold at least, the newest last.
         self.snapshots = {}
         self.lost_power, self.damaged = False, 0
+        #: Whether one of two notes was damaged, and nothing else.
+        self.other_note = False
         #: Faults of the disk before the first server whose state was not looked at yet.
         self.faults = 0
         self.is_looked_at = True
@@ -146,12 +185,12 @@ class Logs:
             self.check_full(error)
             return
         if self.most_changes:
-            shorten(durable._journal._records, self.most_changes)
+            shorten(durable._journal._records, self.most_changes, self.between)
         try:
             self.recovered(durable)
             self.run_job(durable, closures)
             # A chief that was started again begins a new job: a log has the changes of both.
-            if self.has_log and self.world.choose(3) == 2:
+            if self.has_log and self.world.choose(3) > 1 - bool(self.most_changes):
                 self.begin_job(durable, False)
                 self.run_job(durable, closures)
         except _FAILURES as error:
@@ -171,7 +210,7 @@ class Logs:
         ]
         for thread in threads:
             thread.start()
-        self.snapshot(durable)
+        self.snapshots_of(durable)
         for thread in threads:
             thread.join()
         self.look(durable.store)
@@ -194,6 +233,7 @@ class Logs:
         world.note("data", "ps0", "ps0", f"recovered from {source}: {durable.recovery.damaged}")
         if source == "damage":
             world.check(may_lose, lambda: f"A kill damages nothing. Found: {store.damage}")
+            world.check(not self.other_note, lambda: f"The other note is whole. Found: {store.damage}")
             if self.job is not None:
                 self.check_damage(store)
             self.begin_job(durable, True)
@@ -206,7 +246,7 @@ class Logs:
             self.look(store, after_start=True)
             is_rewritten = durable.snapshot_number not in (None, durable.recovery.changes)
             self.job.may_return |= bool(durable.recovery.damaged) and not is_rewritten
-        self.lost_power, self.damaged, self.is_looked_at = False, 0, True
+        self.lost_power, self.damaged, self.is_looked_at, self.other_note = False, 0, True, False
 
     def least_moment(self):
         """The moment up to which a server without a log must know all."""
@@ -334,11 +374,12 @@ class Logs:
         store.write(REGISTER, np.float32(entry[0]), request=entry[1])
         entry[2] = True
 
-    def snapshot(self, durable):
-        """Write snapshots, as a thread of a server without a log does."""
+    def snapshots_of(self, durable):
+        """Write snapshots, as a thread of a server without a log does: the first one at once, or later."""
         job = self.job
-        for _ in range(0 if durable.has_log else 1 + self.world.choose(3)):
-            self.world.sleep(self.world.uniform(0.0, 0.3))
+        for count in range(0 if durable.has_log else 1 + self.world.choose(3)):
+            if count or self.world.choose(2):
+                self.world.sleep(self.world.uniform(0.0, 0.3))
             moment = job.moment
             try:
                 number = durable.snapshot()
@@ -437,6 +478,7 @@ class Logs:
         if not names:
             return
         self.damaged += 1
+        self.other_note = False
         if self.world.choose(6) >= self.partly:
             # As where a folder was restored in part.
             for name in names:
@@ -449,14 +491,22 @@ class Logs:
         # The note is small, and nothing is as important.
         name = self.world.pick([*names, *("acknowledged",) * (2 if "acknowledged" in names else 0)])
         file = folder.names[name]
-        fate = self.world.choose(5)
-        if fate < 3 and len(file.data):
-            # Where headers are, where the first records and arrays are, or anywhere.
+        fate = self.world.pick(_FATES)
+        if fate not in ("cut", "lost") and len(file.data):
             size = len(file.data)
-            begin, length = ((0, 256), (_records.FIRST % size, 1024), (0, size))[fate]
+            texts = [match.start() for match in re.finditer(rb'\["|\{"', bytes(file.data))] or [0]
+            begin, length = {
+                "header": (36 % size, 40),
+                "first": (_records.FIRST % size, 1024),
+                "any": (0, size),
+                "text": (self.world.pick(texts), 256),
+            }[fate]
             at = begin + self.world.choose(min(length, size - begin))
-            file.data[at] ^= 1 << self.world.choose(8)
-        elif fate == 3:
+            if name == "acknowledged" and all(_is_noted(bytes(file.data), place) for place in (0, 128)):
+                self.other_note = self.damaged == 1 and not self.lost_power
+            # Another digit or letter, so that a description is still one, or any bit.
+            file.data[at] ^= 1 << self.world.choose(3 if fate == "text" else 8)
+        elif fate == "cut":
             del file.data[self.world.choose(len(file.data) + 1) :]
         else:
             del folder.names[name]

@@ -91,11 +91,19 @@ sim.extend(metadata, version=_VERSIONS)
 sim.extend(os, sched_setscheduler=lambda *args: None)
 
 
-def shorten(log, most):
-    """Let a log be full after some changes: images are written in the middle of a job, too."""
+def shorten(log, most, between=0.0):
+    """Let a log be full after some changes: images are written in the middle of a job, too.
+
+    Args:
+        between: how probable it is that the process is killed between an image and its log.
+    """
     begin, has_room, first = log.begin, log.has_room, [log.last]
 
     def begin_again(size, number):
+        world = ACTIVE.world
+        process = world.current.process
+        if world.fault(between, f"kill {process.name}"):
+            process.kill()
         begin(size, number)
         first[0] = number - 1
 

@@ -18,7 +18,7 @@ from tests import exported_updates as exported
 
 from unisono import ClusterError, InvalidArgumentError
 from unisono.parameter_server.server._durable import DurableStore
-from unisono.parameter_server.state import _container, _records
+from unisono.parameter_server.state import _acknowledged, _container, _records
 from unisono.parameter_server.state._create import NewVariable
 from unisono.parameter_server.state._push import ProgramCall, Push, UsedBatches
 from unisono.parameter_server.state._variables import StoredSpec
@@ -510,10 +510,14 @@ def test_snapshots_behind_damaged_ones_are_the_newest(without_log, after_kill, t
     assert (third.recovery.source, len(third.store.variables)) == ("snapshot", 6)
 
 
-def test_a_server_that_was_killed_before_its_first_note_has_lost_nothing(tmp_path):
+@pytest.mark.parametrize("written", [0, 20, 60, 75])
+def test_a_server_that_was_killed_before_its_first_note_has_lost_nothing(tmp_path, written):
     directory = tmp_path / "server"
     directory.mkdir()
-    _records.map_file(directory / "acknowledged", 256)
+    _acknowledged.AcknowledgedFile(tmp_path / "whole").note(_acknowledged.LogPosition())
+    # In the middle of it, too.
+    note = np.frombuffer((tmp_path / "whole").read_bytes()[:written], np.uint8)
+    _records.map_file(directory / "acknowledged", 256)[:written] = note
     durable = opened(directory)
     assert durable.recovery.source == "nothing"
     durable.close()

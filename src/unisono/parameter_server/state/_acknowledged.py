@@ -89,8 +89,9 @@ class AcknowledgedFile:
 
     @property
     def is_empty(self) -> bool:
-        """True where no note was begun: a new file consists of zeros."""
-        return self.path.exists() and not any(self.path.read_bytes())
+        """True where no note was completed: a new file consists of zeros, and a note is copied to its begin."""
+        content = self.path.read_bytes() if self.path.exists() else None
+        return content is not None and len(content) in (0, 2 * _PLACE) and not any(content[_NOTE.size - 1 :])
 
 
 def position_of(number: int, state: dict[str, Json], records: Sequence[Record]) -> LogPosition:
