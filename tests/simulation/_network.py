@@ -64,6 +64,10 @@ class SimulatedNetwork(LoopbackNetwork):
             delay,
             latest,
         )
+        #: The operation whose requests and answers often lose their connection, and how often.
+        self.aim, self.aimed_at = None, 0.0
+        #: The requests of this operation, by client and number.
+        self._aimed = set()
         #: Who cannot reach whom, and until when.
         self._parted = {}
         self._processes = {}
@@ -166,6 +170,8 @@ class SimulatedNetwork(LoopbackNetwork):
         if not rpc_client._pending.mark_sent(frame.request):
             return
         self.sent_at.setdefault((rpc_client, frame.request), self.world.now)
+        if frame.op is self.aim:
+            self._aimed.add((rpc_client, frame.request))
         parts = self._packed(frame)
 
         def deliver():
@@ -215,6 +221,7 @@ class SimulatedNetwork(LoopbackNetwork):
         text = _text(frame) if world.is_recorded else ""
         copies = 1
         is_lossy = self._is_lossy(rpc_client.address)
+        cut = self.aimed_at if (rpc_client, frame.request) in self._aimed else self.cut
         delay = world.uniform(0.0, self.delay, DELAY)
         until = self._parted.get((source.name, target.name), 0.0)
         if rpc_client in self._broken:
@@ -224,7 +231,7 @@ class SimulatedNetwork(LoopbackNetwork):
                 delay += until - world.now
             elif world.fault(self.late, "late"):
                 delay += world.uniform(0.0, self.latest, DELAY)
-            elif world.fault(self.cut, "cut"):
+            elif world.fault(cut, "cut"):
                 self._reset(rpc_client, self.delay)
                 copies = 0
             key = rpc_client, source
@@ -245,7 +252,7 @@ class SimulatedNetwork(LoopbackNetwork):
             copies = 2
         elif world.fault(self.late, "late"):
             delay += world.uniform(0.0, self.latest, DELAY)
-        elif world.fault(self.cut, "cut"):
+        elif world.fault(cut, "cut"):
             self._reset(rpc_client, self.delay)
             copies = 0
         if not copies:

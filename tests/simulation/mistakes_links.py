@@ -70,8 +70,8 @@ MISTAKES = (
     _mistake(
         "a process starts before its program is brought",
         f"{_LINK}:ServerLink.start_process",
-        "if not self.is_live:",
-        "if self._info is None:",
+        "while self.is_live and",
+        "while self._info is not None and",
     ),
     _mistake(
         "a sweep whose connection is lost is not repeated",

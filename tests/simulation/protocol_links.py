@@ -32,6 +32,7 @@ from unisono._system._object_store import place_of
 from unisono._system._signals import RESTART_WANTED
 from unisono.cluster.liveness._heartbeat_file import HeartbeatFile
 from unisono.launcher._plan import RunPaths
+from unisono.rpc._ops import Op
 from unisono.standalone import _client, _link, _server_job
 from unisono.standalone._agent import Agent
 from unisono.standalone._link import ServerLink
@@ -48,9 +49,17 @@ _KNOWN_AFTER = 15
 #: Seconds in which a server that can be reached is found again.
 _FOUND_WITHIN = 15.0
 _KILLED, _STOPPED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
+#: Requests at which connections are lost, and what leads to them in the middle of a launch.
+_AIMS = (None, None, Op.HELLO, Op.PUT, Op.START, Op.SIGNAL, Op.GET, Op.SWEEP, Op.END)
+_LEADS = {
+    Op.PUT: "kill server", Op.START: "kill server", Op.SIGNAL: "stop", Op.GET: "one way",
+    Op.SWEEP: "raise",
+}  # fmt: skip
+#: When something goes wrong: at a random moment, as a task starts, or as the first task succeeds.
+_MOMENTS = ("now", "start", "success")
 _KINDS = (
-    "kill server", "kill task", "pause server", "pause client", "raise", "part", "wall", "stop",
-    "kill client", "cut off", "cut off", "cut off",
+    "kill server", "kill task", "pause server", "pause client", "raise", "part", "one way", "wall",
+    "stop", "kill client", "cut off", "cut off",
 )  # fmt: skip
 
 
@@ -86,6 +95,7 @@ class _ServerProcess:
         self._job = job
         self.generation = int(job["environ"]["UNISONO_GENERATION"])
         self.task = json.loads(job["environ"]["TF_CONFIG"])["task"]
+        self.server.cluster.moment("start")
         self.world.wake(self._waiters)
         return not self.process.is_dead
 
@@ -232,7 +242,10 @@ class _Cluster:
             latest=4.0,
             is_lossy=lambda address: False,
         )
+        self.network.aim, self.network.aimed_at = world.pick(_AIMS, SETTING), world.pick((0.5, 0.1), SETTING)
         self.servers, self.signals, self.raises = {}, [], set()
+        #: What goes wrong at the next of some moments.
+        self.at = {}
         self.paths = RunPaths(place_of(f"{ROOT}/disk/client"))
         #: Batches that are trained, and those of the newest backup, in a folder of all servers.
         self.trained = self.saved = 0
@@ -250,6 +263,11 @@ class _Cluster:
         every = [p for server in self.servers.values() for p in server.processes]
         return [p for p in every if not p.process.is_dead and p._job is not None]
 
+    def moment(self, name):
+        """Let go wrong what waits for a moment."""
+        for fault in self.at.pop(name, ()):
+            self.world.call_later(self.world.uniform(0.0, self.world.pick((0.5, 0.05))), fault)
+
     # --- tasks -----------------------------------------------------------------------------------------
 
     def train(self, process, job):
@@ -265,7 +283,7 @@ class _Cluster:
         text = brought.read_text() if brought.is_file() else "no file"
         if text != "print()":
             world.fail(AssertionError(f"The program was not brought: {text!r}"))
-        if world.choose(4) == 3:
+        if world.choose(2):
             process.server.leave_child(process.generation)
         heart = HeartbeatFile(
             place_of(environ["UNISONO_PROGRESS"]), place_of(environ["UNISONO_FENCE"]), str(process.generation)
@@ -302,6 +320,7 @@ class _Cluster:
             file.write(text + "\n")
 
     def _succeed(self, process, job):
+        self.moment("success")
         with open(job["result"], "w", encoding="utf-8") as file:
             file.write(f"result of {process.task['index']}")
         return 0
@@ -357,7 +376,17 @@ class _Cluster:
 
 
 def _disturb(world, cluster, client):
-    kind = world.pick(_KINDS, "fault kind")
+    """Let one thing go wrong, now or at a moment that is soon."""
+    moment = world.pick(_MOMENTS, "fault moment")
+    if moment == "now":
+        _break_something(world, cluster, client)
+    else:
+        cluster.at.setdefault(moment, []).append(lambda: _break_something(world, cluster, client))
+
+
+def _break_something(world, cluster, client):
+    lead = _LEADS.get(cluster.network.aim)
+    kind = lead if lead and world.choose(2) else world.pick(_KINDS, "fault kind")
     server = world.pick(list(cluster.servers.values()))
     running = cluster.living()
     if not world.fault(0.7, kind):
@@ -366,7 +395,9 @@ def _disturb(world, cluster, client):
     if kind == "kill server":
         server.process.kill()
         is_elsewhere = world.choose(2) == 1
-        world.call_later(world.uniform(0.0, 20.0), lambda: server.start(is_elsewhere))
+        # At once, as what watches over a server does, or later.
+        seconds = world.pick((20.0, 1.0))
+        world.call_later(world.uniform(0.0, seconds), lambda: server.start(is_elsewhere))
     elif kind == "kill task" and running:
         world.pick(running).kill()
     elif kind == "raise" and running:
@@ -383,8 +414,8 @@ def _disturb(world, cluster, client):
             # As a machine that sleeps: its connections are gone when it goes on.
             for name in cluster.servers:
                 cluster.network.cut_off(name)
-    elif kind == "part":
-        cluster.network.part("client", server.name, world.uniform(0.0, 20.0))
+    elif kind in ("part", "one way"):
+        cluster.network.part("client", server.name, world.uniform(0.0, 20.0), both=kind == "part")
     elif kind == "cut off":
         # Its connection is lost, and there is none for less than a lease.
         cluster.network.part("client", server.name, world.uniform(3.0, LEASE_SECONDS))
@@ -437,11 +468,11 @@ def run_links(world, begin=lambda cluster, client: None):
         for name in slots.addresses:
             server = cluster.servers[name] = _Server(cluster, name)
             server.start()
-        world.faults_left = world.choose(4, SETTING)
+        world.faults_left = world.choose(6, SETTING) + (cluster.network.aim is not None)
         client = machine.process("client", lambda: cluster.launch(options, slots))
         begin(cluster, client)
         began = world.now
-        while not client.wait(world.uniform(1.0, 6.0)):
+        while not client.wait(world.uniform(0.0, 6.0)):
             if world.faults_left:
                 _disturb(world, cluster, client)
             world.check(

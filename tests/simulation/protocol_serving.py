@@ -41,6 +41,7 @@ from unisono.cluster_resolver._spec import Task
 from unisono.launcher._function_call import result_path
 from unisono.launcher._plan import RunPaths
 from unisono.launcher._restart_policy import chief_of, serving_tasks
+from unisono.rpc._ops import Op
 from unisono.standalone import _client, _server, _server_machine
 from unisono.standalone._lease_book import ServerBusyError
 from unisono.standalone._link import ServerLink
@@ -52,9 +53,12 @@ _STEP, _EVERY = 0.4, 3
 _GRACE, _STALL, _LOST = 6.0, 30.0, 30.0
 #: Seconds for a launch in all, and for each fault: a lost server is waited for, and a lease ends.
 _BOUND = 150.0
+#: Requests at which connections are lost, and what leads to them in the middle of a launch.
+_AIMS = (None, Op.HELLO, Op.PUT, Op.PORTS, Op.SIGNAL, Op.SIGNAL)
+_LEADS = {Op.HELLO: "cut off", Op.SIGNAL: "stop client", Op.PORTS: "ports and raise"}
 _KINDS = (
     "cut off", "part", "kill server", "stop server", "pause server", "kill task", "raise", "full server",
-    "full and raise", "full client", "removed", "ports", "stop client", "kill client",
+    "full and raise", "full client", "removed", "ports", "ports and raise", "stop client", "kill client",
 )  # fmt: skip
 #: Of `roles`.
 _OF_ROLES = (
@@ -251,6 +255,7 @@ class _Site:
             latest=4.0,
             is_lossy=lambda address: False,
         )
+        self.network.aim, self.network.aimed_at = world.pick(_AIMS, SETTING), world.pick((0.3, 0.6), SETTING)
         self.servers, self.clients = {}, []
         #: The tasks that were killed, and had no SIGTERM before.
         self.unasked = []
@@ -274,7 +279,8 @@ class _Site:
 
 def _disturb(world, site, kinds):
     """Let one thing go wrong."""
-    kind = world.pick(kinds, "fault kind")
+    lead = _LEADS.get(site.network.aim)
+    kind = lead if lead in kinds and world.choose(2) else world.pick(kinds, "fault kind")
     if not world.fault(0.8, kind):
         return
     server, client = world.pick(list(site.servers.values())), world.pick(site.clients)
@@ -302,7 +308,9 @@ def _disturb(world, site, kinds):
     elif kind == "removed":
         # As what cleans up temporary folders does.
         shutil.rmtree(server.root, ignore_errors=True)
-    elif kind == "ports":
+    elif kind in ("ports", "ports and raise"):
+        if kind == "ports and raise":
+            site.programs.raises.update(running)
         # Other programs have all.
         held = [port for port in range(10_000, 10_016) if port not in kernel.ports]
         kernel.ports.update(dict.fromkeys(held))
@@ -388,7 +396,7 @@ def _serve(world, draw, kinds):
             server = site.servers[address] = _Server(site, address)
             server.start()
         world.sleep(1.0)
-        world.faults_left = world.choose(4, SETTING)
+        world.faults_left = world.choose(4, SETTING) + (site.network.aim is not None)
         site.clients.append(_Client(site, 0, 0.0))
         site.clients[0].start(slots, options)
         if world.choose(3, SETTING) == 2:
@@ -458,6 +466,12 @@ def _check_outcome(world, site, client):
         )
     if outcome is None:
         return
+    # Each connection is back long before its server counts as lost.
+    is_found = is_quiet and world.faults["late"] == 0 and world.faults["cut off"] < 2
+    world.check(
+        not is_found or outcome.plan.generation == 0,
+        lambda: f"A connection that is found again ends no task, and {client.name} ends with {outcome}",
+    )
     if outcome.code == 0:
         _check_results(world, site, client)
     detail = "" if outcome.failure is None else outcome.failure.detail
@@ -485,7 +499,7 @@ def _check_error(world, site, client, error):
     is_busy = isinstance(error, ServerBusyError)
     is_free = not others and not world.faults
     world.check(not is_busy or not is_free, lambda: f"No other client is there: {error}")
-    if set(world.faults) == {"ports"} and not is_busy:
+    if set(world.faults) <= {"ports", "ports and raise"} and not is_busy:
         world.check("port" in str(error), lambda: f"No port is free, and the error is {error}")
 
 
