@@ -235,6 +235,8 @@ class ServerLink:
 
     def start_process(self, process: RemoteProcess, job: Mapping[str, Any]) -> str:
         """Start a process; return why that was not possible, empty where it was."""
+        if not self.is_live:
+            return self._lost_text()
         self._processes[process.key] = process
         fields = {"key": process.key, "task": str(process.task), **job}
         # Its thread lets it count as lost where it does not find the server again.
