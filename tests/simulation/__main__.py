@@ -5,6 +5,7 @@ python -m tests.simulation --protocol pushes --schedules 1000
 python -m tests.simulation --protocol restarts --seed 17 --show   # one schedule: who sent what when
 python -m tests.simulation --mistakes                        # which planted mistakes are found, and how soon
 python -m tests.simulation --mistakes --tables               # the same as tables of Markdown
+python -m tests.simulation --mutants 20 --seed 1             # random small mistakes, judged by schedules
 python -m tests.simulation --speed                           # schedules in a second of CPU, as a table
 python -m tests.simulation --reach --minutes 4               # which branches of the code they reach
 python -m tests.simulation --reach --missing launcher        # and which of the launcher they do not
@@ -36,6 +37,7 @@ def main(argv=None):
         "--show", action="store_true", help="print the schedule of the seed, also if all holds"
     )
     parser.add_argument("--mistakes", action="store_true")
+    parser.add_argument("--mutants", type=int, help="how many; --only: of packages with this in their name")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--reach", action="store_true")
     parser.add_argument("--missing", help="a part of the names of modules: list their branches, too")
@@ -50,6 +52,8 @@ def main(argv=None):
         return _measure(arguments)
     if arguments.reach:
         return _reach(arguments)
+    if arguments.mutants:
+        return _try_mutants(arguments)
     if arguments.mistakes:
         return _try_mistakes(arguments)
     if arguments.show:
@@ -300,6 +304,24 @@ def _try_mistakes(arguments):
         print(f"\n{_tables.by_protocol(trials)}\n\n{_tables.of_all(trials)}\n")
     print(f"{found} of {len(chosen)} mistakes were found within {most} schedules")
     return int(found < len(chosen))
+
+
+#: Seconds of CPU for the schedules of one mutant, and how many schedules of each protocol there are.
+_MUTANT_SECONDS, _MUTANT_SCHEDULES = 20.0, 300
+
+
+def _try_mutants(arguments):
+    """Judge random mutants by schedules whose seeds are others than those of `make simulate`."""
+    from tests.simulation import _mutants
+    from tests.simulation.protocols import protocols
+
+    # Each is tried in a forked process, which need not import them again.
+    protocols()
+    packages = [each for each in _mutants.PROTOCOLS if not arguments.only or arguments.only in each]
+    mutants = _mutants.drawn(arguments.mutants, arguments.seed, packages)
+    most = min(arguments.schedules, _MUTANT_SCHEDULES)
+    print(f"\n{_mutants.report(mutants, 1000, most, _MUTANT_SECONDS)}")
+    return 0
 
 
 def _try_mistake(task):

@@ -13,6 +13,7 @@ import pytest
 from tests.simulation import __main__ as search
 from tests.simulation import _primitives as sim
 from tests.simulation._history import History
+from tests.simulation._mutants import PROTOCOLS, drawn, judge, mutants_of
 from tests.simulation._network import SimulatedNetwork
 from tests.simulation._reached import LEFT_OUT, SOURCE, Reached, measure, missing, table
 from tests.simulation._runner import diagram, report, run_many, run_one, shrink
@@ -372,6 +373,30 @@ def test_planted_mistakes_are_found(name):
         shrunk = shrink(protocol, failures[0].seed, most_runs=40)
         assert shrunk.error is not None
     assert "time" in report(name, shrunk)
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("entry is None -> entry is not None", "calls, seed"),
+        # More is sent at once: no promise.
+        ("bytes_in_flight + size > self._budget -> self.bytes_in_flight + size >= self._budget", ""),
+    ],
+)
+def test_mutants_are_judged_by_schedules(monkeypatch, what, found):
+    monkeypatch.setitem(PROTOCOLS, "rpc", ("calls",))
+    (mutant,) = (
+        m for m in mutants_of("rpc/_calls") if m.function.startswith("PendingCalls") and what in m.what
+    )
+    verdict = judge(mutant, 0, 20, 30.0)
+    assert verdict.startswith(found)
+    assert bool(verdict) == bool(found)
+
+
+def test_a_mutant_that_no_schedule_reaches_is_not_judged(monkeypatch):
+    monkeypatch.setitem(PROTOCOLS, "rpc/_transport", ("calls",))
+    (mutant,) = drawn(1, 1, ["rpc/_transport"])
+    assert judge(mutant, 0, 20, 30.0) is None
 
 
 def test_mistakes_are_shown_as_tables():
