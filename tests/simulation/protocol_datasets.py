@@ -50,17 +50,21 @@ def batches(count, broken, context):
 
 
 class BatchProgram:
-    """What a closure computes: a one at the place of its batch."""
+    """What a closure computes: a one at the place of its batch.
 
-    def __init__(self, world, shape):
-        self.world, self.shape = world, shape
+    Args:
+        longest: the seconds that it takes at most.
+    """
+
+    def __init__(self, world, shape, longest=0.3):
+        self.world, self.shape, self.longest = world, shape, longest
         self.compiled_count = 0
 
     def __call__(self, value, epoch, batch):
         if not self.compiled_count:
             self.compiled_count = 1
             self.world.sleep(self.world.uniform(0.0, 2.0))
-        self.world.sleep(self.world.uniform(0.0, 0.3))
+        self.world.sleep(self.world.uniform(0.0, self.longest))
         taken = np.zeros(self.shape, "float32")
         worker, number = map(int, batch[:2])
         taken[int(epoch), worker, number] = 1
@@ -247,4 +251,18 @@ def lost_workers(world):
     run_servers(world, plan, LostWorkers)
 
 
-PROTOCOLS = {"datasets": datasets, "lost_workers": lost_workers}
+class SlowWorkers(LostWorkers):
+    """A cluster where a slow worker has a lost closure while another one takes its batch again."""
+
+    def program(self):
+        """Return the stub of a step's program."""
+        return BatchProgram(self.world, self.shape, self.world.pick((0.3, 10.0)))
+
+
+def slow_workers(world):
+    """The same with more workers, of which some are slow."""
+    plan = Plan(servers=1 + world.choose(2, SETTING), workers=2 + world.choose(2, SETTING), closures=5)
+    run_servers(world, plan, SlowWorkers)
+
+
+PROTOCOLS = {"datasets": datasets, "lost_workers": lost_workers, "slow_workers": slow_workers}
