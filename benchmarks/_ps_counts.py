@@ -52,13 +52,13 @@ def watch_server():
         if not getattr(self.journal, "is_replaying", False):
             note("reset")
 
-    def noted_push(self, pushed):
+    def noted_push(self, pushed, **options):
         with self.lock:
             if getattr(self.journal, "is_replaying", False) or self._is_applied(pushed.closure):
-                return push(self, pushed)
+                return push(self, pushed, **options)
             number = self.applied_count + 1
             note("intent", closure=pushed.closure, number=number)
-            applied = push(self, pushed)
+            applied = push(self, pushed, **options)
             note("apply", closure=pushed.closure, number=number)
             die_at("before the answer", number)
             return applied
