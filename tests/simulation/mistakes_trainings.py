@@ -6,8 +6,8 @@ _CHIEF = "unisono.parameter_server.chief"
 _RUNNER = f"{_CHIEF}._step_runner:RemoteStepRunner"
 
 
-def _of_fits(name, place, old, new, protocol="fits"):
-    return Mistake(name, f"{_CHIEF}.{place}", old, new, protocol)
+def _of_fits(name, place, old, new):
+    return Mistake(name, f"{_CHIEF}.{place}", old, new, "fits")
 
 
 def _of_steps(name, method, old, new):
@@ -17,22 +17,10 @@ def _of_steps(name, method, old, new):
 MISTAKES = (
     _of_fits("a read does not wait for steps", "_job:Job._settle", "self.pool.queue.join()", "pass"),
     _of_fits(
-        "steps before an error are dropped",
-        "_job:Job.around_call",
-        "drops=not isinstance(error, Exception)",
-        "drops=True",
-    ),
-    _of_fits(
         "two runs draw the same random numbers",
         "_streams:RandomStreams._advance",
         "following = stream.advanced(state)",
         "following = state",
-    ),
-    _of_fits(
-        "random generators go on with the states of Keras' loop",
-        "_worker_datasets:RunningCalls.around_fit",
-        "stack.enter_context(self._job.streams.ahead())",
-        "pass",
     ),
     _of_fits(
         "a validation goes on with the data of the one before",
@@ -45,12 +33,6 @@ MISTAKES = (
         "_train_function:RemoteTrainFunction._joined",
         "self._task is not TrainerTask.PREDICT or len(results) == 1",
         "True",
-    ),
-    _of_fits(
-        "a divided variable is assigned on its first server",
-        "_remote_array:RemoteArray.assigned",
-        "in self.numbers.items():",
-        "in list(self.numbers.items())[:1]:",
     ),
     _of_steps(
         "training ends with the first worker without data",
@@ -69,17 +51,5 @@ MISTAKES = (
         "_run_group",
         "stream.variable.assign(state)",
         "pass",
-    ),
-    _of_steps(
-        "a later training does not know what an earlier one has changed",
-        "_free",
-        "self._job.release(programs, variables)",
-        "pass",
-    ),
-    _of_steps(
-        "the values of a step are those of the first one",
-        "_run_group",
-        "done, values, last_step = done + 1, result, time.monotonic()",
-        "done, values, last_step = done + 1, values or result, time.monotonic()",
     ),
 )

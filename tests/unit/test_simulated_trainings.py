@@ -23,8 +23,9 @@ def test_protocols_hold(name):
 
 #: Mistakes, and the schedules that show them.
 PLANTED = {
-    "a read does not wait for steps": 10,
-    "more steps are scheduled than were asked for": 10,
+    "a read does not wait for steps": 100,
+    "more steps are scheduled than were asked for": 100,
+    "an answer without a step draws random numbers": 10,
 }
 
 
