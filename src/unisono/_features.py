@@ -28,6 +28,8 @@ FEATURES = {
     "call of a step in TensorFlow's form": "unisono.training.stateful._form:note_call",
     "variables of a step in TensorFlow's form": "unisono.training.stateful._form:preparation_of",
     "reading of a step of your own": "unisono.training.replica._own_step_reading:read_own_step",
+    "programs of steps": "unisono.step.programs._programs_of_steps:ProgramsOfSteps",
+    "values of a step": "unisono.step.programs._python_reads:watch_of",
     "reading of a step of `run`": "unisono.training.replica._replicated_reading:warn_of_guesses",
     "check for whole batches": "unisono.training.replica._whole_batches:warn_of_whole_batch",
     "check for NaNs": "unisono.step._explain:require_numbers",

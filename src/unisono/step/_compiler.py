@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import collections
-import logging
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,7 +22,6 @@ from unisono.step._call_signature import Call, Result
 from unisono.step._dispatch import CompiledStep, Started
 from unisono.step._engines import UNSHARDED
 from unisono.step._functional import ReplicatedStep, Slot, StatePlan, discover
-from unisono.step._identity import identity_of
 from unisono.step._keras_internals import store_value, store_values, stored_value
 from unisono.step._program import current_frame
 from unisono.step._scope import StateScope
@@ -31,20 +29,10 @@ from unisono.step._value_handle import AgreedHandle, RowsHandle, ValueHandle, Va
 from unisono.step.variables._recorders import current_recorder, note_read
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from unisono.step._replicas import Replicas
-
-_LOG = logging.getLogger("unisono")
 
 #: Marks variables that hold the same on all workers. One that has a value for each replica may differ.
 _IS_ALIKE = "_unisono_is_alike"
-
-#: Programs kept for each strategy; the oldest is dropped, with the functions it holds.
-_CACHE_SIZE = 256
-
-#: After so many programs for one function the log says why.
-_MANY_PROGRAMS = 8
 
 #: In place of an array, which no variable holds.
 _NOTHING = object()
@@ -182,7 +170,7 @@ class Entry:
         self._is_begun = True
         new = [s for s in self.plan.slots if not s.is_stacked and not hasattr(s.variable, _IS_ALIKE)]
         # Parameter servers have one value for all; of what is not sent, workers compare a token.
-        pairs: list[tuple[Slot, Any]] = [(s, _stored(s)) for s in new]
+        pairs: list[tuple[Slot, Any]] = [(s, _reader_of(s)(s.variable)) for s in new]
         pairs = [p for p in pairs if isinstance(p[1], AgreedHandle) or not isinstance(p[1], ValueHandle)]
         given = [x.token if isinstance(x, AgreedHandle) else x for _, x in pairs]
         equal_arrays, unknown = self.replicas.process_group.equal_arrays, [False] * len(given)
@@ -249,10 +237,6 @@ def _reader_of(slot: Slot) -> Callable[[keras.Variable], VariableValue]:
     return operator.attrgetter("stored_copies") if slot.is_stacked else stored_value
 
 
-def _stored(slot: Slot) -> VariableValue:
-    return _reader_of(slot)(slot.variable)
-
-
 def _store(slot: Slot, value: VariableValue) -> None:
     # Not `assign`, which converts and checks what was computed for this very variable.
     if slot.is_stacked:
@@ -277,15 +261,12 @@ class StepCompiler:
         examine: Callable[[ReplicatedStep], object] = lambda step: None,
     ) -> None:
         self._replicas, self._warns, self._examine = replicas, warns, examine
-        self._entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
-        #: Code of functions that change what they close over: each function is a step of its own.
-        self._changing: set[CodeType | None] = set()
-        self._programs_of: collections.Counter[object] = collections.Counter()
+        self._programs = load("programs of steps")(replicas, warns)
 
     @property
     def num_programs(self) -> int:
         """How many programs were compiled and are kept."""
-        return len(self._entries)
+        return len(self._programs)
 
     def run(self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> PyTree:
         """Call `fn` once per replica and return what it returns, regrouped."""
@@ -304,21 +285,7 @@ class StepCompiler:
 
     def entry(self, fn: Callable[..., object], call: Call) -> Entry:
         """The compiled step for a function and a call's signature."""
-        code, same = getattr(fn, "__code__", None), identity_of(fn)
-        layout = self._replicas.state_layout
-        key = (fn if code in self._changing else same, call.signature, layout.version)
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._build(fn, call)
-            if identity_of(fn) != same:
-                # It changes what it closes over, as one does that makes its model in the first call.
-                self._changing.add(code)
-            # The step may have been the first that updates weights.
-            key = (fn if code in self._changing else same, call.signature, layout.version)
-            self._entries[key] = entry
-            self._note_program(fn)
-            if len(self._entries) > _CACHE_SIZE:
-                self._entries.popitem(last=False)
+        entry: Entry = self._programs.entry(fn, call, self._build)
         return entry
 
     def _build(self, fn: Callable[..., object], call: Call) -> Entry:
@@ -361,19 +328,6 @@ class StepCompiler:
                 else:
                     scope.add_update((slot.variable, slot.layout.enter(value, in_replica=False)))
         return result
-
-    def _note_program(self, fn: Callable[..., object]) -> None:
-        name = getattr(fn, "__qualname__", repr(fn))
-        code = getattr(fn, "__code__", name)  # other lambdas have the same name
-        self._programs_of[code] += 1
-        if self._warns and self._programs_of[code] == _MANY_PROGRAMS:
-            _LOG.warning(
-                "%s was compiled %d times: a program depends on the shapes of arrays and on the values "
-                "of Python ints, bools and strings, also of those that it closes over. Pass what changes as "
-                "an argument, as numpy arrays.",
-                name,
-                _MANY_PROGRAMS,
-            )
 
 
 def _value_in(slot: Slot, scope: StateScope, replicas: int) -> jax.Array:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 #: Types whose values are compared; other objects are the same only if they are one object.
-_VALUES = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
+VALUES = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 
 
 class IdentityKey:
@@ -29,7 +29,7 @@ class IdentityKey:
         return isinstance(other, IdentityKey) and other.target is self.target
 
 
-def identity_of(fn: Callable[..., object]) -> Hashable:
+def identity_of(fn: object) -> Hashable:
     """Return a key that is equal for functions which do the same: one code on equal closed-over values.
 
     Returns:
@@ -56,7 +56,7 @@ def _identity(value: object, outer: tuple[object, ...]) -> Hashable:
         keywords = tuple((name, _identity(arg, outer)) for name, arg in sorted(value.keywords.items()))
         args = tuple(_identity(arg, outer) for arg in value.args)
         return ("partial", _identity(value.func, outer), args, keywords)
-    if isinstance(value, _VALUES):
+    if isinstance(value, VALUES):
         # By their text: 0.0 equals -0.0, and NaN not itself.
         return (type(value), repr(value) if isinstance(value, (float, complex)) else value)
     if type(value) is tuple:

@@ -25,8 +25,9 @@ from unisono.step._value_handle import VariableValue
 
 #: Every name, by the class whose code must have it, with parameters of methods. `training/_bind` wraps some.
 RELIED_ON = {
-    "Variable": ("_value", "_dtype", "_initializer", "_initialize_with_initializer", "_shape", "_ndim"),
-    "Layer": ("_flatten_layers(include_self)", "_call_has_training_arg", "_losses_override"),
+    "Variable": ("_value", "_dtype", "_initializer", "_initialize_with_initializer", "_shape", "_ndim",
+                 "_trainable"),
+    "Layer": ("_flatten_layers(include_self)", "_trainable", "_call_has_training_arg", "_losses_override"),
     "Model": (
         "_jax_state", "_jax_state_synced", "_get_jax_state", "_initial_epoch", "_use_cached_eval_dataset",
         "_purge_model_variables(trainable_variables, non_trainable_variables, optimizer_variables, "
@@ -62,6 +63,9 @@ stored_value: Callable[[keras.Variable], Any] = operator.attrgetter("_value")
 #: Return the type in which a variable is stored, as a string. In a scope of mixed precision
 #: `Variable.dtype` is the type to which a read casts. `Variable._dtype`, 3.0.
 stored_dtype: Callable[[keras.Variable], str] = operator.attrgetter("_dtype")
+
+#: Return whether a variable or layer is trainable. `Variable._trainable`, `Layer._trainable`, 3.0.
+is_trainable: Callable[[keras.Variable | keras.Layer], bool] = operator.attrgetter("_trainable")
 
 
 def store_value(variable: keras.Variable, value: VariableValue) -> None:
@@ -441,11 +445,7 @@ def set_restored_epoch(model: keras.Model, epoch: int | None) -> None:
 
 
 def is_validation(kwargs: Mapping[str, object]) -> bool:
-    """Return whether `fit` has called `evaluate`, for the validation after an epoch, and not a user.
-
-    Args:
-        kwargs: of `evaluate` that are not among its named arguments: `_use_cached_eval_dataset`, 3.0.
-    """
+    """Return whether `fit`, and no user, has called `evaluate`: it gives `_use_cached_eval_dataset`, 3.0."""
     return bool(kwargs.get("_use_cached_eval_dataset"))
 
 

@@ -234,7 +234,8 @@ class GradientTape:
         if self._frame is not None:
             raise TapeError(
                 "A GradientTape differentiates a step by executing it again, and records nothing. Received: "
-                "`stop_recording()`. Write `tf.stop_gradient(value)` around what is not to be differentiated."
+                "`stop_recording()`. Write `keras.ops.stop_gradient(value)` around what is not to be "
+                "differentiated."
             )
         if self._recorder is None:
             raise TapeError(

@@ -36,7 +36,7 @@ def test_many_programs_for_one_function_are_explained_once(caplog):
             strategy.run(scaled, args=(np.ones(2, "f4"), i))
     (record,) = caplog.records
     assert "scaled was compiled 8 times" in record.getMessage()
-    assert "as numpy arrays" in record.getMessage()
+    assert "as a numpy array, or keep it in a `keras.Variable`" in record.getMessage()
 
 
 def test_functions_of_one_name_are_counted_apart(caplog):
@@ -69,9 +69,9 @@ def test_a_step_that_failed_after_an_assignment_leaves_no_old_array(monkeypatch)
     strategy.run(step)
     before = stored_value(variable)
     variable.assign(50.0)
-    (entry,) = strategy._compiler._entries.values()
+    ((program,),) = strategy._compiler._programs._kept.values()
     with monkeypatch.context() as patched:
-        patched.setattr(entry, "step", None)
+        patched.setattr(program.entry, "step", None)
         with pytest.raises(TypeError):
             strategy.run(step)
     store_value(variable, before)

@@ -1,0 +1,1 @@
+"""The compiled programs of steps, and the values and flags on which they depend."""
