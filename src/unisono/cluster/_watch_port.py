@@ -183,7 +183,7 @@ class WatchPort:
         try:
             with self._file.open("rb") as file:
                 state = os.fstat(file.fileno())
-                # The next file after one that was removed has the same path.
+                # After a removed file the next one has the same path.
                 name = f"{self._file.name} {state.st_ino}"
                 if request.meta.get("file") != name or offset > state.st_size:
                     offset = 0

@@ -78,14 +78,8 @@ class StandardServer:
         machine = ServerMachine(
             server_directory(self.address, self._directory), dict(process_environ()), self._spares
         )
-
-        def handle(client: ClientId, frame: Frame) -> Frame | None:
-            if frame.op is Op.STATUS and not frame.meta:
-                return frame.answer(Op.OK, self.status())
-            return agent.handle(client, frame)
-
-        rpc_server = RpcServer(self.address, handle, self._keys, LIMIT, budget=LIMIT)
-        agent = self._agent = Agent(shown_name(self.address), machine, rpc_server.reply)
+        rpc_server = RpcServer(self.address, self._handle, self._keys, LIMIT, budget=LIMIT)
+        self._agent = Agent(shown_name(self.address), machine, rpc_server.reply)
         try:
             rpc_server.start()
         except ClusterError:
@@ -96,7 +90,7 @@ class StandardServer:
         self._rpc_server = rpc_server
         # The kernel ends a process with the thread that has started it: spares belong to this one.
         self._thread = threading.Thread(
-            target=self._run, args=(rpc_server, agent, machine), name="unisono-standalone", daemon=True
+            target=self._run, args=(rpc_server, self._agent, machine), name="unisono-standalone", daemon=True
         )
         self._thread.start()
 
@@ -131,6 +125,13 @@ class StandardServer:
     def target(self) -> str:
         """The address, after the name of a protocol."""
         return f"zmq://{self.address}"
+
+    def _handle(self, client: ClientId, frame: Frame) -> Frame | None:
+        if self._agent is None:
+            return frame.answer(Op.ERROR, {"kind": "ClusterError", "text": "the server begins"})
+        if frame.op is Op.STATUS and not frame.meta:
+            return frame.answer(Op.OK, self.status())
+        return self._agent.handle(client, frame)
 
     def _run(self, rpc_server: RpcServer, agent: Agent, machine: ServerMachine) -> None:
         while not self._stopping.wait(_TICK):

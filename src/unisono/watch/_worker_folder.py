@@ -153,7 +153,7 @@ class WatchedWorker:
         It may also be that an answer is older than the last one.
         """
         size = whole_number(facts.get("size"), 0)
-        return size is not None and size < self._offset and _told_at(facts) >= _told_at(self.facts)
+        return size is not None and size < self._offset and _sent_at(facts) >= _sent_at(self.facts)
 
     def forget(self) -> None:
         """Read all of its events again."""
@@ -408,8 +408,8 @@ class WorkerFolder:
         self._history += json.dumps(record).encode() + b"\n"
 
 
-def _told_at(facts: Mapping[str, Any]) -> float:
-    """Return when facts were told, by the clock of their task."""
+def _sent_at(facts: Mapping[str, Any]) -> float:
+    """Return when facts were sent, by the clock of their task."""
     now = facts.get("now")
     return float(now) if is_number(now) else 0.0
 

@@ -89,7 +89,7 @@ class AcknowledgedFile:
 
     @property
     def is_empty(self) -> bool:
-        """True where no note was completed: a new file consists of zeros, and a note is copied to its begin."""
+        """True where no note was completed: a new file consists of zeros; notes are copied to its begin."""
         content = self.path.read_bytes() if self.path.exists() else None
         return content is not None and len(content) in (0, 2 * _PLACE) and not any(content[_NOTE.size - 1 :])
 
