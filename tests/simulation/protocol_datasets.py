@@ -255,8 +255,9 @@ class SlowWorkers(LostWorkers):
     """A cluster where a slow worker has a lost closure while another one takes its batch again."""
 
     def program(self):
-        """Return the stub of a step's program."""
-        return BatchProgram(self.world, self.shape, self.world.pick((0.3, 10.0)))
+        """Return what loads programs for one worker: the stub of a step's."""
+        program = BatchProgram(self.world, self.shape, self.world.pick((0.3, 10.0)))
+        return lambda digest, data: program
 
 
 def slow_workers(world):

@@ -15,6 +15,7 @@ the loopback's messages. A stub: the processes of tasks, and a server's machine.
 Tests: tests/unit/test_simulated_files.py.
 """
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -169,9 +170,11 @@ class _Server:
 
         def handle(client, frame):
             answer = agent.handle(client, frame)
-            if answer is not None:
-                answer.meta = {name: value for name, value in answer.meta.items() if name not in lacks}
-            return answer
+            if answer is None:
+                return None
+            return dataclasses.replace(
+                answer, meta={name: value for name, value in answer.meta.items() if name not in lacks}
+            )
 
         rpc_server = self.cluster.network.rpc_server(self.name, handle if lacks else agent.handle)
         rpc_server.start()

@@ -312,6 +312,8 @@ COUNTS = {
     "closures": 20,
     "closures_and_restarts": 10,
     "datasets": 6,
+    "lost_workers": 10,
+    "slow_workers": 10,
     "messages": 60,
     "wrong_requests": 12,
 }
