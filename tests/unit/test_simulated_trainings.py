@@ -7,7 +7,7 @@ from tests.simulation.mistakes_trainings import MISTAKES
 from tests.simulation.protocols import protocols
 
 #: Schedules of each: programs are traced in each one, and compiled once.
-COUNTS = {"fits": 4, "fits_and_restarts": 2, "named_steps": 4}
+COUNTS = {"fits": 2, "fits_and_restarts": 1, "named_steps": 2}
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -18,15 +18,10 @@ def test_protocols_hold(name):
         text = failures and report(name, run_one(protocol, failures[0].seed, is_recorded=True))
     assert not failures, text
     assert tally.schedules == COUNTS[name]
-    assert sum(tally.faults.values())
 
 
-#: Mistakes, and the schedules that show them.
-PLANTED = {
-    "a read does not wait for steps": 100,
-    "more steps are scheduled than were asked for": 100,
-    "an answer without a step draws random numbers": 10,
-}
+#: Mistakes, and the schedules that show them; others take longer: `python -m tests.simulation --mistakes`.
+PLANTED = {"an answer without a step draws random numbers": 10}
 
 
 @pytest.mark.exhaustive

@@ -91,9 +91,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("layout_map", ["auto", UP_AND_DOWN], ids=["auto", "map"])
 @pytest.mark.parametrize(
-    "case", ["adapters", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in list(CASES)[1:])]
+    ("case", "layout_map"),
+    [
+        pytest.param("adapters", "auto", id="adapters-auto"),
+        pytest.param("adapters", UP_AND_DOWN, id="adapters-map"),
+        pytest.param("frozen", "auto", id="frozen-auto", marks=pytest.mark.exhaustive),
+        pytest.param("frozen", UP_AND_DOWN, id="frozen-map", marks=pytest.mark.exhaustive),
+        # Without a map nothing of it is cut.
+        pytest.param(
+            "whole numbers with adapters", UP_AND_DOWN, id="whole numbers-map", marks=pytest.mark.exhaustive
+        ),
+    ],
 )
 def test_training_gives_the_numbers_of_one_device(case, layout_map):
     change, chosen, mapped, close = CASES[case]
