@@ -158,8 +158,8 @@ def _print_row(name, tally, seconds):
     print(f"{name:24}{numbers[0]:10}{numbers[1]:9}{numbers[2]:10}{numbers[3]:10}{rate:10.0f}", flush=True)
 
 
-#: Seeds that a process takes at a time.
-_CHUNK = 32
+#: Seeds that a process takes at a time, and those of a protocol that traces and compiles programs.
+_CHUNK, _SLOW_CHUNK = 32, 4
 
 
 def _in_jobs(name, arguments, share):
@@ -168,10 +168,15 @@ def _in_jobs(name, arguments, share):
     They take seeds in turns from one counter. Where a seed fails, those below it are run to their end: the
     lowest one is the same, whichever process is faster.
     """
+    from jax._src import xla_bridge
+
     from tests.simulation._runner import Tally
 
     began = time.monotonic()
-    jobs = max(1, arguments.jobs)
+    jobs, is_slow = max(1, arguments.jobs), _runs_jax(name)
+    if xla_bridge.backends_are_initialized():
+        # What is forked from a process that has started JAX waits for its threads for ever.
+        jobs = 1
     context = multiprocessing.get_context("fork")
     # The next chunk of seeds, and the lowest seed that has failed.
     shared = context.Value("q", 0), context.Value("q", 2**62)
@@ -179,8 +184,9 @@ def _in_jobs(name, arguments, share):
     if jobs == 1:
         results = [_job(task)]
     else:
-        # Forked: protocols and what they test are imported once.
-        _warm(name)
+        if not is_slow:
+            # Forked: protocols and what they test are imported once.
+            _warm(name)
         with concurrent.futures.ProcessPoolExecutor(jobs, context, _keep, (task,)) as pool:
             results = list(pool.map(_kept_job, range(jobs)))
     tally, failed = Tally(), []
@@ -188,6 +194,12 @@ def _in_jobs(name, arguments, share):
         tally.join(found)
         failed += seeds
     return tally, failed, time.monotonic() - began
+
+
+def _runs_jax(name):
+    from tests.simulation.protocols import protocols
+
+    return getattr(protocols()[name], "runs_jax", False)
 
 
 def _warm(name):
@@ -220,13 +232,14 @@ def _job(task):
     name, first, most, seconds, (counter, lowest) = task
     protocol = protocols()[name]
     total, failed = Tally(), []
+    chunk = _SLOW_CHUNK if _runs_jax(name) else _CHUNK
     until = time.monotonic() + seconds
     with simulated() as look:
         while time.monotonic() < until:
             with counter.get_lock():
                 begin = counter.value
-                counter.value += _CHUNK
-            seeds = range(first + begin, first + min(begin + _CHUNK, most))
+                counter.value += chunk
+            seeds = range(first + begin, first + min(begin + chunk, most))
             if not seeds or seeds[0] > lowest.value:
                 break
             tally, failures = run_many(protocol, seeds, look)

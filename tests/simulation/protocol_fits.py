@@ -338,4 +338,6 @@ def fits_and_restarts(world):
     run_servers(world, plan, Fits)
 
 
+# Processes that search it are forked before.
+fits.runs_jax = fits_and_restarts.runs_jax = True
 PROTOCOLS = {"fits": fits, "fits_and_restarts": fits_and_restarts}

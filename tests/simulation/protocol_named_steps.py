@@ -143,4 +143,6 @@ def named_steps(world):
     )
 
 
+# Processes that search it are forked before.
+named_steps.runs_jax = True
 PROTOCOLS = {"named_steps": named_steps}

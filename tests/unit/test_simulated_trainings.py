@@ -1,5 +1,8 @@
 """Chiefs that train with Keras, in the simulated world; and whether it finds mistakes."""
 
+import subprocess
+import sys
+
 import pytest
 from tests.simulation._primitives import simulated
 from tests.simulation._runner import report, run_many, run_one
@@ -18,6 +21,15 @@ def test_protocols_hold(name):
         text = failures and report(name, run_one(protocol, failures[0].seed, is_recorded=True))
     assert not failures, text
     assert tally.schedules == COUNTS[name]
+
+
+@pytest.mark.exhaustive
+def test_processes_search_them_side_by_side():
+    """Forked before JAX has started: after that they would wait for ever."""
+    command = [sys.executable, "-m", "tests.simulation", "--protocol", "named_steps", "--schedules", "5"]
+    done = subprocess.run([*command, "--jobs", "2"], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 5 " in done.stdout.splitlines()[1]
 
 
 #: Mistakes, and the schedules that show them; others take longer: `python -m tests.simulation --mistakes`.
