@@ -1,7 +1,7 @@
 """What chiefs that train have in common: a strategy on a simulated cluster, and XLA's programs.
 
 Keras, JAX and XLA are the real ones here. A program is compiled once in a process, whichever world runs it,
-and nobody is interrupted while one is traced, as traces belong to the thread, which all fibers share.
+and no thread is interrupted while one is traced, as traces belong to the thread, which all fibers share.
 
 Tests: tests/unit/test_simulated_trainings.py.
 """
@@ -44,7 +44,7 @@ _TRACING = (
 
 
 def _alone(function):
-    """Let nobody be interrupted during calls of a function."""
+    """Let no thread be interrupted during calls of a function."""
 
     def call(*args, **kwargs):
         world = ACTIVE.world

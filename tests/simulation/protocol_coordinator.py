@@ -6,7 +6,7 @@ starts late, is killed or stopped, its machine is lost, connections are reset. P
 
 - each line arrives once, whole and in order, and so does its answer, until the service ends;
 - when the service ends the client's connection stays open, and what it sends is no error;
-- nothing of another program reaches the service; nobody is let in who does not know the secret;
+- nothing of another program reaches the service; who does not know the secret is rejected;
 - when the client closes, or the proxy, sockets are gone.
 
 Tests: tests/unit/test_simulated_cluster.py.
@@ -39,7 +39,7 @@ def _exactly(sock, count):
 
 
 def _is_to_itself(sock):
-    """Return whether a socket is connected to itself, which may happen where nobody listens any more."""
+    """Return whether a socket is connected to itself, which may happen where no listener is left."""
     return sock.getsockname() == sock.getpeername()
 
 
