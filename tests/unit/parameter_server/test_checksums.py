@@ -26,6 +26,11 @@ def test_each_bit_of_a_row_counts_in_its_row_alone(shape, dtype):
         raw[bit // 8] ^= 1 << bit % 8
 
 
+def test_each_word_counts_also_in_its_highest_bit():
+    """Times an even number it would be lost."""
+    assert (_checksums._factors(1000) % 2 == 1).all()
+
+
 def test_rows_without_bytes_and_no_rows():
     assert row_checksums(np.empty((3, 0), "float32")).tolist() == [0, 0, 0]
     assert row_checksums(np.empty((0, 4), "float32")).tolist() == []
