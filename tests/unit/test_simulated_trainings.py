@@ -21,6 +21,7 @@ def test_protocols_hold(name):
         text = failures and report(name, run_one(protocol, failures[0].seed, is_recorded=True))
     assert not failures, text
     assert tally.schedules == COUNTS[name]
+    assert sum(tally.faults.values())
 
 
 @pytest.mark.exhaustive
